@@ -31,6 +31,7 @@ from shoal.messages import to_batcher
 from shoal.messages.from_batcher import FinishedRequestsListed, ModelExplained
 from shoal.messages.message import Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
+from shoal.model_config.gpu_tensors import gpu_of_inputs
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
@@ -236,6 +237,7 @@ class Batcher:
             groups=message.groups,
             sharing=self._sharing(message),
             has_priorities=message.config.get("dynamic_batching", {}).get("priority_levels", 0) > 0,
+            gpu=gpu_of_inputs(message.config),
         )
         if self._settings.counts_first_responses:
             model.row.first_response_bounds = first_response_bounds(message.config)

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from shoal.batcher.child_traces import TraceParent
@@ -24,9 +25,10 @@ from shoal.batcher.step_headers import StepHeaders
 from shoal.batcher.step_results import Result
 from shoal.memo import Memo
 from shoal.model_config import ensemble as configured
+from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
-from shoal.request import Parameters
+from shoal.request import Parameters, Stay
 from shoal.shm.counters import Row
 from shoal.shm.ring import Record
 from shoal.shm.slab import Slab
@@ -112,6 +114,8 @@ class StepPlan:
     started: tuple[int, ...]
     #: For each decoupled step: the stage in which an iteration begins that its response starts, and its first steps.
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
+    #: Writers of the headers of each step's requests.
+    requests: Sequence[StepRequests]
 
 
 class EnsembleRun:
@@ -255,8 +259,8 @@ class Ensemble(ScheduledModel):
     """A version of an ensemble. `models` are the ids of its steps' models; 0 for one that is not loaded."""
 
     __slots__ = (
-        "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
-        "plans", "requests", "responses", "runs", "steps",
+        "answers", "graph", "known", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature",
+        "parked", "plans", "requests", "responses", "runs", "steps",
     )  # fmt: skip
     #: As in Triton, failures count as OTHER whatever the step's failure counts as.
     FAILURE: ClassVar[int] = OTHER
@@ -287,8 +291,9 @@ class Ensemble(ScheduledModel):
         )
         self.name = config["name"]
         self.steps = [(step["input_map"], step["output_map"]) for step in configured.steps(config)]
-        #: Writers and readers of the headers of each step's requests and responses, and of the ensemble's responses.
-        self.requests = [StepRequests(tuple(inputs.items()), tuple(outputs)) for inputs, outputs in self.steps]
+        #: Readers of the headers of each step's responses, and the writer of those of the ensemble's responses.
+        #: All models of the batcher by id. Set by Ensembles.
+        self.known: Mapping[int, ScheduledModel] = {}
         self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
         self.answers = EnsembleResponses(self.own_signature)
         self.max_inflight = configured.max_inflight_requests(config)
@@ -306,8 +311,27 @@ class Ensemble(ScheduledModel):
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
         """Set the models of the steps, at first and whenever another version takes the place of a step's model."""
         self.models: Sequence[int] = tuple(models)
+        #: Writers of the headers of each step's requests: a run's are those of its plan, made for the run's models.
+        self.requests = [
+            StepRequests(tuple(inputs.items()), tuple(outputs), partial(self._stays, step, self.models))
+            for step, (inputs, outputs) in enumerate(self.steps)
+        ]
         self.graph = Graph(self.steps, decoupled)
         self.plans = Memo[tuple[str, ...], StepPlan]("ensemble_way", MAX_KEPT)
+
+    def _stays(self, step: int, models: Sequence[int]) -> tuple[Stay, ...]:
+        """The outputs of a step that may stay on a GPU: those that only steps read, all of them on that GPU."""
+        writer = self.known.get(models[step])
+        if writer is None or writer.sharing is not None:
+            return ()
+        stays = []
+        for output, tensor in self.steps[step][1].items():
+            reading = [models[each] for each, (inputs, _) in enumerate(self.steps) if tensor in inputs.values()]
+            readers = [self.known.get(each) for each in reading]
+            gpus = {NO_GPU if reader is None or reader.sharing is not None else reader.gpu for reader in readers}
+            if len(gpus) == 1 and NO_GPU not in gpus and tensor not in self.own_signature.outputs:
+                stays.append(Stay(output, gpus.pop()))
+        return tuple(stays)
 
     def plan(self, requested: tuple[str, ...]) -> StepPlan:
         """The course of requests for these outputs; for all outputs if `requested` is empty."""
@@ -321,7 +345,7 @@ class Ensemble(ScheduledModel):
                 step: graph.start(wanted, step).after(None, graph.there(signature.inputs, step))[:2]
                 for step in graph.decoupled
             }
-            plan = StepPlan(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
+            plan = StepPlan(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches, self.requests)
             self.plans.keep(requested, plan)
         return plan
 

@@ -81,6 +81,7 @@ class Ensembles:
     def add(self, ensemble: Ensemble) -> None:
         """Accept requests for an ensemble from now on."""
         self._ensembles[ensemble.id] = ensemble
+        ensemble.known = self._models
         ensemble.runs.on_news = lambda: self._news.append(ensemble)
         self.are_idle = False
 
@@ -207,7 +208,7 @@ class Ensembles:
                 f"Request for unknown model: a model of step {step} is "
                 + ("unavailable: all its instances died again and again" if failed else "not at ready state")
             )
-        rows, shape_key, header = ensemble.requests[step].write(model.id, model.signature, run.asked, iteration.tensors)
+        rows, shape_key, header = run.plan.requests[step].write(model.id, model.signature, run.asked, iteration.tensors)
         sharing = model.sharing if run.outermost.is_front_end else None
         digest = NO_DIGEST if sharing is None else lent_request_digest(header, self._blocks.open)
         ref, span = iteration.headers.add(header)

@@ -12,7 +12,7 @@ from shoal.batcher.peers import ClientPeer, OpenRequest
 from shoal.errors import InternalError
 from shoal.recorder import entry
 from shoal.recorder.entry import ASKERS, Outcome
-from shoal.request import ON_GPU, TensorRef, pack_request, unpack_lent_request
+from shoal.request import ON_GPU, PLACED, TensorRef, pack_request, unpack_lent_request
 from shoal.shm.layout import WORD, pack_span, unpack_span
 
 _ASKERS = {name: number for number, name in enumerate(ASKERS)}
@@ -136,8 +136,8 @@ def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> 
     request, inputs = unpack_lent_request(header, nbytes_of)
     gathered, refs = bytearray(), []
     for each in inputs:
-        if each.ref == ON_GPU:
-            raise InternalError("an input lies in CUDA shared memory, which the batcher cannot read")
+        if each.ref == ON_GPU or each.datatype & PLACED:
+            raise InternalError("an input lies on a GPU, where the batcher cannot read it")
         gathered += bytes(-len(gathered) % _ALIGNMENT)
         refs.append(TensorRef(each.name, each.datatype, each.shape, len(gathered), each.nbytes))
         if each.nbytes:

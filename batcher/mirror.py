@@ -27,7 +27,7 @@ from shoal.messages.from_batcher import RequestsMirrored
 from shoal.reasons import Reason
 from shoal.recorder import entry
 from shoal.recorder.entry import Outcome
-from shoal.request import ON_GPU, split_header, unpack_lent_layout, unpack_targets
+from shoal.request import ON_GPU, PLACED, split_header, unpack_lent_layout, unpack_targets
 from shoal.shadow import Pair, ShadowRule
 from shoal.shm import records
 from shoal.shm.byte_ring import ByteRingWriter
@@ -292,7 +292,8 @@ class Mirror:
         try:
             layout, _ = split_header(bytes(block[offset : offset + nbytes]))
             inputs, _ = unpack_lent_layout(layout, lambda _ref: len(block))
-            is_on_gpu = any(tensor.ref == ON_GPU for tensor in inputs) or bool(unpack_targets(layout))
+            is_on_gpu = any(tensor.ref == ON_GPU or tensor.datatype & PLACED for tensor in inputs)
+            is_on_gpu = is_on_gpu or bool(unpack_targets(layout))
         except ShoalError:
             return Drop.GONE
         return Drop.MEMORY if is_on_gpu else None

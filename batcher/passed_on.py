@@ -26,12 +26,14 @@ from shoal.model_config.signature import Signature, client_dims
 from shoal.request import (
     NO_OPTIONS,
     ON_GPU,
+    PLACED,
     InferRequest,
     Parameters,
+    Stay,
     split_header,
     unpack_lent_layout,
     unpack_options,
-    unpack_response,
+    unpack_placed_response,
 )
 from shoal.shm.layout import WORD
 from shoal.star.validation import ParsedInput, validate
@@ -108,8 +110,8 @@ class EnsembleRequests:
             return nbytes_of(lender) if lender else nbytes
 
         refs, outputs = unpack_lent_layout(layout, nbytes_there)
-        if any(each.ref == ON_GPU for each in refs):  # front ends refuse it
-            raise InternalError("an ensemble's input lies in CUDA shared memory")
+        if any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):  # front ends refuse it, callers copy it
+            raise InternalError("an ensemble's input lies on a GPU")
         inputs = [
             (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
             for name, wire, shape, offset, size, lender in refs
@@ -139,10 +141,17 @@ Checked = tuple[int, int, Template]
 class StepRequests:
     """Writer of requests to one step's model, which are checked as a client's are."""
 
-    def __init__(self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> None:
-        """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs."""
+    def __init__(
+        self,
+        inputs: Sequence[tuple[str, str]],
+        outputs: Sequence[str],
+        stays: Callable[[], tuple[Stay, ...]] = lambda: (),
+    ) -> None:
+        """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs, and `stays`
+        returns those that may stay on a GPU, the same each time."""
         self._inputs = inputs
         self._outputs = outputs
+        self._stays = stays
         # Changed by write.
         self._kept = Memo[Hashable, Checked]("step_request", MAX_KEPT)
 
@@ -178,14 +187,14 @@ class StepRequests:
             shape = shape if spec is None else _batched(shape, spec.dims, batches=batches)
             # Only the size is checked here. Strings were counted by their writer, and are again by their reader.
             data = cast("memoryview", range(nbytes))
-            parsed.append(ParsedInput(name, BY_WIRE[wire], shape, data, prod(shape)))
+            parsed.append(ParsedInput(name, BY_WIRE[wire & ~PLACED], shape, data, prod(shape)))
         outputs = () if len(self._outputs) == len(signature.outputs) else tuple(self._outputs)
         valid = validate(signature, request.id, parsed, outputs, request.sequence[0])
         seen = [
             (name, (wire, each.shape, nbytes))
             for (name, (wire, _, nbytes)), each in zip(inputs, valid.inputs, strict=True)
         ]
-        return valid.rows, valid.shape_key, step_template(seen, outputs)
+        return valid.rows, valid.shape_key, step_template(seen, outputs, self._stays())
 
 
 def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
@@ -247,7 +256,7 @@ class StepResponses:
         Raises InternalError for a malformed header."""
         found = self._kept.entries.get((model_id, header, nbytes))
         if found is None:
-            response = unpack_response(header, nbytes)
+            response = unpack_placed_response(header, nbytes)
             outputs = {each.name: each for each in response.outputs}
             written, names = [], tuple([tensor for _, tensor in self._tensors])
             for name, tensor in self._tensors:

@@ -21,6 +21,7 @@ from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.slot_table import SlotTable
 from shoal.batcher.statistics import BACKEND, Compute, time_points
 from shoal.fault import IS_ARMED, reached
+from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout, records
@@ -198,7 +199,7 @@ class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror",
+        "finished", "gpu", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror",
         "order", "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "split_id",
         "trials", "version",
     )  # fmt: skip
@@ -209,6 +210,7 @@ class ScheduledModel:
         self, model_id: int, scheduler: Scheduler, row: Row, *, max_rows: int = 1, is_fixed: bool = False,
         may_run_again: bool = False, keeps_order: bool = False, signature: Signature | None = None, version: int = 0,
         groups: Sequence[str] = (), sharing: CoalescingCache | None = None, has_priorities: bool = False,
+        gpu: int = NO_GPU,
     ) -> None:  # fmt: skip
         self.id = model_id
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
@@ -218,6 +220,8 @@ class ScheduledModel:
         self.signature = signature
         self.version = version
         self.groups = groups
+        #: The GPU on which all its instances take inputs where they are.
+        self.gpu = gpu
         self.scheduler = scheduler
         if scheduler.rejects:
             self.heed_deadlines()

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgpack
 
-from shoal.request import Parameters, layout_head
+from shoal.request import Parameters, Stay, layout_head
 
-#: The common properties of tensors of many requests: wire number of the datatype, shape, size in bytes.
+#: The common properties of tensors of many requests: wire number of the datatype (with PLACED for a tensor on a GPU),
+#: shape, size in bytes.
 Form = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"
 _HOLE_BYTES = 8
@@ -34,13 +35,13 @@ class Template:
         return self._pack(*self._values)
 
 
-def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str]) -> Template:
+def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str], stays: Sequence[Stay] = ()) -> Template:
     """The layout of a step's request; the holes are offset and block of each input."""
-    pieces = [_array_head(2) + _array_head(len(tensors))]
+    pieces = [_array_head(3 if stays else 2) + _array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
         pieces += [packed(nbytes) + _UINT64, b""]
-    pieces[-1] += packed(outputs)
+    pieces[-1] += packed(outputs) + (packed(stays) if stays else b"")
     nbytes = sum([len(piece) for piece in pieces]) + _HOLE_BYTES * (len(pieces) - 1)
     return Template([layout_head(nbytes) + pieces[0], *pieces[1:]])
 

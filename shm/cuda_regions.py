@@ -1,5 +1,5 @@
-"""Clients' own memory on a GPU, registered by Triton's CUDA shared memory extension: named and bounded here, never
-opened.
+"""Memory on a GPU that processes share: clients' own, registered by Triton's CUDA shared memory extension, and workers'
+pools. Named and bounded here, never opened.
 
 A region is a handle of CUDA's inter-process communication (cudaIpcMemHandle_t) and a size. The supervisor numbers it,
 front ends check offsets and sizes against it, and a request's header carries the place of a tensor to the worker that
@@ -7,6 +7,9 @@ executes the request, the only process that opens the handle (workers/cuda_regio
 context, and whether the handle is good is known with the first request.
 
     place       registration number, 8 bytes; number of the GPU, 4 bytes; handle, 64 bytes; little-endian
+
+A tensor that a worker leaves on its GPU for another model lies in the worker's pool (workers/gpu_pool.py); a block has
+its Placed (shoal/request.py) in place of its bytes. A pool has no registration: it is numbered by the block's owner.
 """
 
 import struct
@@ -14,12 +17,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
+from shoal.request import HANDLE_NBYTES, Placed
 from shoal.shm.client_regions import check_bounds
 
-#: Bytes of a cudaIpcMemHandle_t.
-HANDLE_NBYTES = 64
 _PLACE = struct.Struct(f"<QI{HANDLE_NBYTES}s")
 PLACE_NBYTES = _PLACE.size
+#: Added to the owner id of the segment whose block names a tensor in a pool: numbers beside those of registrations.
+_POOL = 1 << 63
 
 
 class CudaPlace(NamedTuple):
@@ -39,6 +43,21 @@ def unpack_place(packed: bytes) -> CudaPlace:
     if len(packed) != PLACE_NBYTES:
         raise ValueError(f"a place in CUDA shared memory of {len(packed)} bytes")
     return CudaPlace(*_PLACE.unpack(packed))
+
+
+def place_in_pool(placed: Placed, owner: int) -> bytes:
+    """The CudaPlace, packed, of the pool in which a tensor lies that a block of the segment `owner` names."""
+    return CudaPlace(pool_number(owner), placed.device_id, placed.handle).pack()
+
+
+def pool_number(owner: int) -> int:
+    """The number of a pool that is named in blocks of the segment `owner`, beside those of registrations."""
+    return _POOL | owner
+
+
+def is_pool(number: int) -> bool:
+    """Whether a CudaPlace's number is that of a worker's pool."""
+    return number >= _POOL
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,7 @@ class ServerOptions:
     # The rate limiter.
     rate_limit: str = "off"  # "off" or "execution_count"; Triton's
     cuda_mps: bool = False  # NVIDIA's MPS for the workers on GPUs, of this server's own; ours
+    cuda_memory_pool_byte_size: tuple[tuple[int, int], ...] = ()  # a GPU's number → bytes of a worker's pool there
     model_load_gpu_limit: tuple[tuple[int, float], ...] = ()  # a GPU's number → most of its memory in use, 0 to 1
     rate_limit_resource: tuple[tuple[str, int, int | None], ...] = ()  # name, count, device; None: every device
 
@@ -256,6 +257,10 @@ class ServerOptions:
     def backend_settings(self, backend: str) -> dict[str, str]:
         """The settings of one backend in --backend-config: its own over those for all backends."""
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
+
+    def gpu_pool_nbytes(self, gpu: int) -> int:
+        """Most bytes that a worker on a GPU keeps there for other models; Triton's default where none is set."""
+        return dict(self.cuda_memory_pool_byte_size).get(gpu, 64 * MIB)
 
     @property
     def rate_limits(self) -> tuple[tuple[str, int, int | None], ...] | None:

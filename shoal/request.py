@@ -8,9 +8,16 @@ The header of a request has two parts, so that processes recognise the first by 
 
     0        size of the layout in bytes, 4 bytes, little-endian
     4        layout: inputs and requested outputs, which are equal in most requests of a client; behind them, where
-             outputs are to be written into a client's memory on a GPU, their targets
+             outputs are to be written into a client's memory on a GPU, their targets; or, of a request that a model or
+             an ensemble makes, the outputs that may stay on a GPU
     ...      options: id, parameters and, where the request is of one, the sequence, which may be new in every request;
              behind them, where headers are recorded, those of the request
+
+A tensor that a worker has left on its GPU for another model has PLACED added to its datatype's number. Then the block
+has, in place of the tensor's bytes, where it lies, so that whoever holds the block holds the tensor:
+
+    placed   the server's number of the GPU, 4 bytes; handle of the worker's pool there (cudaIpcMemHandle_t), 64 bytes;
+             bytes from the pool's start, 8 bytes; little-endian
 """
 
 from collections.abc import Callable
@@ -28,6 +35,11 @@ Parameters = dict[str, "str | int | float | bool"]
 _PARAMETER_KINDS = {str, int, float, bool}
 _Kind = TypeVar("_Kind")
 _SIZE = Struct("<I")
+#: Bytes of a cudaIpcMemHandle_t.
+HANDLE_NBYTES = 64
+_PLACED = Struct(f"<I{HANDLE_NBYTES}sQ")
+PLACED_NBYTES = _PLACED.size
+PLACED = 1 << 8
 
 
 class TensorRef(NamedTuple):
@@ -72,6 +84,33 @@ class CudaTarget(NamedTuple):
     nbytes: int
 
 
+class Placed(NamedTuple):
+    """A tensor's place in a worker's pool on a GPU, as it stands in a block."""
+
+    device_id: int  # the server's number of the GPU
+    handle: bytes
+    offset: int  # bytes from the pool's start
+
+    def pack(self) -> bytes:
+        """The place's PLACED_NBYTES bytes."""
+        return _PLACED.pack(*self)
+
+
+def unpack_placed(block: memoryview, offset: int) -> Placed:
+    """The place that stands at `offset` in a block. Raises InternalError if the block ends before it."""
+    if not 0 <= offset <= len(block) - PLACED_NBYTES:
+        raise InternalError(f"a place on a GPU at {offset} of a block of {len(block)} bytes")
+    return Placed(*_PLACED.unpack(block[offset : offset + PLACED_NBYTES]))
+
+
+class Stay(NamedTuple):
+    """An output that its writer may leave in its pool on the GPU `gpu`, the server's number: all its readers take it
+    there."""
+
+    name: str
+    gpu: int
+
+
 #: The reference in a LentTensorRef whose tensor lies in no block, but in a client's memory on a GPU.
 ON_GPU = -1
 
@@ -90,7 +129,7 @@ class InferRequest(NamedTuple):
     requested_outputs: tuple[str, ...]
     parameters: Parameters
     sequence: Sequence = NO_SEQUENCE
-    targets: tuple[CudaTarget, ...] = ()
+    targets: tuple[CudaTarget, ...] | tuple[Stay, ...] = ()
     headers: RecordedHeaders = ()
 
 
@@ -189,11 +228,13 @@ def unpack_layout(layout: bytes) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         raise _damaged(error) from error
 
 
-def unpack_targets(layout: bytes) -> tuple[CudaTarget, ...]:
-    """The targets of outputs in a layout as `split_header` returns it. Raises InternalError where it is damaged."""
+def unpack_targets(layout: bytes) -> tuple[CudaTarget | Stay, ...]:
+    """The targets of outputs, or the outputs that may stay on a GPU, in a layout as `split_header` returns it. Raises
+    InternalError where it is damaged."""
     try:
         _, _, *targets = msgpack.unpackb(layout[_SIZE.size :], use_list=False, raw=False)
-        return tuple([_target(*row) for row in _checked(tuple, targets[0])]) if targets else ()
+        rows = _checked(tuple, targets[0]) if targets else ()
+        return tuple([_stay(*row) if len(_checked(tuple, row)) == 2 else _target(*row) for row in rows])
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _damaged(error) from error
 
@@ -202,6 +243,10 @@ def _target(name: Any, place: Any, offset: Any, nbytes: Any) -> CudaTarget:
     if not type(offset) is type(nbytes) is int or offset < 0 or nbytes < 0:
         raise TypeError(f"a target of output {name!r} without place")
     return CudaTarget(_checked(str, name), _checked(bytes, place), offset, nbytes)
+
+
+def _stay(name: Any, gpu: Any) -> Stay:
+    return Stay(_checked(str, name), _checked(int, gpu))
 
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
@@ -221,7 +266,8 @@ def unpack_lent_request(
 ) -> tuple[InferRequest, tuple[LentTensorRef, ...]]:
     """A request's header, unpacked, whose inputs may lie in the header's own block, with reference 0, or in others.
 
-    `nbytes_of` returns a block's size in bytes, 0 where it is gone. Raises InternalError for tensors outside.
+    `nbytes_of` returns a block's size in bytes, 0 where it is gone. A tensor on a GPU has ON_GPU as its reference, or
+    PLACED in its datatype. Raises InternalError for tensors outside.
     """
 
     layout, packed = split_header(header)
@@ -243,7 +289,7 @@ def unpack_lent_layout(
             if _is_on_gpu(row):
                 inputs.append(LentTensorRef(*_tensor_ref(row[:5], row[3] + row[4]), ON_GPU))
                 continue
-            inputs.append(LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender))
+            inputs.append(LentTensorRef(*_tensor_or_place(row[:5], nbytes_of(_checked(int, lender))), lender))
         return tuple(inputs), outputs
     except (ValueError, TypeError) as error:
         raise _damaged(error) from error
@@ -281,6 +327,28 @@ def unpack_response(header: bytes | memoryview, block_nbytes: int) -> InferRespo
         return InferResponse(_tensor_refs(outputs, block_nbytes), check_parameters(parameters))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a response header in shared memory is damaged: {error}") from error
+
+
+def unpack_placed_response(header: bytes | memoryview, block_nbytes: int) -> InferResponse:
+    """Like `unpack_response`, for readers of tensors on a GPU: of a tensor with PLACED in its datatype, the block has
+    the place."""
+    try:
+        outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
+        refs = tuple([_tensor_or_place(row, block_nbytes) for row in _checked(tuple, outputs)])
+        return InferResponse(refs, check_parameters(parameters))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InternalError(f"a response header in shared memory is damaged: {error}") from error
+
+
+def _tensor_or_place(row: Any, block_nbytes: int) -> TensorRef:
+    """A tensor whose bytes, or whose place on a GPU, lie inside the block."""
+    name, datatype, shape, offset, nbytes = row
+    if type(datatype) is not int or not datatype & PLACED:
+        return _tensor_ref(row, block_nbytes)
+    if type(nbytes) is not int or nbytes <= 0:
+        raise ValueError(f"tensor {name!r} on a GPU has {nbytes!r} bytes")
+    _tensor_ref((name, datatype ^ PLACED, shape, offset, PLACED_NBYTES), block_nbytes)
+    return TensorRef(name, datatype, shape, offset, nbytes)
 
 
 def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:

@@ -14,11 +14,18 @@ def request_header(*fields: Any) -> bytes:
 
 
 def read_header(header: bytes) -> tuple[Any, ...]:
-    """The fields of a header, as tuples."""
+    """The fields of a header, as tuples; without the outputs that may stay on a GPU (`read_stays`)."""
     (nbytes,) = struct.unpack_from("<I", header)
-    inputs, outputs = msgpack.unpackb(header[4 : 4 + nbytes], use_list=False)
+    inputs, outputs, *_ = msgpack.unpackb(header[4 : 4 + nbytes], use_list=False)
     id_, *more = msgpack.unpackb(header[4 + nbytes :], use_list=False)
     return id_, inputs, outputs, *more
+
+
+def read_stays(header: bytes) -> tuple[Any, ...]:
+    """The outputs in a header that may stay on a GPU."""
+    (nbytes,) = struct.unpack_from("<I", header)
+    _, _, *stays = msgpack.unpackb(header[4 : 4 + nbytes], use_list=False)
+    return stays[0] if stays else ()
 
 
 def packed(value: Any) -> bytes:

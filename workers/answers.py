@@ -316,7 +316,7 @@ class WrittenAnswers(Answers):
     def sender(self, request: Request) -> ResponseSender:
         """The sender that alone answers this client's request from now on."""
         assert self._batches is not None, "the answers of a sender have no senders"
-        memory = self._memory
+        memory, kind = self._memory, type(self)
         memory.share()
         with memory.lock:
             batch = self._open_batch
@@ -326,7 +326,7 @@ class WrittenAnswers(Answers):
             if (known := self._senders.get(request.position)) is not None:
                 return known
             plans, instance = self._plans.of_another_thread(), self._instance  # plans are for one thread
-            sender = Written(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
+            sender = Written(request, batch, memory, lambda: kind(1, plans, instance, memory))
             self._senders[request.position] = sender
             batch.opened()
         return sender

@@ -113,6 +113,10 @@ class CudaStream:
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
         _call(runtime.cudaMemcpyAsync, target, source, nbytes, kind, self.handle)
 
+    def copy_there(self, target: int, source: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes within the GPU's memory, by addresses."""
+        self._copy(target, source, nbytes, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
+
     def synchronize(self) -> None:
         """Wait until all work in the stream is done; raises CudaError if some of it failed."""
         _call(runtime.cudaStreamSynchronize, self.handle)
@@ -153,6 +157,12 @@ class CudaGraph:
         _call(runtime.cudaGraphExecDestroy, self._executable)
 
 
+def wait_for_device() -> None:
+    """Wait until all work of this process on the GPU is done, in whatever stream; raises CudaError if some of it
+    failed."""
+    _call(runtime.cudaDeviceSynchronize)
+
+
 def open_handle(handle: bytes, device: int) -> tuple[int, int]:
     """The address in this process of the memory that another process exports by a cudaIpcMemHandle_t, and its size in
     bytes, until `close_handle`.
@@ -177,6 +187,12 @@ def open_handle(handle: bytes, device: int) -> tuple[int, int]:
         close_handle(address)
         raise CudaError(f"CUDA error {int(status)}: the size of another process's memory is not known ({status.name})")
     return address, int(base) + int(nbytes) - address
+
+
+def export_handle(address: int) -> bytes:
+    """The cudaIpcMemHandle_t by which other processes open memory of this one. Raises CudaError."""
+    made = _call(runtime.cudaIpcGetMemHandle, address)
+    return ctypes.string_at(made.getPtr(), runtime.CUDA_IPC_HANDLE_SIZE)
 
 
 def close_handle(address: int) -> None:

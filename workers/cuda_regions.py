@@ -1,11 +1,13 @@
-"""Clients' memory on a GPU (Triton's CUDA shared memory) in the worker that executes their requests.
+"""Memory of other processes on a GPU in the worker that executes their requests: clients' own (Triton's CUDA shared
+memory), and pools of other workers, whose models have left a tensor there for this one (gpu_pool.py).
 
-A request's header names the place of a tensor (shm/cuda_regions.py). The handle is opened with the first request that
-names it, once for each registration, and closed when the client has unregistered the region, or with the process. A
-backend that takes tensors on its own GPU reads an input where the client has it. All other inputs are copied from the
-GPU when the request is opened, so the model gets what the client had written by then; outputs are copied there, out of
-the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py, which is imported with
-the first region: it needs cuda-bindings, and a context on the GPU.
+A request's header, or the block that it names, has the place of a tensor (shm/cuda_regions.py). The handle is opened
+with the first request that names it, once for each registration, and closed when the client has unregistered the
+region, or with the process; that of a pool, once for each segment with blocks that name it, when the segment's owner
+has gone. A backend that takes tensors on its own GPU reads an input where the other process has it. All other inputs
+are copied from the GPU when the request is opened, so the model gets what the client had written by then; outputs are
+copied there, out of the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py,
+which is imported with the first region: it needs cuda-bindings, and a context on the GPU.
 
     request opened ─► handle opened, if new ─► inputs copied ─► executed ─► outputs copied ─► DONE
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.request import CudaTarget
-from shoal.shm.cuda_regions import CudaPlace, unpack_place
+from shoal.shm.cuda_regions import CudaPlace, is_pool, pool_number, unpack_place
 from shoal.workers.faults import Fault, fault_of
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ class OpenHandle:
 
 
 class GpuTensor(NamedTuple):
-    """An input that stays on the worker's own GPU: the model reads the client's memory there. `handle` keeps it mapped;
-    what lies there is the client's, until the request is answered."""
+    """An input that stays on the worker's own GPU: the model reads the client's, or another worker's, memory there.
+    `handle` keeps it mapped; what lies there is the other process's, until the request is answered."""
 
     address: int
     nbytes: int
@@ -66,10 +68,17 @@ class CudaRegions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by every method, under the lock: open handles by registration; ended registrations; the stream.
+        # Changed by every method, under the lock: open handles by registration; ended registrations; the stream; this
+        # process's own pool, by its handle, which CUDA does not open here.
         self._opened: dict[int, OpenHandle] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._stream: CudaStream | None = None
+        self._own: dict[bytes, OpenHandle] = {}
+
+    def add_own(self, handle: bytes, address: int, nbytes: int) -> None:
+        """Let places name this process's own memory, which stays where it is."""
+        with self._lock:
+            self._own[handle] = OpenHandle(address, nbytes, lambda _address: None)
 
     def read(self, place: bytes, offset: int, nbytes: int) -> memoryview:
         """A copy of a part of a region, the caller's own, read-only. Raises InvalidArgumentError if the handle cannot
@@ -112,8 +121,8 @@ class CudaRegions:
                     stream.synchronize()
 
     def forget(self, number: int) -> None:
-        """Close the handle of a registration that has ended, once no model reads there. A request that still names it
-        opens it for itself."""
+        """Close the handle of a registration that has ended, or of a pool, once no model reads there. A request that
+        still names it opens it for itself."""
         with self._lock:
             self._ended[number] = None
             while len(self._ended) > _MAX_ENDED:
@@ -125,17 +134,31 @@ class CudaRegions:
             if alive() is not None:
                 gc.collect()  # the traceback of a request's error may refer to it, in a cycle
 
+    def forget_pool(self, owner: int) -> None:
+        """Close the handle of the pool that blocks of the segment `owner` named, which is gone."""
+        self.forget(pool_number(owner))
+
+    def wait_until_read(self) -> None:
+        """Wait until all work of this process on the GPU is done, if it has memory of other processes open there: what
+        its model was given may be overwritten from now on. Raises CudaError if some of the work failed."""
+        if self._opened or self._own:
+            from shoal.workers import cuda
+
+            cuda.wait_for_device()
+
     def _part(self, packed: bytes, offset: int, nbytes: int) -> OpenHandle:
         """The handle of a region that has these bytes. Raises InvalidArgumentError if it has not."""
         try:
             place = unpack_place(packed)
         except ValueError as error:
             raise InternalError(f"a request header in shared memory is damaged: {error}") from error
-        handle = self._opened.get(place.number)
+        handle = self._opened.get(place.number) or self._own.get(place.handle)
         if handle is None:
             handle = _open(place)
             if place.number not in self._ended:
                 self._opened[place.number] = handle
+        if offset + nbytes > handle.nbytes and is_pool(place.number):
+            raise InternalError(f"a tensor lies at {offset} + {nbytes} bytes of a worker's pool of {handle.nbytes}")
         if offset + nbytes > handle.nbytes:
             raise InvalidArgumentError(
                 f"a tensor lies at {offset} + {nbytes} bytes of CUDA shared memory on GPU {place.device_id}, of which "
@@ -155,14 +178,20 @@ def _open(place: CudaPlace) -> OpenHandle:
     try:
         from shoal.workers import cuda
     except ModuleNotFoundError as error:
+        what = "a tensor that another model has left on a GPU" if is_pool(place.number) else "CUDA shared memory"
         raise UnavailableError(
-            f"CUDA shared memory needs the package cuda-bindings in the model's Python environment: {error}"
+            f"{what} needs the package cuda-bindings in the model's Python environment: {error}"
         ) from error
     try:
         return OpenHandle(*cuda.open_handle(place.handle, place.device_id), cuda.close_handle)
     except cuda.CudaError as error:
         if fault_of(error) is Fault.DEVICE_LOST:
             raise
+        if is_pool(place.number):
+            raise UnavailableError(
+                f"an input on GPU {place.device_id} is gone, or is not within reach of this instance: the memory of "
+                f"the worker that has left it there cannot be opened: {error}"
+            ) from None
         raise InvalidArgumentError(
             f"failed to open CUDA IPC handle of a registered region on GPU {place.device_id}: {error}"
         ) from None

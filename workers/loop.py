@@ -23,6 +23,7 @@ from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
 from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
 from shoal.messages.to_worker import CheckReady, CudaRegionGone, PinInstance, ReportMetrics, StartInstance, StopWorker
+from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, Record, unpack_span
@@ -30,10 +31,11 @@ from shoal.shm.segment import SegmentView
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
+from shoal.workers.gpu_answers import GpuAnswers
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import NO_GPU, Request, RequestReader, failure_fields
+from shoal.workers.requests import Request, RequestReader, failure_fields
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
 from shoal.workers.sequences import SequenceTensors
@@ -123,12 +125,13 @@ class Loop:
         )
         self._plans = OutputLayouts(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = open_batches or OpenBatches(memory)
+        self._answers: type[WrittenAnswers] = WrittenAnswers if memory.gpu_pool is None else GpuAnswers
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
         segments, oversize = memory.segments, memory.oversize
         self.handlers = table(
             on(shared.SegmentAnnounced, self._add_segment),
-            on(shared.SegmentGone, lambda message: segments.remove(message.owner)),
+            on(shared.SegmentGone, self._remove_segment),
             on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
             *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
             on(shared.BatcherReplaced, lambda _message: memory.report_blocks()),
@@ -230,6 +233,11 @@ class Loop:
         else:
             segments.add(message.owner, SegmentView.attach(message.segment))
 
+    def _remove_segment(self, message: shared.SegmentGone) -> None:
+        self._memory.segments.remove(message.owner)
+        if self._memory.cuda is not None:
+            self._memory.cuda.forget_pool(message.owner)
+
     def _report_metrics(self, _message: ReportMetrics) -> None:
         if self._reporter is not None:
             self._reporter.flush()
@@ -291,7 +299,7 @@ class Loop:
         memory.begin(records[0][_BATCH], start_ns)
         if self._sequences is not None:
             records = self._sequences.with_gaps(records)
-        answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
+        answers = self._answers(len(records), self._plans, self._instance, memory, self._open_batches)
         requests: Sequence[Request] = ()
         try:
             if self._loss is not None:

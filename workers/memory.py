@@ -40,6 +40,7 @@ from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
 from shoal.workers.cuda_regions import CudaRegions
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.segments import Segments
 
@@ -84,8 +85,10 @@ class Memory:
         self.oversize = oversize
         self._loops_thread = threading.get_ident()  # the loop's, which makes this object
         self.segments = Segments()
-        #: Clients' memory on GPUs, once a request names some.
+        #: Other processes' memory on GPUs, once a request names some.
         self.cuda: CudaRegions | None = None
+        #: Outputs that stay on the instance's GPU, once `keep_on_gpu` is called.
+        self.gpu_pool: GpuPool | None = None
         self._words = segment.words
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
@@ -95,6 +98,8 @@ class Memory:
         self.drain: Callable[[], None] = self._apply_records
         #: A writable block of the slab of at least the given bytes, at once; None if there is none.
         self.allocate: Callable[[int], Block | None] = self.slab.allocate
+        #: Free a block of the slab or of an oversize segment.
+        self.free: Callable[[int], None] = self._free
         #: Push a record to the batcher; visible to it after `publish`.
         self.push: Callable[[Record], None] = writer.push
         #: Make pushed records visible to the batcher, which reads them once rung, or earlier for another reason.
@@ -123,8 +128,14 @@ class Memory:
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
 
+    def keep_on_gpu(self, pool: GpuPool) -> None:
+        """Let outputs stay in this pool on the instance's GPU: what belongs to a block is free with the block."""
+        self.gpu_pool = pool
+        pool.made = lambda: self.cuda_regions().add_own(pool.handle, pool.address, pool.nbytes)
+        self.free = self._free_with_parts
+
     def cuda_regions(self) -> CudaRegions:
-        """Clients' memory on GPUs, from now on looked at with each batch's answers."""
+        """Other processes' memory on GPUs, from now on looked at with each batch's answers."""
         if self.cuda is None:
             self.cuda = CudaRegions()
         return self.cuda
@@ -364,12 +375,16 @@ class Memory:
                 block, self._spare = self._spare, None
             return block
 
-    def free(self, ref: int) -> None:
-        """Free a block of the slab or of an oversize segment."""
+    def _free(self, ref: int) -> None:
         if self.use != ALONE:
             self._free_locked(ref)
         elif not self.slab.free(ref):
             self.oversize.free(ref)
+
+    def _free_with_parts(self, ref: int) -> None:
+        self._free(ref)
+        assert self.gpu_pool is not None, "set before this method is"
+        self.gpu_pool.release(ref)
 
     def _free_locked(self, ref: int) -> None:
         if self.use == LEFT:

@@ -14,7 +14,7 @@ from shoal.datatypes import BYTES
 from shoal.errors import InternalError
 from shoal.memo import Memo
 from shoal.model_config.signature import Signature
-from shoal.request import Parameters
+from shoal.request import PLACED, PLACED_NBYTES, Parameters
 from shoal.shm.layout import pack_span
 from shoal.workers.requests import Share
 from shoal.workers.sequences import SequenceTensors
@@ -26,6 +26,8 @@ MAX_PLAN_BYTES = 8192
 
 _ALIGNMENT = 64
 _NO_PARAMETERS: Parameters = {}
+#: Bytes from one request's place on a GPU to the next one's, of one output.
+PLACE_STRIDE = -(-PLACED_NBYTES // _ALIGNMENT) * _ALIGNMENT
 
 #: One output of a batch, the rows of all its requests: name, datatype (wire number), shape, bytes. A plain tuple, as
 #: one is made for each batch.
@@ -99,7 +101,8 @@ def make_plan(
     headers behind them.
 
     A column is the rows of all requests, in the requests' order, and nothing else. A single request gets whole columns,
-    whatever their shape.
+    whatever their shape. Of a column that stays on a GPU, with PLACED in its datatype, there is a place for each
+    request, PLACE_STRIDE bytes from the next one's.
     """
     total = sum([rows for rows, _ in shares])
     refs: list[list[tuple[str, int, tuple[int, ...], int, int]]] = [[] for _ in shares]
@@ -107,7 +110,8 @@ def make_plan(
     for name, datatype, shape, nbytes in columns:
         offset = (end + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         offsets.append(offset)
-        end = offset + nbytes
+        is_placed = datatype >= PLACED
+        end = offset + (len(shares) * PLACE_STRIDE if is_placed else nbytes)
         for mine, (rows, requested) in zip(refs, shares, strict=True):
             if len(shares) == 1:
                 part_shape, part_nbytes = shape, nbytes
@@ -115,7 +119,7 @@ def make_plan(
                 part_shape, part_nbytes = (rows, *shape[1:]), nbytes * rows // max(1, total)
             if not requested or name in requested:
                 mine.append((name, datatype, part_shape, offset, part_nbytes))
-            offset += part_nbytes
+            offset += PLACE_STRIDE if is_placed else part_nbytes
     headers = [pack((mine, parameters)) for mine in refs]
     headers_offset, spans = end, []
     for header in headers:

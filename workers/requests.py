@@ -14,19 +14,23 @@ import numpy as np
 from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.memo import Memo
+from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import (
     NO_OPTIONS,
+    PLACED,
     CudaTarget,
     InferOptions,
     Parameters,
+    Stay,
     split_header,
     unpack_layout,
     unpack_options,
+    unpack_placed,
     unpack_targets,
 )
-from shoal.shm.cuda_regions import unpack_place
-from shoal.shm.layout import NO_BLOCK, B
+from shoal.shm.cuda_regions import place_in_pool, unpack_place
+from shoal.shm.layout import NO_BLOCK, B, ref_owner
 from shoal.star.validation import check_bytes_elements
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.tensors import Array, open_strings, open_tensor
@@ -53,7 +57,7 @@ NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
 #: Most ids of requests in one line of the log (ours).
 MAX_LOGGED_IDS = 8
-NO_GPU = -1
+PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
 InputPlace: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
@@ -75,10 +79,11 @@ class ParsedRequest:
     share: Share
     is_plain: bool
     lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
-    on_gpu: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # places of the inputs that lie in a client's memory on a GPU
+    # Places of the inputs that lie in a client's memory on a GPU; PLACED_IN_BLOCK for one whose place its block has,
+    # since it lies in a worker's pool.
+    on_gpu: Mapping[str, bytes] = field(default_factory=dict)
     targets: tuple[CudaTarget, ...] = ()  # places on a GPU where the client wants outputs
+    stays: Mapping[str, int] = field(default_factory=dict)  # outputs that may stay on a GPU, the server's number of it
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
@@ -92,16 +97,19 @@ class ParsedRequest:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
 
-    def open_lent(self, block: memoryview, open_lent: OpenLent, read_gpu: ReadGpu) -> dict[str, Array | memoryview]:
-        """The inputs of any request, in this block and in those that it names, which are opened again; those on a GPU
-        are read again. Raises InternalError if one is gone, or too small, and what `read_gpu` raises."""
+    def open_lent(
+        self, block: memoryview, open_lent: OpenLent, read_gpu: ReadGpu, own_ref: int = NO_BLOCK
+    ) -> dict[str, Array | memoryview]:
+        """The inputs of any request, in this block, `own_ref`, and in those that it names, which are opened again;
+        those on a GPU are read again. Raises InternalError if one is gone, or too small, and what `read_gpu` raises."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
-            place = self.on_gpu.get(name)
+            place, ref = self.on_gpu.get(name), self.lent.get(name)
             if place is not None:
+                if place == PLACED_IN_BLOCK:
+                    place, offset = _placed(name, ref or own_ref, offset, block if not ref else None, open_lent)
                 tensors[name] = read_gpu(spec, shape, place, offset, nbytes)
                 continue
-            ref = self.lent.get(name)
             lies_in = block if ref is None else _open_lent(name, ref, open_lent)
             tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
         return tensors
@@ -286,9 +294,10 @@ class RequestReader:
             read_gpu: ReadGpu = self._refuse_gpu if self._is_guests(record[B.BLOCK]) else self._read_gpu
             parsed = self._lent_layouts.entries.get(layout)
             if parsed is not None:
-                tensors = parsed.open_lent(block, open_lent, read_gpu)
+                tensors = parsed.open_lent(block, open_lent, read_gpu, record[B.BLOCK])
             else:
-                parsed, tensors = parse_request(layout, block, self._signature, open_lent, read_gpu)
+                own_ref = record[B.BLOCK]
+                parsed, tensors = parse_request(layout, block, self._signature, open_lent, read_gpu, own_ref)
                 if len(layout) <= MAX_PARSED_BYTES and (parsed.is_plain or parsed.lent):
                     (self._lent_layouts if parsed.lent else self._layouts).keep(layout, parsed)
         if parsed.targets:
@@ -332,8 +341,9 @@ def parse_request(
     signature: Signature,
     open_lent: OpenLent = lambda _ref: None,
     read_gpu: ReadGpu | None = None,
+    own_ref: int = NO_BLOCK,
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
-    """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them.
+    """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them; `own_ref` is the block.
 
     Raises InternalError if the header is damaged or not for this model, and what `read_gpu` raises.
     """
@@ -347,11 +357,18 @@ def parse_request(
     try:
         for name, wire, shape, offset, nbytes, *lender in refs:
             spec = specs.get(name)
+            is_placed = False
             if spec is None or spec.datatype.wire != wire:
-                raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
+                is_placed = spec is not None and spec.datatype.wire | PLACED == wire and read_gpu is not None
+                if spec is None or not is_placed:
+                    raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
             lies_in = block
             _check_dims(shape, spec, batching=batching)
-            if lender and type(lender[0]) is bytes and read_gpu is not None:
+            if is_placed and read_gpu is not None:
+                lent[name], on_gpu[name] = lender[0] if lender else NO_BLOCK, PLACED_IN_BLOCK
+                place, start = _placed(name, lent[name] or own_ref, offset, None if lender else block, open_lent)
+                tensors[name] = read_gpu(spec, shape, place, start, nbytes)
+            elif lender and type(lender[0]) is bytes and read_gpu is not None:
                 (on_gpu[name],), lent[name] = lender, NO_BLOCK
                 tensors[name] = read_gpu(spec, shape, on_gpu[name], offset, nbytes)
             else:
@@ -381,8 +398,10 @@ def parse_request(
     if is_plain:
         views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
     share = (rows, outputs)
-    targets = unpack_targets(layout)
-    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets), tensors
+    wanted = unpack_targets(layout)
+    targets = tuple([each for each in wanted if type(each) is CudaTarget])
+    stays = {each.name: each.gpu for each in wanted if type(each) is Stay}
+    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets, stays), tensors
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
@@ -395,6 +414,13 @@ def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
     for size, dim in zip(seen, dims, strict=True):
         if type(size) is not int or dim not in (-1, size):
             raise ValueError(f"input '{spec.name}' has the shape {shape}")
+
+
+def _placed(name: str, ref: int, offset: int, block: memoryview | None, open_lent: OpenLent) -> tuple[bytes, int]:
+    """The place and offset on a GPU of an input that another worker, or the caller, has left there: they stand at
+    `offset` in the block `ref`, which is opened unless `block` is its memory."""
+    placed = unpack_placed(_open_lent(name, ref, open_lent) if block is None else block, offset)
+    return place_in_pool(placed, ref_owner(ref)), placed.offset
 
 
 def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:

@@ -23,6 +23,7 @@ from shoal.messages.shared import Refused
 from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
 from shoal.model_config import sequences
 from shoal.model_config.determinism import batch_drift_share, padded_rows
+from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
@@ -33,6 +34,7 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend, Device
 from shoal.workers.faults import DeviceLostError
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.instance_threads import InstanceThreads
 from shoal.workers.loop import Auditor, Loop
 from shoal.workers.memory import Memory
@@ -40,7 +42,6 @@ from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.padding import PaddedBatches, PaddingMetrics
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import NO_GPU
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
@@ -94,6 +95,9 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
         os.register_at_fork(after_in_child=memory.leave)
         channel.send(MemoryMapped())
         may_run_again = order.may_run_again
+        if order.gpu_pool_nbytes and auditor is None:  # an auditor compares answers in host memory
+            memory.keep_on_gpu(pool := GpuPool(order.gpu, order.gpu_pool_nbytes))
+            backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
         loop = Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu)
         loop.auditor = auditor

@@ -330,6 +330,7 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "http_restricted_api": partial(_by_api, "http-restricted-api", "api"),
     "grpc_restricted_protocol": partial(_by_api, "grpc-restricted-protocol", "protocol"),
     "model_load_gpu_limit": tuple,
+    "cuda_memory_pool_byte_size": tuple,
     "rate_limit_resource": tuple,
     "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
     "trace_config": tuple,

@@ -121,6 +121,17 @@ def _gpu_limit(text: str) -> tuple[int, float]:
     return int(device), fraction
 
 
+def _gpu_pool(text: str) -> tuple[int, int]:
+    """The size of a pool on a GPU: `0:67108864` → (0, 67108864)."""
+    device, _, nbytes = text.partition(":")
+    if not (device.isdecimal() and nbytes.isdecimal()):
+        raise ValueError(
+            "--cuda-memory-pool-byte-size option format is '<device_id>:<pool byte size>', two whole numbers. "
+            f"Got {text}"
+        )
+    return int(device), int(nbytes)
+
+
 def _record_setting(text: str) -> tuple[str, str]:
     """A setting of the recorder: `sample=0.1` → ("sample", "0.1")."""
     name, equals, value = text.partition("=")
@@ -275,6 +286,7 @@ RECORD_SETTING = ValueKind("<setting>=<value>", _record_setting)
 CACHE_SETTING = ValueKind("<cache>,<setting>=<value>", _cache_setting)
 CACHE_BYTES = ValueKind("<integer>", lambda text: ("local", "size", str(_integer(text))))
 HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)
+GPU_POOL = ValueKind("<device>:<bytes>", _gpu_pool)
 GPU_LIMIT = ValueKind("<device>:<fraction>", _gpu_limit)
 LIMIT = ValueKind("<name>:<count>[:<device>]", _limit)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: matches nothing

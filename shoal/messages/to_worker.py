@@ -27,6 +27,7 @@ class LoadModel(Message):
     kind: str  # KIND_CPU, KIND_GPU
     device_id: int  # the GPU's number among those that the worker's process sees
     gpu: int  # the server's number of that GPU
+    gpu_pool_nbytes: int  # most bytes of outputs that stay there for other models; 0: none do
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings

@@ -22,7 +22,7 @@ from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
 from shoal.messages.from_client import CallerConnected
 from shoal.options import MIB
-from shoal.request import InferResponse, unpack_response
+from shoal.request import InferResponse
 from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
@@ -171,6 +171,10 @@ class StarClient:
         """Ask the supervisor; the answer may take as long as the loading of a model. Raises ShoalError."""
         return self._shared.ask(verb, arguments)
 
+    def on_segment_gone(self, called: Callable[[int], None]) -> None:
+        """Have this called, in the listening thread, with the owner id of each segment that goes from now on."""
+        self._place.segment_gone.append(called)
+
     def abandon(self) -> None:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
         and change nothing in shared memory. Arrays stay readable for as long as the original keeps them."""
@@ -242,7 +246,8 @@ class StarClient:
             ask = request.outgoing.ask
             return refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
         nbytes, ref = len(block), reply.tensors_ref
-        if self._held_nbytes + nbytes > MAX_HELD_NBYTES:
+        outgoing = request.outgoing
+        if self._held_nbytes + nbytes > MAX_HELD_NBYTES and not outgoing.holds_response:
             held, ref = HeldBlock((nbytes,), np.uint8, bytes(whole(block))), 0
             self._unused.append((reply.number, reply.part, 0))
         else:
@@ -252,7 +257,7 @@ class StarClient:
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:
-            return HeldResponse(unpack_response(header, nbytes), held, ref)
+            return HeldResponse(outgoing.unpack(header, nbytes), held, ref)
         except ShoalError as error:
             return error
 

@@ -8,11 +8,19 @@ A tensor by reference lies in another request's or process's block, which must s
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from shoal.datatypes import Datatype
 from shoal.errors import InvalidArgumentError
-from shoal.request import InferRequest, LentTensorRef, Parameters, TensorRef, pack_request
+from shoal.request import (
+    InferRequest,
+    InferResponse,
+    LentTensorRef,
+    Parameters,
+    TensorRef,
+    pack_request,
+    unpack_response,
+)
 from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix, validate
@@ -55,6 +63,8 @@ class OutgoingRequest:
     shapes: Sequence[tuple[int, ...]]
     rows: int
     shape_key: int
+    #: Whether a response's block is held, however large it is: no copy can take its place.
+    holds_response: ClassVar[bool] = False
 
     @property
     def refs(self) -> frozenset[int]:
@@ -88,6 +98,10 @@ class OutgoingRequest:
         header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence))
         memory[offset : offset + len(header)] = header
         return pack_span(offset, len(header))
+
+    def unpack(self, header: bytes, block_nbytes: int) -> InferResponse:
+        """A response to the request, checked. Raises InternalError if it is malformed."""
+        return unpack_response(header, block_nbytes)
 
 
 def check(entry: ModelEntry, ask: RawRequest) -> OutgoingRequest:

@@ -5,7 +5,7 @@ code, ask for the segments in which answers lie. One thread uses a place, or sev
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from shoal import control, errors
@@ -48,6 +48,8 @@ class Place:
     models: ModelTable
     request_timeout_s: float
     answer_timeout_s: float  # for the supervisor's answers, in seconds
+    #: Called with the owner id of each segment that is gone.
+    segment_gone: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
     def handlers(self) -> Handlers:
@@ -55,13 +57,18 @@ class Place:
         port, channel, models = self.port, self.channel, self.models
         return table(
             on(SegmentAnnounced, lambda message: port.add_segment(message.owner, SegmentView.attach(message.segment))),
-            on(SegmentGone, lambda message: port.remove_segment(message.owner)),
+            on(SegmentGone, self._remove_segment),
             on(SegmentMissing, lambda message: port.remove_segment(message.owner)),
             on(BatcherReplaced, lambda _message: port.resubmit()),
             on(ModelChanged, models.apply),
             on(ModelForgotten, models.apply),
             on(LedgerWanted, lambda _: channel.send(ledger_message(connections_open=connections(), **port.counts))),
         )
+
+    def _remove_segment(self, message: SegmentGone) -> None:
+        self.port.remove_segment(message.owner)
+        for each in self.segment_gone:
+            each(message.owner)
 
     def apply(self, message: ToClient, seq: int, others: Callable[[ToClient], None] = close_descriptors) -> None:
         """Apply a message, and acknowledge it if it has a sequence number; `others` gets messages without a common

@@ -15,7 +15,15 @@ import msgpack
 
 from shoal.datatypes import BY_WIRE
 from shoal.memo import memoized
-from shoal.request import NO_SEQUENCE, ON_GPU, InferRequest, LentTensorRef, unpack_lent_request, unpack_request
+from shoal.request import (
+    NO_SEQUENCE,
+    ON_GPU,
+    PLACED,
+    InferRequest,
+    LentTensorRef,
+    unpack_lent_request,
+    unpack_request,
+)
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
 _WORDS = struct.Struct("<2Q")
@@ -122,7 +130,7 @@ def request_content(
         return len(block)
 
     request, refs = unpack_lent_request(header, nbytes_of)
-    if request.sequence != NO_SEQUENCE or any(each.ref == ON_GPU for each in refs):
+    if request.sequence != NO_SEQUENCE or any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):
         return None
     if compared is not None:
         request = request._replace(parameters=dict(compared(request.parameters)))

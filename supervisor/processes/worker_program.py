@@ -78,6 +78,7 @@ def load_message(
         kind=placement.kind,
         device_id=0,
         gpu=placement.device_id,
+        gpu_pool_nbytes=context.options.gpu_pool_nbytes(placement.device_id) if placement.kind == "KIND_GPU" else 0,
         cores=list(placement.cores),
         backend_config=context.options.backend_settings(version.config["backend"]),
         log=context.log_settings,

@@ -80,10 +80,14 @@ class EnsembleStar(Star):
 
     def header(self, item: tuple[int, ...]) -> Any:
         """What a worker reads of a step's request."""
+        return read_header(self.header_bytes(item))
+
+    def header_bytes(self, item: tuple[int, ...]) -> bytes:
+        """The header of a step's request."""
         block = SlabView(self.batcher_view).open(item[B.BLOCK])
         assert block is not None
         offset, nbytes = unpack_span(item[B.HEADER])
-        return read_header(block[offset : offset + nbytes].tobytes())
+        return block[offset : offset + nbytes].tobytes()
 
     def answer(self, worker: End, item: tuple[int, ...], size: int = 3, outputs: str = "Y") -> int:
         """A worker answers one step; returns its result's block."""

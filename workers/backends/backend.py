@@ -7,7 +7,7 @@ error.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 from shoal.workers.answers import Answers
+from shoal.workers.cuda_regions import CudaRegions
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Request, Stage, gather, log_prefix, why_not_joined
 from shoal.workers.tensors import Array
@@ -91,9 +93,15 @@ class Backend(ABC):
 
     @property
     def takes_gpu_tensors(self) -> bool:
-        """Whether the loaded model takes a client's tensors where they are on its own GPU: as `GpuTensor`s in
-        `Request.tensors`, in place of arrays. Asked once."""
+        """Whether the loaded model takes tensors of clients and other models where they are on its own GPU: as
+        `GpuTensor`s in `Request.tensors`, in place of arrays. Asked once."""
         return False
+
+    def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
+        """Add outputs that are on the instance's GPU as DeviceOutputs from now on (workers/gpu_answers.py); those that
+        stay go to `pool`, and `regions` opens other workers'. Called at most once, after `load`, for an instance of
+        KIND_GPU; a backend that cannot leaves its outputs on the host."""
+        del pool, regions
 
     @property
     def has_ready_check(self) -> bool:

@@ -1,7 +1,8 @@
-"""A client's tensor on the instance's GPU, as Python models and PyTorch get it: by DLPack, where it is.
+"""A tensor of a client or of another model on the instance's GPU, as Python models and PyTorch get it: by DLPack, where
+it is.
 
-The GPU is number 0 in the process. The memory stays the client's, and mapped while a capsule lives; a model may read it
-until it has answered the request, and must not write there.
+The GPU is number 0 in the process. The memory stays the other process's, and mapped while a capsule lives; a model may
+read it until it has answered the request, and must not write there.
 """
 
 from typing import Any
@@ -9,22 +10,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from triton_python_backend_utils import dlpack
+from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import Datatype
 from shoal.workers.cuda_regions import GpuTensor
 
 
 class DeviceInput:
-    """One tensor of a client on the instance's own GPU, as DLPack's protocol has it."""
+    """One tensor of another process on the instance's own GPU, as DLPack's protocol has it."""
 
-    def __init__(self, tensor: GpuTensor, shape: tuple[int, ...], datatype: Datatype) -> None:
+    def __init__(
+        self, tensor: GpuTensor, shape: tuple[int, ...], datatype: Datatype, source: TensorSource | None = None
+    ) -> None:
+        """`source` says which block has the place of a tensor that another worker has left on the GPU, and what holds
+        that block: kept as long as a capsule is, like the mapping."""
         self._tensor = tensor
+        self._kept = tensor.handle, source
+        self.source = source
         self._shape = shape
         self._datatype = datatype
 
     def __dlpack__(self, **_options: Any) -> Any:
         tensor = self._tensor
-        return dlpack.export_cuda(tensor.address, tensor.nbytes, self._shape, self._datatype, tensor.handle)
+        return dlpack.export_cuda(tensor.address, tensor.nbytes, self._shape, self._datatype, self._kept)
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return self._tensor.address
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self._tensor.nbytes
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, 0

@@ -10,9 +10,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from triton_python_backend_utils import TRITONSERVER_RESPONSE_COMPLETE_FINAL, TritonModelException, runtime
+from triton_python_backend_utils import TRITONSERVER_RESPONSE_COMPLETE_FINAL, Tensor, TritonModelException, runtime
 from triton_python_backend_utils.errors import as_shoal_error
 from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 from triton_python_backend_utils.response_sender import outputs_of
@@ -26,10 +26,13 @@ from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import blas
 from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_parents
 from shoal.workers.backends.python.event_loop import ModelEventLoop
+from shoal.workers.backends.python.gpu_calls import GpuCalls, outgoing
 from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, Responses, describe
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
+from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.faults import DeviceError, Fault, fault_of
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.requests import Request, failure_fields
 
 _log = logging.getLogger(__name__)
@@ -92,6 +95,11 @@ class PythonBackend(Backend):
             self._fail(batch, error)
         finally:
             self._runtime.end(parents)
+
+    def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
+        """Hand the model's outputs over where they are, and let its calls pass on what is on the GPU."""
+        Tensor._outgoing = outgoing
+        self._runtime.gpu = GpuCalls(pool, regions)
 
     @property
     def takes_gpu_tensors(self) -> bool:

@@ -26,11 +26,12 @@ from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
 from shoal.deterministic import alone_flag
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
-from shoal.request import Parameters
+from shoal.request import PLACED, Parameters
 from shoal.shm.layout import NO_BLOCK
 from shoal.star.client import HeldResponse, StarClient
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Input, RawRequest, check
+from shoal.workers.backends.python.gpu_calls import GpuCall, GpuCalls
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -110,13 +111,21 @@ class BlsCall:
     """One request of a model to another, sent again if the called model is reloaded on the way."""
 
     def __init__(
-        self, client: StarClient, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
+        self,
+        client: StarClient,
+        caller: str,
+        request: ModelRequest,
+        decoupled: bool,
+        on_response: "OnResponse",
+        gpu: GpuCalls | None = None,
     ) -> None:
+        """`gpu` is that of an instance on a GPU where tensors may stay."""
         self._client = client
         self._caller = caller
         self._request = request
         self._decoupled = decoupled
         self._on_response = on_response
+        self._gpu = gpu
         self._parents = current_parents.get()
         self._parents.begin_call()
         timeout_ns = int(client.request_timeout_s * 1e9)
@@ -125,6 +134,9 @@ class BlsCall:
         self._entry: ModelEntry | None = None
         self._number = 0
         self._num_attempts = 0
+        # Changed by attempt, for inputs that stay on the GPU: their places by name, and what must be kept.
+        self._places: dict[str, bytes] = {}
+        self._kept: list[object] = []
         # Changed by the first attempt and the last response: the blocks that are lent, between two attempts, too.
         self._refs: frozenset[int] = frozenset()
         # Changed by cancel.
@@ -137,6 +149,9 @@ class BlsCall:
         try:
             self._entry = self._find()
             outgoing = check(self._entry, self._ask())
+            if self._gpu is not None:
+                stays = () if self._decoupled else self._gpu.stays(self._entry, self._request)
+                outgoing = GpuCall.of(outgoing, self._places, stays) if self._places or stays else outgoing
             if not self._refs:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)
@@ -182,9 +197,12 @@ class BlsCall:
     def _ask(self) -> RawRequest:
         request, parents = self._request, self._parents
         parameters = {**parents.trace_context(), **_context(request), **request._parameters}
+        placed = {} if self._gpu is None else self._placed(self._gpu)
         return RawRequest(
             request._request_id,
-            [self._input(tensor) for tensor in request._inputs],
+            [placed.get(tensor._name) or self._input(tensor) for tensor in request._inputs]
+            if placed
+            else [self._input(tensor) for tensor in request._inputs],
             tuple(request._requested_output_names),
             parameters,
             parents.priority(),
@@ -193,6 +211,15 @@ class BlsCall:
             request._flags | alone_flag(parameters),
             parents.answer_by_ns(),
         )
+
+    def _placed(self, gpu: GpuCalls) -> dict[str, Input]:
+        """The inputs that the called model takes where they are on the GPU, by name."""
+        self._places, self._kept, inputs = {}, [], {}
+        for tensor in self._request._inputs if self._entry is not None and gpu.takes(self._entry) else ():
+            if (placed := gpu.place(tensor, can_lend=self._parents.can_lend)) is not None:
+                inputs[tensor._name], self._places[tensor._name], kept = placed
+                self._kept.append(kept)
+        return inputs
 
     def _input(self, tensor: Tensor) -> Input:
         name, datatype, shape = tensor._name, tensor._datatype, tuple(tensor._shape)
@@ -210,7 +237,8 @@ class BlsCall:
 
     def _lenders(self) -> list[object]:
         """Objects that keep the responses whose tensors are lent."""
-        return [tensor._source.keep for tensor in self._request._inputs if tensor._source is not None]
+        keep = [tensor._source.keep for tensor in self._request._inputs if tensor._source is not None]
+        return keep + self._kept
 
     # --- responses: in the listening thread, which never waits ---
 
@@ -259,9 +287,11 @@ class BlsCall:
         tensors = []
         for ref in response.outputs:
             name, wire, _, offset, nbytes = ref
-            datatype, shape = BY_WIRE[wire], client_shape(self._entry, ref)
+            datatype, shape = BY_WIRE[wire & ~PLACED], client_shape(self._entry, ref)
             source = TensorSource(block_ref, offset, nbytes, block) if block_ref else None
-            if datatype is BYTES:
+            if wire & PLACED and self._gpu is not None and source is not None:
+                tensors.append(self._gpu.open(name, datatype, shape, source, block.data))
+            elif datatype is BYTES:
                 tensors.append(Tensor._made(name, datatype, shape, None, block.data[offset : offset + nbytes], source))
             elif prod(shape) * datatype.itemsize != nbytes:
                 raise InternalError(f"output tensor shape does not match size of output for '{name}'")

@@ -15,7 +15,7 @@ from shoal.shm.layout import B
 from shoal.workers.answers import Answers
 from shoal.workers.backends.device_input import DeviceInput
 from shoal.workers.cuda_regions import GpuTensor
-from shoal.workers.requests import Request
+from shoal.workers.requests import PLACED_IN_BLOCK, Request
 from shoal.workers.response_sender import ResponseSender
 
 
@@ -81,7 +81,10 @@ class ServedRequest(InferenceRequest):
         for name, (spec, shape, offset, nbytes) in request.parsed.inputs.items():
             data, source = given[name], TensorSource(request.parsed.lent.get(name, ref), offset, nbytes, None)
             if type(data) is GpuTensor:
-                tensors.append(Tensor._on_gpu(name, spec.datatype, shape, DeviceInput(data, shape, spec.datatype)))
+                is_placed = request.parsed.on_gpu[name] == PLACED_IN_BLOCK
+                placed = source._replace(ref=source.ref or ref) if is_placed else None
+                there = DeviceInput(data, shape, spec.datatype, placed)
+                tensors.append(Tensor._on_gpu(name, spec.datatype, shape, there))
                 continue
             if type(data) is memoryview:
                 tensor = Tensor._made(name, spec.datatype, shape, None, data, source)

@@ -18,6 +18,7 @@ from shoal.star.client import StarClient
 from shoal.star.readiness import is_ready
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, BlsCall, Parents, current_parents
+from shoal.workers.backends.python.gpu_calls import GpuCalls
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class WorkerRuntime(Runtime):
         self._lock = threading.Lock()
         # Changed by the first call.
         self._client: StarClient | None = None
+        #: Set after load, for an instance on a GPU where tensors may stay.
+        self.gpu: GpuCalls | None = None
 
     def follow_forks(self) -> None:
         """Let processes that the model forks from now on, as multiprocessing does, call models, too. To be called
@@ -80,7 +83,7 @@ class WorkerRuntime(Runtime):
 
     def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
-            call = BlsCall(self._join(), self._model, request, decoupled, on_response)
+            call = BlsCall(self._join(), self._model, request, decoupled, on_response, self.gpu)
         except ShoalError as error:
             on_response(InferenceResponse(error=as_triton_error(error)), True)
             return lambda: None
@@ -116,6 +119,8 @@ class WorkerRuntime(Runtime):
             if self._client is None:
                 try:
                     self._client = client.join()
+                    if self.gpu is not None:
+                        self._client.on_segment_gone(self.gpu.forget)
                 except (OSError, EOFError) as error:
                     sentence = f"Model '{self._model}' cannot call other models now: {explain(error)}"
                     raise UnavailableError(sentence) from error

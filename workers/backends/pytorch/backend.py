@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -25,7 +25,9 @@ from shoal.workers.backends.device_input import DeviceInput
 from shoal.workers.backends.pytorch import programs
 from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.backends.pytorch_options import PytorchSettings, settings
-from shoal.workers.cuda_regions import GpuTensor
+from shoal.workers.cuda_regions import CudaRegions, GpuTensor
+from shoal.workers.gpu_answers import DeviceOutput
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.padding import ragged_batches
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
@@ -59,6 +61,7 @@ class PytorchBackend(BatchedBackend):
         self._transfers: Transfers | None = None  # of an instance on a GPU
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
+        self._keeps_outputs = False  # whether outputs may stay on the GPU
         self._format = torch.preserve_format  # memory format of inputs with four dimensions
 
     def load(self, model: BackendModel, device: Device) -> None:
@@ -125,18 +128,28 @@ class PytorchBackend(BatchedBackend):
         """Whether the instance is on a GPU; batches that are ragged or padded are assembled on the host."""
         return self._transfers is not None and self.ragged is None and not self.padded_rows
 
+    def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
+        """Hand outputs over where they are, if requests let them stay there."""
+        del pool, regions
+        self._keeps_outputs = True
+
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Run the batch; where clients' inputs lie on the instance's GPU, they are joined there, by a copy on the GPU,
-        so that the model neither writes into a client's memory nor sees it change."""
-        if not self.takes_gpu_tensors or not any(request.parsed.on_gpu for request in requests):
+        """Run the batch; where inputs of clients or other models lie on the instance's GPU, they are joined there, by a
+        copy on the GPU, so that the model neither writes into others' memory nor sees it change."""
+        if not self.takes_gpu_tensors or not any(each.parsed.on_gpu or each.parsed.stays for each in requests):
             super().execute(requests, answers)
             return
         requests = joinable(requests, answers)
         if requests:
             answers.input_end_ns = time.monotonic_ns()
-            outputs = self._run(lambda: self._joined(requests))
+            outputs = self._run(lambda: self._joined(requests), self._staying(requests))
             answers.output_start_ns = time.monotonic_ns()
             answers.add_batch(requests, outputs)
+
+    def _staying(self, requests: Sequence[Request]) -> Collection[str]:
+        """The outputs that all requests of a batch let stay on the GPU."""
+        names = set(requests[0].parsed.stays) if self._keeps_outputs else set[str]()
+        return names.intersection(*[request.parsed.stays for request in requests])
 
     def _joined(self, requests: Sequence[Request]) -> dict[str, torch.Tensor | list[bytes]]:
         """The inputs of a batch on the instance's GPU, each from where its request has it."""
@@ -158,12 +171,17 @@ class PytorchBackend(BatchedBackend):
             joined[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined
 
-    def _run(self, inputs: Callable[[], dict[str, torch.Tensor | list[bytes]]]) -> dict[str, Array]:
-        """The outputs for the tensors that `inputs` makes. Raises as `run` does."""
+    def _run(
+        self, inputs: Callable[[], dict[str, torch.Tensor | list[bytes]]], staying: Collection[str] = ()
+    ) -> dict[str, Array]:
+        """The outputs for the tensors that `inputs` makes, those in `staying` as DeviceOutputs. Raises as `run`
+        does."""
         assert self._program is not None, "load comes first"
         try:
             with self._guard():
                 outputs = self._program(inputs())
+                if staying and self._transfers is not None:
+                    return self._kept(self._transfers, outputs, staying)
                 if self._transfers is not None:
                     outputs = self._transfers.to_host(outputs)
                 return {name: self._as_array(name, value) for name, value in outputs.items()}
@@ -203,6 +221,29 @@ class PytorchBackend(BatchedBackend):
             return strings
         if not isinstance(value, torch.Tensor):
             raise InvalidArgumentError(f"output '{name}' must be of type Tensor or List[str].")
+        self._check_output(name, value, datatype)
+        if datatype is BF16:
+            words: Array = value.contiguous().view(torch.int16).numpy(force=True)
+            return words.view(datatype.dtype)
+        array: Array = value.numpy(force=True)
+        return array
+
+    def _kept(self, transfers: Transfers, outputs: Mapping[str, Any], staying: Collection[str]) -> dict[str, Any]:
+        """Outputs, those in `staying` as DeviceOutputs if the model has left them on the GPU."""
+        there = {name for name in staying if transfers.is_there(outputs.get(name))}
+        arrived = transfers.to_host({name: value for name, value in outputs.items() if name not in there})
+        arrays: dict[str, Any] = {name: self._as_array(name, value) for name, value in arrived.items()}
+        return arrays | {name: self._as_device_output(transfers, name, outputs[name]) for name in there}
+
+    def _as_device_output(self, transfers: Transfers, name: str, value: torch.Tensor) -> DeviceOutput:
+        """An output on the GPU, as it is there, checked like any other."""
+        datatype, value = self._signature.outputs[name].datatype, value.contiguous()
+        self._check_output(name, value, datatype)
+        host: Callable[[], Array] = lambda: self._as_array(name, transfers.to_host({name: value})[name])  # noqa: E731
+        return DeviceOutput(value.data_ptr(), tuple(value.shape), datatype.dtype, value.nbytes, host, value)
+
+    @staticmethod
+    def _check_output(name: str, value: torch.Tensor, datatype: Datatype) -> None:
         provided = f"TYPE_{_TYPES.get(value.dtype, value.dtype)}"
         if provided != datatype.config_name:
             raise InvalidArgumentError(
@@ -210,11 +251,6 @@ class PytorchBackend(BatchedBackend):
             )
         if value.ndim == 0:
             raise InvalidArgumentError(f"output '{name}' is a scalar which is not supported.")
-        if datatype is BF16:
-            words: Array = value.contiguous().view(torch.int16).numpy(force=True)
-            return words.view(datatype.dtype)
-        array: Array = value.numpy(force=True)
-        return array
 
 
 def _torch_device(model: BackendModel, device: Device) -> torch.device | None:

@@ -52,6 +52,10 @@ class Transfers:
         the batch have arrived. From memory that is not page-locked the copy has been read when this returns."""
         return tensor.to(self._device, memory_format=memory_format, non_blocking=True)
 
+    def is_there(self, value: Any) -> bool:
+        """Whether an output is a tensor on the GPU."""
+        return isinstance(value, torch.Tensor) and value.device == self._device
+
     def to_host(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs with all tensors in this process's memory, arrived; others, such as lists, are passed on. Raises what
         PyTorch raises if earlier work on the GPU has failed."""
@@ -60,6 +64,6 @@ class Transfers:
         return arrived
 
     def _copy(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.device != self._device:
+        if not self.is_there(value):
             return value  # an output that the model itself has brought to the CPU
         return self._make_pinned(tuple(value.shape), value.dtype).copy_(value, non_blocking=True)

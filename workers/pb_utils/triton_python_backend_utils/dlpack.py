@@ -88,6 +88,47 @@ def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
     return array, BF16 if is_bf16 else datatype_of(array.dtype)
 
 
+class TensorOnGpu:
+    """A tensor of another framework on a GPU, contiguous; or the capsule of one, which is consumed here. Raises
+    TritonModelException as `take` does."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self._device = device_of(tensor)
+        capsule = tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor
+        head = _head(capsule)
+        head.device_type, head.device_id = CPU, 0  # for numpy, which refuses others; nothing reads the elements here
+        #: An array over the memory on the GPU, which this process must not touch, and keeps.
+        self._there, self.datatype = take(capsule)
+        self.shape = self._there.shape
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return self._there.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self._there.nbytes
+
+    def host(self) -> NDArray[Any]:
+        """A copy in this process's memory, made by the tensor's framework. Raises TritonModelException if that has no
+        known method for it."""
+        tensor = self._tensor
+        return take(to_host(tensor if hasattr(tensor, "__dlpack__") else self._again()))[0]
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options) if hasattr(self._tensor, "__dlpack__") else self._again()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def _again(self) -> Any:
+        """A new capsule of the memory."""
+        return export_cuda(self.address, self.nbytes, self.shape, self.datatype, self._there)
+
+
 def device_of(tensor: Any) -> tuple[int, int]:
     """The device of a tensor or a capsule: DLDeviceType, and the number of the device."""
     if hasattr(tensor, "__dlpack_device__"):

@@ -118,4 +118,4 @@ class InferenceResponseSender:
 
 def outputs_of(response: InferenceResponse) -> list[Output]:
     """The outputs of a response in the form in which the server takes them."""
-    return [(tensor._name, tensor._datatype, tensor._host()) for tensor in response._output_tensors]
+    return [(tensor._name, tensor._datatype, tensor._outgoing()) for tensor in response._output_tensors]

@@ -1,6 +1,7 @@
 """Tensor: a named array, made by a model, or a view of one that a client or another model sent."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,8 +85,8 @@ class Tensor:
 
     @classmethod
     def _on_gpu(cls, name: str, datatype: Datatype, shape: tuple[int, ...], device: Any) -> "Tensor":
-        """A client's tensor on the model's GPU: `device` has `__dlpack__`, `__dlpack_device__`, and `host`, which makes
-        a copy in this process's memory."""
+        """A tensor on the model's GPU: `device` has `__dlpack__`, `__dlpack_device__`, `address` and `nbytes`, and
+        `host`, which makes a copy in this process's memory."""
         tensor = cls._made(name, datatype, shape, None)
         tensor._device = device
         return tensor
@@ -133,18 +134,18 @@ class Tensor:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (dlpack.CPU, 0) if self._device is None else dlpack.device_of(self._device)
+        return (dlpack.CPU, 0) if self._device is None else self._device.__dlpack_device__()
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> "Tensor":
-        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied unless it is on a GPU.
-        Raises TritonModelException for an object that is no such tensor."""
+        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied. One on a GPU is read when the
+        response that has it is sent. Raises TritonModelException for an object that is no such tensor."""
         name = _checked_name(name)
+        if isinstance(tensor, Tensor) and tensor._device is not None:
+            return Tensor._on_gpu(name, tensor._datatype, tensor._shape, tensor._device)
         if dlpack.device_of(tensor)[0] == dlpack.CUDA:
-            host, datatype = dlpack.take(dlpack.to_host(tensor))
-            made = Tensor._made(name, datatype, host.shape, host)
-            made._device = tensor
-            return made
+            there = dlpack.TensorOnGpu(tensor)
+            return Tensor._on_gpu(name, there.datatype, there.shape, there)
         array, datatype = dlpack.take(tensor)
         return Tensor._made(name, datatype, array.shape, array)
 
@@ -154,6 +155,10 @@ class Tensor:
         if array is None and self._device is not None:
             array = self._array = self._device.host()
         return self._decoded() if array is None else array
+
+    #: What the server is handed of an output: an array or, from an instance whose outputs may stay on its GPU, what its
+    #: backend has set here in place of `_host`.
+    _outgoing: ClassVar[Callable[["Tensor"], Any]] = _host
 
     def _decoded(self) -> NDArray[Any]:
         assert self._data is not None

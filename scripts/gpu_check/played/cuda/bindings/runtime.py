@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 CUDA_IPC_HANDLE_SIZE = 64
 cudaIpcMemLazyEnablePeerAccess = 1
 cudaStreamNonBlocking = 1
-cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDefault=4)
+cudaMemcpyKind = SimpleNamespace(
+    cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3, cudaMemcpyDefault=4
+)
 cudaDeviceAttr = SimpleNamespace(cudaDevAttrUnifiedAddressing=41)
 
 
@@ -182,6 +184,11 @@ def cudaStreamSynchronize(_stream: Any) -> tuple[cudaError_t]:
     for each in work:
         each()
     return _OK
+
+
+def cudaDeviceSynchronize() -> tuple[cudaError_t]:
+    """Do what is in all streams."""
+    return cudaStreamSynchronize(None)
 
 
 def range_of(address: int) -> tuple[int, int] | None:

@@ -1,0 +1,145 @@
+"""Answers of an instance on a GPU whose outputs may stay there, in the worker's pool, for the models that read them.
+
+A backend adds such outputs as DeviceOutputs. One stays if every request of the batch lets it, which a client's never
+does, and if the pool has room; else it is copied to the host like any other. Its block then has a place for each
+request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a worker.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.datatypes import BYTES
+from shoal.request import PLACED, Parameters
+from shoal.workers.answers import WrittenAnswers
+from shoal.workers.gpu_pool import GpuPool, PoolPart
+from shoal.workers.plans import PLACE_STRIDE, Column, OutputLayout
+from shoal.workers.requests import Request
+from shoal.workers.tensors import Array, Output
+
+
+class DeviceOutput:
+    """An output of a backend in its own memory on the GPU: its elements one behind the other, in C order, as they are
+    when all work on the GPU so far is done."""
+
+    __slots__ = ("_keep", "address", "dtype", "host", "nbytes", "shape")
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: Any, nbytes: int, host: Callable[[], Array], keep: object
+    ) -> None:
+        """`host` makes a copy in host memory; `keep` keeps the memory."""
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = nbytes
+        self.host = host
+        self._keep = keep
+
+
+class KeptOutput:
+    """An output that stays on the GPU, with those properties of an array by which answers are laid out."""
+
+    __slots__ = ("dtype", "nbytes", "part", "shape")
+
+    def __init__(self, part: PoolPart, source: DeviceOutput) -> None:
+        self.part = part
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self.nbytes = source.nbytes
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def places(self, pool: GpuPool, requests: Sequence[Request]) -> bytes:
+        """A place for each request's rows, as the block has them."""
+        rows = [request.parsed.rows for request in requests]
+        row_nbytes, start, places = self.nbytes // max(1, sum(rows)), 0, []
+        for each in rows:
+            places.append(pool.place(self.part, start * row_nbytes).ljust(PLACE_STRIDE, b"\0"))
+            start += each
+        return b"".join(places)
+
+
+class GpuAnswers(WrittenAnswers):
+    """WrittenAnswers to which outputs on the GPU can be added, too."""
+
+    def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
+        """Like Answers.add_outputs; an array may be a DeviceOutput. One that is not requested is not copied."""
+        settled: list[Output] = []
+        for name, datatype, given in outputs:
+            array: Any = given
+            if type(array) is DeviceOutput:
+                if name not in self._plans.signature.outputs or not request.parsed.wants(name):
+                    continue
+                array = self._settled((request,), name, array)
+            settled.append((name, datatype, array))
+        super().add_outputs(request, settled, parameters)
+
+    def add_batch(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
+        """Like Answers.add_batch; an array may be a DeviceOutput."""
+        is_divided, rows = self._plans.signature.max_batch_size > 0, sum([each.parsed.rows for each in requests])
+        settled: dict[str, Any] = {}
+        for name, given in outputs.items():
+            array: Any = given
+            if type(array) is DeviceOutput:
+                fits = not is_divided or (array.shape[:1] == (rows,) and not self._plans.has_strings)
+                array = self._settled(requests, name, array) if fits else array.host()
+            settled[name] = array
+        super().add_batch(requests, settled)
+
+    def _settled(self, requests: Sequence[Request], name: str, output: DeviceOutput) -> "KeptOutput | Array":
+        """An output where it is to be read: in the pool, or in host memory."""
+        pool, plans = self._memory.gpu_pool, self._plans
+        if (
+            pool is not None
+            and plans.states is None
+            and plans.signature.outputs[name].datatype is not BYTES
+            and all(request.parsed.stays.get(name) == pool.gpu for request in requests)
+            and (part := pool.keep(output.address, output.nbytes)) is not None
+        ):
+            return KeptOutput(part, output)
+        return output.host()
+
+    def _plan(
+        self,
+        requests: Sequence[Request],
+        columns: Sequence[Column],
+        pieces: Sequence[Array | bytes],
+        parameters: Parameters | None = None,
+    ) -> OutputLayout:
+        given: Sequence[object] = pieces or (None,) * len(columns)
+        marked = [
+            (name, wire | PLACED if type(piece) is KeptOutput else wire, shape, nbytes)
+            for (name, wire, shape, nbytes), piece in zip(columns, given, strict=True)
+        ]
+        return super()._plan(requests, marked, pieces, parameters)
+
+    def write(self) -> int:
+        """Like WrittenAnswers.write: the block has the places of outputs that stay, and nothing that this process does
+        on the GPU reads inputs any more. Raises CudaError if the GPU is lost."""
+        pool, regions, parts = self._memory.gpu_pool, self._memory.cuda, self._put_places()
+        if regions is not None:
+            regions.wait_until_read()
+        ref = super().write()
+        if pool is not None and parts:
+            pool.hold(ref, parts)
+        return ref
+
+    def _put_places(self) -> tuple[PoolPart, ...]:
+        """Put places in place of the outputs that stay; returns the parts of the pool where they are."""
+        pool, parts = self._memory.gpu_pool, []
+        assert pool is not None, "an instance without a pool has WrittenAnswers"
+        for number, (layout, columns, pieces, requests) in enumerate(self._added):
+            put: list[Array | bytes] = []
+            for piece in pieces:
+                kept: object = piece
+                if type(kept) is KeptOutput:
+                    parts.append(kept.part)
+                    piece = kept.places(pool, requests)
+                put.append(piece)
+            self._added[number] = layout, columns, put, requests
+        return tuple(parts)
