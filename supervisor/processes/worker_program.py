@@ -78,12 +78,20 @@ def load_message(
         kind=placement.kind,
         device_id=0,
         gpu=placement.device_id,
-        gpu_pool_nbytes=context.options.gpu_pool_nbytes(placement.device_id) if placement.kind == "KIND_GPU" else 0,
+        gpu_pool_nbytes=_gpu_pool_nbytes(placement, context),
         cores=list(placement.cores),
         backend_config=context.options.backend_settings(version.config["backend"]),
         log=context.log_settings,
         process_cores=list(placement.process_cores),
     )
+
+
+def _gpu_pool_nbytes(placement: Placement, context: InstanceContext) -> int:
+    """None for instances that share a process: CUDA opens no handle of a pool in the process that has made it, and a
+    thread's outputs may be another thread's inputs."""
+    if placement.kind != "KIND_GPU" or placement.process_cores:
+        return 0
+    return context.options.gpu_pool_nbytes(placement.device_id)
 
 
 def reported_model_io(message: ModelIOFound) -> ModelIO:

@@ -88,3 +88,14 @@ def test_a_worker_hears_whether_it_may_execute_a_request_again() -> None:
     for backend, expected in (("identity", True), ("python", False)):
         version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), {"backend": backend})
         assert load_message(version, PLACEMENT, None, context).may_run_again is expected
+
+
+def test_only_a_process_of_one_instance_on_a_gpu_keeps_outputs_there() -> None:
+    context = cast(InstanceContext, SimpleNamespace(options=ServerOptions(), log_settings={}))
+    version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), {"backend": "python"})
+    on_gpu = PLACEMENT._replace(kind="KIND_GPU")
+    kept = [
+        load_message(version, placement, None, context).gpu_pool_nbytes
+        for placement in (on_gpu, on_gpu._replace(process_cores=(0, 1)), PLACEMENT)
+    ]
+    assert kept == [64 << 20, 0, 0]
