@@ -1,14 +1,13 @@
 """A soak: Python models under mixed traffic, with exceptions, deaths, oversized tensors and clients that leave.
 
 `scripts/reliability --only soak` is the long form, test_soak.py the short one. After a warm-up that does everything
-once, the server's memory, descriptors and shared pages at rest are noted; at the end they must be the same. Meanwhile
-the memory of each process is measured again and again: none may grow steadily.
+once, the server's memory, descriptors and shared pages at rest are noted; at the end they must be the same. Every
+minute the traffic rests, and the memory of each process is noted: none may grow steadily.
 """
 
 import asyncio
 import json
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -241,39 +240,33 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-class Growth(threading.Thread):
-    """Measures the memory of each process every so often, from a thread of its own."""
+class Memory:
+    """What each process holds at rest, noted again and again: while requests run, large ones come and go in it."""
 
-    def __init__(self, server: Server, every_s: float) -> None:
-        super().__init__(daemon=True)
-        self._pid = server.process.pid
-        self._every_s = every_s
-        self._is_over = threading.Event()
-        self.measured: dict[int, list[tuple[float, int]]] = {}  # by pid: time in seconds, bytes
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        # Changed by note.
+        self.noted: dict[int, list[tuple[float, int]]] = {}  # by pid: time in seconds, bytes
         self.titles: dict[int, str] = {}
 
-    def run(self) -> None:
-        """Measure until `stop`."""
-        while not self._is_over.wait(self._every_s):
-            for pid in (self._pid, *descendants(self._pid)):
-                with suppress(OSError):
-                    self.measured.setdefault(pid, []).append((time.monotonic(), pss_bytes(pid)))
-                    self.titles[pid] = title(pid)
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._is_over.set()
-        self.join()
+    def note(self) -> None:
+        """Note the bytes of each process; the server must be at rest."""
+        for pid in (self._server.process.pid, *descendants(self._server.process.pid)):
+            with suppress(OSError):
+                self.noted.setdefault(pid, []).append((time.monotonic(), pss_bytes(pid)))
+                self.titles[pid] = title(pid)
 
     def steepest(self) -> tuple[str, float]:
         """The process that lived throughout and grew most in the second half; bytes per second, by linear fit."""
-        num_most = max(map(len, self.measured.values()))
+        num_most = max(map(len, self.noted.values()))
         slopes = {
             self.titles[pid]: slope(points[len(points) // 2 :])
-            for pid, points in self.measured.items()
+            for pid, points in self.noted.items()
             if len(points) == num_most
         }
-        print(sorted(slopes.items(), key=lambda each: each[1]), flush=True)
+        for pid, points in self.noted.items():
+            if len(points) == num_most:
+                print(self.titles[pid], [nbytes >> 10 for _, nbytes in points], flush=True)
         name = max(slopes, key=lambda each: slopes[each])
         return name, slopes[name]
 
@@ -289,19 +282,21 @@ def slope(points: list[tuple[float, int]]) -> float:
 
 def run(course: Course) -> None:
     """The long form: 70 % of what the clients can get, with a death every so often."""
-    seconds = course.pick(12, 900)
+    num_parts, seconds = course.pick(2, 30), course.pick(6, 60)
     with serving(write_models(course.directory / "models"), *FLAGS) as server:
         soak = Soak(server, course.seed, load=0.7)
         asyncio.run(soak.run(lasting(course.pick(8, 60))))
         before, before_bytes = at_rest(server), resident_bytes(server)
-        growth = Growth(server, seconds / 120)
-        growth.start()
-        asyncio.run(soak.run(lasting(seconds)))
-        growth.stop()
-        name, per_s = growth.steepest()
+        memory = Memory(server)
+        memory.note()
+        for _ in range(num_parts):
+            asyncio.run(soak.run(lasting(seconds)))
+            at_rest(server)
+            memory.note()
+        name, per_s = memory.steepest()
         told = f"{soak.counts.total():,} requests: {dict(soak.counts)}"
         course.found("answers", told, soak.faults, is_met=not soak.faults)
-        told = f"{per_s * 600 / (1 << 20):.2f} MiB, {name}, by {seconds // 2} s"
+        told = f"{per_s * 600 / (1 << 20):.2f} MiB, {name}, by {num_parts * seconds // 2} s"
         course.found("slope", told, is_met=per_s * 600 <= 1 << 20)
         after, after_bytes = at_rest(server), resident_bytes(server)
         is_same = after == before and after_bytes <= before_bytes * MAX_GROWTH
