@@ -101,6 +101,7 @@ class Batcher:
             on(to_batcher.ListFinishedRequests, self._on_list),
             on(to_batcher.SplitChanged, lambda message: self._exchange.change_split(message, time.monotonic_ns())),
             on(to_batcher.CountSplit, self._on_count_split),
+            on(to_batcher.CountMirrored, self._on_count_mirrored),
             on(to_batcher.RecordingMade, self._on_recording_made),
             on(to_batcher.RecordingChanged, self._on_recording_changed),
             on(to_batcher.ComparisonRingMade, self._on_comparison_ring),
@@ -396,6 +397,10 @@ class Batcher:
     def _on_count_split(self, message: to_batcher.CountSplit) -> None:
         if (figures := self._exchange.splits.figures(message.model_id, time.monotonic_ns())) is not None:
             self._channel.send(figures)
+
+    def _on_count_mirrored(self, _message: to_batcher.CountMirrored) -> None:
+        for counts in self._exchange.mirror.counts():
+            self._channel.send(counts)
 
     def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange

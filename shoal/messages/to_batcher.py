@@ -230,6 +230,11 @@ class CountSplit(Message):
     model_id: int
 
 
+class CountMirrored(Message):
+    """A request for what has been mirrored and dropped; RequestsMirrored answers before this is acknowledged, for each
+    pair of versions that has anything new. Without it the same is sent once a second."""
+
+
 class RecordingMade(Message):
     """The batcher's ring to the recorder, before the models that are recorded."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.messages.from_batcher import RequestsMirrored
 from shoal.messages.shared import LogSettings
+from shoal.messages.to_batcher import CountMirrored
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.model_config.shadow import shadow_rule
 from shoal.options import ServerOptions
@@ -55,6 +56,7 @@ class ShadowControl:
         self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models,
         file: StateFile,
     ) -> None:  # fmt: skip
+        self._star = star
         self._models = models
         self._file = file
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
@@ -214,6 +216,8 @@ class ShadowControl:
         elif model:
             names = ("model", "primary", "shadow", "share", "compare")
             self.begin(ShadowRule(*[arguments[name] for name in names]))
+        # The comparator reports sooner than the batcher: without this more would be compared than was mirrored.
+        await self._star.acknowledgements.announce(self._star.to_batcher(CountMirrored()))
         rules = {rule.pair: rule for rule in self._rules}
         return {
             "shadows": [

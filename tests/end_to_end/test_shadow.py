@@ -129,7 +129,8 @@ def shadowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shadowed]:
 def test_the_commands_of_the_page_begin_tell_and_end(shadowed: Shadowed, capsys: pytest.CaptureFixture[str]) -> None:
     begin, tell, in_json, end = COMMANDS
     assert "0 mirrored" in shadowed.shoal(begin, capsys)
-    shadowed.ask_until(1, "agreed", 3)
+    found = shadowed.ask_until(1, "agreed", 3)
+    assert found["agreed"] <= found["mirrored"], "one is compared after it was mirrored"
     told = shadowed.shoal(tell, capsys)
     assert "digits: version 2 shadows 1, 50 % of the requests" in told
     assert "computed in" in told
@@ -155,9 +156,15 @@ def test_disagreements_are_counted_with_the_worst_examples(shadowed: Shadowed) -
     found = shadowed.ask_until(WRONG, "failed")
     assert "a value that it cannot take" in found["examples"][0]["what"][0]
     labels = '{model="digits",shadow_version="2",version="1"}'
-    found, figures = shadowed.found(), samples(shadowed.server.metrics_port)
     names = ("mirrored", "agreed", "disagreed", "failed", "dropped")
-    assert [figures[f"shoal_shadow_{name}_total{labels}"] for name in names] == [found[name] for name in names]
+
+    def both() -> tuple[list[float], list[float]]:
+        """As told, and as measured: equal once the last mirrored request has been compared."""
+        found, figures = shadowed.found(), samples(shadowed.server.metrics_port)
+        return [found[name] for name in names], [figures[f"shoal_shadow_{name}_total{labels}"] for name in names]
+
+    wait_until(lambda: len(set(map(tuple, both()))) == 1, both)
+    figures = samples(shadowed.server.metrics_port)
     assert figures[f"shoal_shadow_compute_seconds_total{labels}"] > 0
     assert shadowed.post(version=2, of=1, compare="atol=1").status == 200
     shadowed.ask_until(DIFFERENT, "agreed")
@@ -235,7 +242,10 @@ def test_a_shadow_that_is_unloaded_drops(shadowed: Shadowed) -> None:
     assert shadowed.post(of=1, stop=True).status == 200
     body = {"parameters": {"config": json.dumps(config)}}
     assert fetch(shadowed.server.http_port, "/v2/repository/models/digits/load", body).status == 200
-    assert not shadowed.found()["is_on"], "what a client has ended stays so"
+    assert shadowed.found()["is_on"], "the end of a shadow that was begun by request does not concern a configured one"
+    assert shadowed.post(of=1, stop=True).status == 200
+    assert fetch(shadowed.server.http_port, "/v2/repository/models/digits/load", body).status == 200
+    assert not shadowed.found()["is_on"], "a configured one that a client has ended stays so"
 
 
 def test_at_rest_nothing_is_kept(shadowed: Shadowed) -> None:
