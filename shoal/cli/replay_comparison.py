@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.cli.serve import CommandLineError
+from shoal.distances import Array
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.recorder.comparison import Array, value_differences
+from shoal.recorder.comparison import value_differences
 from shoal.tolerance import Tolerance, read_tolerance
 
 if TYPE_CHECKING:
