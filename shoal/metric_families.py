@@ -253,6 +253,11 @@ SHADOW_FAMILIES = _figures(
 )
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
+#: The memory of all processes of a model version, from the supervisor.
+MODEL_MEMORY = _gauge("shoal_model_memory_bytes", MODEL, "Proportional set size of the model's processes")
+MODEL_GPU_MEMORY = _gauge(
+    "shoal_model_gpu_memory_bytes", (*MODEL, *GPU), "Memory of the model's processes on a GPU, as NVIDIA's library says"
+)
 #: Figures of each instance, from the supervisor; an instance that is not up lacks some.
 INSTANCE_FAMILIES = _figures(
     INSTANCE,
@@ -318,7 +323,8 @@ SERVER_FAMILIES = _figures(
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
-    *POISON, *RECORDING, *SHADOW_FAMILIES, *ROLLOUT, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS,
+    *POISON, *RECORDING, *SHADOW_FAMILIES, *ROLLOUT, INSTANCES_WANTED, INSTANCES_UP, MODEL_MEMORY, MODEL_GPU_MEMORY,
+    *INSTANCE_FAMILIES, FRONT_ENDS,
     *FRONT_END_FAMILIES, FRONT_END_RINGS, *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, HANDSHAKES_FAILED,
     ROLLOUT_WEIGHT, ROLLOUT_STATE,
     *SERVER_FAMILIES,

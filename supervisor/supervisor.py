@@ -44,6 +44,7 @@ from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.process_memory import ProcessMemory
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model_control import ModelControl
 from shoal.supervisor.models.models import Models, no_models_error
@@ -71,7 +72,7 @@ from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
 from shoal.supervisor.questions.finished_requests import FinishedRequestsQuestion
-from shoal.supervisor.questions.gauges import gauges
+from shoal.supervisor.questions.gauges import gauges, memory_of_models
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
@@ -125,7 +126,8 @@ class Supervisor:
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
         self._mps = Mps(self._loop, mps_directory() if options.cuda_mps else None)
-        self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
+        nvml = load_nvml() if machine.gpus else None
+        self._gpu_memory, self._memory = GpuMemory(nvml), ProcessMemory(nvml, [gpu.uuid for gpu in machine.gpus])
         context = InstanceContext(
             self._loop, self._zygotes, self._star, options, address, log_settings, machine, self._metrics,
             readiness, gpu_memory=self._gpu_memory, rate_limits=RateLimits(options.rate_limits),
@@ -148,7 +150,7 @@ class Supervisor:
         )  # fmt: skip
         self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher)
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
-        self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
+        self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns, self._memory)
         self._explanations = Explanations(self._star, self._models, read)
         self._finished_requests = FinishedRequestsQuestion(self._star, self._models)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
@@ -227,7 +229,7 @@ class Supervisor:
                 self._loop.run()
         for member in tuple(self._members):
             member.close()
-        for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):
+        for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory, self._memory):
             each.close()
         return living.result()
 
@@ -452,9 +454,14 @@ class Supervisor:
     async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""
         await self._roster.report_metrics(context)
+        measured = await self._memory.measure([each.pid for each in self._roster], self._loop)
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
-        figures["num_records_lost"] = self._recording.recorder.num_lost
-        figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
+        figures |= {
+            "num_records_lost": self._recording.recorder.num_lost,
+            "memory": memory_of_models(self._roster, measured),
+            "custom": self._metrics.values(),
+            "certificates": dict(self._certificates.expiries),
+        }
         return {**figures, "shadows": self._shadows.figures(), "rollouts": self._rollouts.figures()}
 
     def _send_settings(self, client: Participant) -> None:

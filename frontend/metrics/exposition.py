@@ -145,6 +145,7 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
     seen = gauges or {"instances": (), "front_ends": ()}
+    yield from _memory(seen.get("memory", ()))
     instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in seen["instances"]]
     pairs = [
         (tuple([(label, str(each[label])) for label in ("model", "version", "shadow_version")]), each)
@@ -163,6 +164,15 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _rollouts(seen.get("rollouts", {}))
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), seen)])
+
+
+def _memory(models: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    labelled = [((("model", each["model"]), ("version", str(each["version"]))), each) for each in models]
+    yield from _plain(families.MODEL_MEMORY, [(labels, each["nbytes"]) for labels, each in labelled])
+    on_gpus = [
+        ((*labels, ("gpu_uuid", uuid)), nbytes) for labels, each in labelled for uuid, nbytes in each["gpus"].items()
+    ]
+    yield from _plain(families.MODEL_GPU_MEMORY, on_gpus)
 
 
 def _rollouts(seen: Mapping[str, Any]) -> Iterator[str]:

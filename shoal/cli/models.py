@@ -65,7 +65,7 @@ def show_instances(model: Row, *, as_json: bool) -> str:
         automatic = "scaled automatically " if version["autoscale"] else ""
         lines.append(
             f"{model['model']}, version {version['version']}: {version['state']}, {_count(version['instances'])}, "
-            f"{automatic}between {version['min_instances']} and {version['max_instances']}"
+            f"{automatic}between {version['min_instances']} and {version['max_instances']}{_memory(version)}"
         )
     head = ["INSTANCE", "VERSION", "STATE", "PID", "DEVICE", "CORES", "BUSY", "BATCHES", "RESTARTS", "RSS"]
     cells = [_instance(each, version) for version in model["versions"] for each in version["instances"]]
@@ -84,6 +84,13 @@ def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
             up = sum(instance["state"] == "up" for instance in each["instances"])
             counts[name, each["version"]] = {"instances_up": up, "instances": len(each["instances"])}
     return [{**row, **counts.get((row["name"], row.get("version", "")), {})} for row in rows]
+
+
+def _memory(version: Row) -> str:
+    """The memory of a version's processes: a share of the host's, and that on GPUs as far as it is known."""
+    parts = [f"{version['memory_bytes'] // _MIB} MiB of memory"] if version.get("memory_bytes") else []
+    parts += [f"{nbytes // _MIB} MiB on {gpu}" for gpu, nbytes in version.get("gpu_memory_bytes", {}).items()]
+    return "".join(f", {part}" for part in parts)
 
 
 def _share(row: Row) -> str:

@@ -7,21 +7,22 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli import top_requests
 from shoal.cli.models import table
 from shoal.cli.operate import OperatingParser, operate, seconds
-from shoal.cli.remote import RemoteServer, Row
+from shoal.cli.remote import RefusedError, RemoteServer, Row
 from shoal.cli.request_arguments import count
 from shoal.cli.top_requests import NUM_SHOWN
 from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
 Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures
-per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all. With --requests the
-slowest and the failed requests of the last five minutes, with where the time of each went, and why it waited."""
+per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all; of a Shoal server
+the memory of the model's processes, and on GPUs. With --requests the slowest and the failed requests of the last five
+minutes, with where the time of each went, and why it waited."""
 
 _EXAMPLES = """\
   shoal top
@@ -35,7 +36,10 @@ Options of this verb:
   --requests             single requests of a Shoal server, for those who may administer it
   --model <name>         with --requests: those of one model
 """
-_HEAD = ["MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED"]
+_HEAD = [
+    "MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED", "MEMORY", "GPUS",
+]  # fmt: skip
+_MIB = 1 << 20
 #: Clears a terminal from its first place.
 _CLEAR = "\x1b[H\x1b[J"
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
@@ -53,6 +57,8 @@ class Figures(NamedTuple):
     compute_ms: float | None
     total_ms: float | None
     cached_share: float | None  # of the requests that the response cache answered; None without look-ups
+    memory_mib: float | None = None  # of its processes, at the end of the interval; None where the server does not say
+    gpu_memory_mib: float | None = None  # on all GPUs together
 
 
 class Look(NamedTuple):
@@ -60,6 +66,7 @@ class Look(NamedTuple):
 
     time_s: float
     rows: Mapping[tuple[str, str], Row]  # by model and version
+    memory: Mapping[tuple[str, str], Row] = {}  # what each version's processes have, as far as the server says
 
 
 def top(
@@ -77,7 +84,8 @@ def top(
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
 
     def look(server: RemoteServer) -> Look:
-        return Look(clock(), {(row["name"], row["version"]): row for row in server.statistics()})
+        rows = {(row["name"], row["version"]): row for row in server.statistics()}
+        return Look(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
         earlier, num_left = None if arguments.requests else look(server), arguments.count
@@ -109,8 +117,30 @@ def compare(earlier: Look, later: Look) -> list[Figures]:
     Pure. A version whose counters went back was loaded anew, and counts from zero, too.
     """
     interval_s = max(later.time_s - earlier.time_s, 1e-9)
-    found = [_figures(row, earlier.rows.get(key), interval_s) for key, row in later.rows.items()]
+    found = [
+        _figures(row, earlier.rows.get(key), interval_s)._replace(**_mib(later.memory.get(key, {})))
+        for key, row in later.rows.items()
+    ]
     return sorted(found, key=lambda each: (-each.requests_per_s, each.model, each.version))
+
+
+def _memory(server: RemoteServer, models: Iterable[str]) -> dict[tuple[str, str], Row]:
+    """The rows of `instances` for these models' versions; none from a server that does not know that, as Triton."""
+    found = {}
+    try:
+        for model in models:
+            found.update({(model, each["version"]): each for each in server.instances(model)["versions"]})
+    except RefusedError:
+        pass  # or a model was unloaded meanwhile: the next look has the others
+    return found
+
+
+def _mib(version: Row) -> dict[str, float | None]:
+    host, gpus = version.get("memory_bytes"), version.get("gpu_memory_bytes")
+    return {
+        "memory_mib": host / _MIB if host else None,
+        "gpu_memory_mib": sum(gpus.values()) / _MIB if gpus else None,
+    }
 
 
 def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
@@ -161,6 +191,8 @@ def _cells(figures: Figures) -> list[str]:
         _or_dash(figures.rows_per_batch, "{:.1f}"),
         *times,
         _or_dash(figures.cached_share, "{:.0%}"),
+        _or_dash(figures.memory_mib, "{:.0f} MiB"),
+        _or_dash(figures.gpu_memory_mib, "{:.0f} MiB"),
     ]
 
 

@@ -6,20 +6,15 @@ called in a thread, since a sick GPU may answer late; only a load under --model-
 """
 
 import logging
-import os
-import threading
-from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from shoal.placement import Gpu, Placement
 from shoal.supervisor.event_loop import EventLoop, Future, resolve
+from shoal.supervisor.memory.measuring import MeasuringThread
 
 _log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-#: How long the end of the server waits for the figures of its last workers (ours).
-_LAST_S = 1.0
 
 
 class MemoryUse(NamedTuple):
@@ -34,9 +29,7 @@ class GpuMemory:
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
-        # Changed by the event loop's thread.
-        self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = MeasuringThread("gpu memory")
         # Changed in this object's thread: number of an instance → its GPU, and bytes in use before its worker ended.
         self._before: dict[int, tuple[Gpu, int]] = {}
 
@@ -44,51 +37,25 @@ class GpuMemory:
         """Note the memory in use on the GPU of an instance whose worker is about to be stopped."""
         gpu = placement.gpu
         if gpu is not None and self._nvml is not None:
-            self._ask(lambda: self._note(number, gpu))
+            self._thread.ask(lambda: self._note(number, gpu))
 
     def left(self, number: int, placement: Placement) -> None:
         """Log the memory that an instance's worker has given back; unknown for a worker that died unasked."""
-        if self._thread is not None:
-            self._ask(lambda: self._log_returned(number, placement))
+        if self._thread.has_started:
+            self._thread.ask(lambda: self._log_returned(number, placement))
 
     def use_of(self, gpu: Gpu, loop: EventLoop) -> "Future[MemoryUse | None]":
         """A future of a GPU's memory; None where the driver does not say, or without NVIDIA's library. It stays open as
         long as the driver does not answer."""
-        future: Future[MemoryUse | None] = loop.future()
         if self._nvml is None:
+            future: Future[MemoryUse | None] = loop.future()
             resolve(future, None)
             return future
-        answers: list[MemoryUse | None] = []
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-        def tell() -> None:  # in the thread
-            answers.append(self._use(gpu))
-            os.eventfd_write(bell, 1)
-
-        def arrived() -> None:
-            loop.forget(bell)
-            os.close(bell)
-            resolve(future, answers[0])
-
-        loop.on_readable(bell, arrived)
-        self._ask(tell)
-        return future
+        return self._thread.answer(lambda: self._use(gpu), loop)
 
     def close(self) -> None:
         """End the thread after its pending measurements, or after a second without an answer from a GPU."""
-        if self._thread is not None:
-            self._questions.put(None)
-            self._thread.join(_LAST_S)
-
-    def _ask(self, question: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpu memory", daemon=True)
-            self._thread.start()
-        self._questions.put(question)
-
-    def _run(self) -> None:
-        while (question := self._questions.get()) is not None:
-            question()
+        self._thread.close()
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 

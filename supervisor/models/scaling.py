@@ -5,7 +5,7 @@ request is dropped or waits for either.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
@@ -14,6 +14,7 @@ from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
 from shoal.supervisor.event_loop import EventLoop, Future, reject, shared
 from shoal.supervisor.failure_domains import contained
+from shoal.supervisor.memory.process_memory import MemoryFigures, ProcessMemory, total
 from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -33,10 +34,16 @@ class Scaling:
     """Scales versions on request and by load, and describes their instances."""
 
     def __init__(
-        self, loop: EventLoop, models: Models, read_counters: Callable[[int], RowView], clock_ns: Callable[[], int]
+        self,
+        loop: EventLoop,
+        models: Models,
+        read_counters: Callable[[int], RowView],
+        clock_ns: Callable[[], int],
+        memory: ProcessMemory | None = None,
     ) -> None:
         self._loop = loop
         self._models = models
+        self._memory = memory or ProcessMemory()
         self._read_counters = read_counters
         self._clock_ns = clock_ns
         # Changed by each observation, which keeps the versions and instances that still exist.
@@ -53,7 +60,7 @@ class Scaling:
     # --- what clients ask ---
 
     async def _instances(self, arguments: dict[str, Any]) -> Any:
-        return self._describe(self._models.get(arguments["model"]), arguments["version"])
+        return await self._describe(self._models.get(arguments["model"]), arguments["version"])
 
     async def _scale(self, arguments: dict[str, Any]) -> Any:
         """Scale a version; returns when instances are up and clients and batcher know, or at once on request."""
@@ -66,17 +73,18 @@ class Scaling:
         if arguments["wait"]:
             await shared(up)
             await self._models.all_versions.settle()
-        return self._describe(model, number)
+        return await self._describe(model, number)
 
-    def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
-        wanted = [each for each in model.versions if number in (None, each)]
-        return {
-            "model": model.identifier.name,
-            "versions": [self._version(model.versions[each]) for each in sorted(wanted)],
-        }
+    async def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
+        versions = [model.versions[each] for each in sorted(model.versions) if number in (None, each)]
+        pids = [instance.pid for each in versions for instance in each.instances]
+        measured = await self._memory.measure(pids, self._loop)
+        return {"model": model.identifier.name, "versions": [self._version(each, measured) for each in versions]}
 
-    def _version(self, served: ServedVersion) -> dict[str, Any]:
+    def _version(self, served: ServedVersion, measured: Mapping[int, MemoryFigures]) -> dict[str, Any]:
         version = served.version
+        memory = total(measured[pid] for pid in {each.pid for each in served.instances} if pid in measured)
+        gpus = {each.placement.gpu.uuid: each.placement.gpu.id for each in served.instances if each.placement.gpu}
         least, most = scaling.bounds(version.config)
         return {
             "version": str(version.version),
@@ -84,6 +92,8 @@ class Scaling:
             "min_instances": least,
             "max_instances": most,
             "autoscale": scaling.autoscale(version.config),
+            "memory_bytes": memory.host_nbytes,
+            "gpu_memory_bytes": {f"GPU {gpus.get(uuid, uuid)}": size for uuid, size in memory.gpu_nbytes.items()},
             "instances": [self._instance(instance) for instance in served.instances],
         }
 

@@ -5,7 +5,7 @@ that a model's code may write: a figure may be wrong, and does no other harm.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from shoal.placement import Placement
@@ -16,6 +16,7 @@ from shoal.shm.segment import SegmentView
 from shoal.shm.slab import taken_nbytes
 from shoal.supervisor.ledger import shared_bytes, title_of
 from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.process_memory import MemoryFigures, total
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
@@ -66,6 +67,20 @@ def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int
         "shared_bytes": shared_bytes(),
         "num_takeovers": num_takeovers,
     }
+
+
+def memory_of_models(instances: Iterable[ObservedInstance], measured: Mapping[int, MemoryFigures]) -> list[Figures]:
+    """The memory of all processes of each model version, as far as it was measured; a process that several instances
+    share counts once."""
+    pids: dict[tuple[str, int], set[int]] = {}
+    for each in instances:
+        if each.pid in measured:
+            pids.setdefault((each.version.name, each.version.version), set()).add(each.pid)
+    found = []
+    for (model, version), its_pids in pids.items():
+        figures = total(measured[pid] for pid in its_pids)
+        found.append({"model": model, "version": version, "nbytes": figures.host_nbytes, "gpus": figures.gpu_nbytes})
+    return found
 
 
 def _instance(instance: ObservedInstance, now_ns: int) -> Figures:

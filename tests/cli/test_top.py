@@ -58,11 +58,42 @@ def test_the_busiest_comes_first_and_a_cache_shows() -> None:
 
 
 def test_figures_are_a_table() -> None:
-    shown = as_text(compare(look(10, BUSY, row("idle")), look(12, LATER, row("idle"))))
+    later = look(12, LATER, row("idle"))
+    memory = {"memory_bytes": 300 << 20, "gpu_memory_bytes": {"GPU 0": 5 << 30, "GPU 1": 1 << 30}}
+    shown = as_text(compare(look(10, BUSY, row("idle")), later._replace(memory={("digits", "1"): memory})))
     assert [line.split() for line in shown.splitlines()] == [
-        ["MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED"],
-        ["digits", "1", "20.0", "2.0", "8.0", "2.00", "ms", "2.00", "ms", "5.00", "ms", "-"],
-        ["idle", "1", "0.0", "0.0", "-", "-", "-", "-", "-"],
+        [
+            "MODEL",
+            "VERSION",
+            "REQUESTS/S",
+            "FAILED/S",
+            "ROWS/BATCH",
+            "QUEUE",
+            "COMPUTE",
+            "TOTAL",
+            "CACHED",
+            "MEMORY",
+            "GPUS",
+        ],
+        [
+            "digits",
+            "1",
+            "20.0",
+            "2.0",
+            "8.0",
+            "2.00",
+            "ms",
+            "2.00",
+            "ms",
+            "5.00",
+            "ms",
+            "-",
+            "300",
+            "MiB",
+            "6144",
+            "MiB",
+        ],
+        ["idle", "1", "0.0", "0.0", "-", "-", "-", "-", "-", "-", "-"],
     ]
     assert as_text([]) == "The server has no models that are ready."
 
@@ -76,6 +107,16 @@ def test_the_command_looks_as_often_as_it_is_told(server: Answering, capsys: pyt
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert slept == [2.0, 2.0]
     assert (first[0]["requests_per_s"], second[0]["requests_per_s"]) == (0, 20)
+    assert first[0]["memory_mib"] is None  # of a server that knows nothing of instances, as Triton
+
+
+def test_the_memory_of_each_model_is_asked_for(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer(STATS, {"model_stats": [BUSY]})
+    version = {"version": "1", "memory_bytes": 3 << 20, "gpu_memory_bytes": {}}
+    server.answer("GET /v2/repository/models/digits/instances", {"model": "digits", "versions": [version]})
+    assert top(["--count=1", "--json", f"--url={server.url}"], environ={}, sleep=lambda _: None) == 0
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert (figures["memory_mib"], figures["gpu_memory_mib"]) == (3, None)
 
 
 def request(model: str, **more: Any) -> dict[str, Any]:

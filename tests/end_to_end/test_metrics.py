@@ -242,6 +242,8 @@ def test_a_workers_busy_time_and_memory_are_told(server: Server, answered: Count
     assert metric("shoal_instance_restarts_total") == 0
     assert metric("shoal_instance_resident_memory_bytes") > 1 << 20
     assert 0 <= metric("shoal_instance_slab_used_bytes") < metric("shoal_instance_slab_total_bytes")
+    version = frozenset({("model", "busy"), ("version", "1")})
+    assert 1 << 20 < found["shoal_model_memory_bytes", version] <= metric("shoal_instance_resident_memory_bytes")
     assert found["shoal_front_ends", frozenset({("process", "http")})] == 2
     assert found["shoal_front_ends", frozenset({("process", "road")})] == 1
 

@@ -99,6 +99,12 @@ def test_onnx_instances_share_a_session(server: Server) -> None:
     assert len({each["pid"] for each in instances(server, "mlp")}) == 1
 
 
+def test_the_memory_of_the_process_counts_once(server: Server) -> None:
+    (version,) = fetch(server.http_port, "/v2/repository/models/mlp/instances").json["versions"]
+    assert 1 << 20 < version["memory_bytes"] < 2 * version["instances"][0]["rss_bytes"]
+    assert version["gpu_memory_bytes"] == {}
+
+
 def test_scaling_changes_the_number_of_threads(server: Server) -> None:
     (pid,) = {each["pid"] for each in instances(server)}
     before = num_threads(pid)

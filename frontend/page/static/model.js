@@ -91,8 +91,11 @@ function instancesTable(told) {
   const rows = told.instances.map((each) => [each.name, each.state, each.pid ? String(each.pid) : "–", each.device ?? "–",
     (each.cores ?? []).join(", ") || "any", each.busy_share === undefined ? "–" : `${Math.round(each.busy_share * 100)} %`, number(each.batches),
     number(each.restarts), bytes(each.rss_bytes), number(each.up_s, "s")]);
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Instances" }, table("Instances",
-    ["Instance", "State", "Process", "Device", "Cores", "Busy", "Batches", "Restarts", "Memory", "Up for"], rows));
+  const memory = [told.memory_bytes ? `${bytes(told.memory_bytes)} of the host's memory` : "",
+    ...Object.entries(told.gpu_memory_bytes ?? {}).map(([gpu, size]) => `${bytes(size)} on ${gpu}`)].filter(Boolean).join(", ");
+  const about = memory ? [el("p", { class: "small muted" }, `Its processes have ${memory}.`)] : [];
+  return el("div", {}, ...about, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Instances" }, table("Instances",
+    ["Instance", "State", "Process", "Device", "Cores", "Busy", "Batches", "Restarts", "Memory", "Up for"], rows)));
 }
 
 function failures(model) {

@@ -219,6 +219,22 @@ def test_the_whole_cache_has_its_figures(state: ServerState, counters: CounterTa
     assert dict(counters.cache_figures(8192)) == dict(figures, num_entries=0, used_bytes=0, total_bytes=8192)
 
 
+def test_the_memory_of_models_is_printed_with_that_on_each_gpu(state: ServerState) -> None:
+    memory = [
+        {"model": "simple", "version": 3, "nbytes": 4096, "gpus": {"GPU-1": 1 << 30, "GPU-2": 7}},
+        {"model": "other", "version": 1, "nbytes": 5, "gpus": {}},
+    ]
+    found = lines(state, ExternalFigures({**GAUGES, "memory": memory}, {}, ()))
+    assert of("shoal_model_memory_bytes", found) == [
+        'shoal_model_memory_bytes{model="simple",version="3"} 4096',
+        'shoal_model_memory_bytes{model="other",version="1"} 5',
+    ]
+    assert of("shoal_model_gpu_memory_bytes", found) == [
+        'shoal_model_gpu_memory_bytes{gpu_uuid="GPU-1",model="simple",version="3"} 1073741824',
+        'shoal_model_gpu_memory_bytes{gpu_uuid="GPU-2",model="simple",version="3"} 7',
+    ]
+
+
 def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
     found = lines(state, ExternalFigures(GAUGES, {}, ()))
     labels = 'device="CPU",model="simple",model_instance="simple_0_1",version="3"'

@@ -40,7 +40,7 @@ class Nvml:
 @pytest.fixture(autouse=True)
 def _is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be said may take its time on a busy machine."""
-    monkeypatch.setattr("shoal.supervisor.memory.gpu_memory._LAST_S", 60.0)
+    monkeypatch.setattr("shoal.supervisor.memory.measuring.LAST_S", 60.0)
 
 
 def memory_of(*used_mib: int | None) -> GpuMemory:
@@ -91,7 +91,7 @@ def test_a_gpu_that_does_not_tell(used_mib: tuple[int | None, ...], caplog: pyte
 
 
 def test_nobody_waits_for_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.supervisor.memory.gpu_memory._LAST_S", 0.01)
+    monkeypatch.setattr("shoal.supervisor.memory.measuring.LAST_S", 0.01)
     answers, memory = threading.Event(), memory_of(9000, 9000)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetHandleByUUID", lambda _self, _uuid: answers.wait())
     memory.leaving(1, ON_GPU)

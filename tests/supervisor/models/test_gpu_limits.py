@@ -81,7 +81,7 @@ def test_a_load_on_a_gpu_that_does_not_tell(memory: GpuMemory) -> None:
 def test_a_load_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(gpu_limits, "ANSWER_S", 0.01)
-    monkeypatch.setattr("shoal.supervisor.memory.gpu_memory._LAST_S", 0.01)
+    monkeypatch.setattr("shoal.supervisor.memory.measuring.LAST_S", 0.01)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetHandleByUUID", lambda _self, _uuid: answers.wait() and "gpu_0")
     with pytest.raises(UnavailableError, match="is not known"):
         load(GpuMemory(Nvml(gpu_0=1)), BOTH[:1], {0: 1.0})

@@ -13,8 +13,9 @@ from shoal.shm.ring import RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.process_memory import MemoryFigures
 from shoal.supervisor.processes.progress import WorkerProgress
-from shoal.supervisor.questions.gauges import gauges
+from shoal.supervisor.questions.gauges import gauges, memory_of_models
 from tests.supervisor.star_rig import CONFIG, StarRig
 
 VERSION = ModelVersion("m", 2, 3, 0, Path())
@@ -134,3 +135,13 @@ def test_the_server_tells_of_all_shared_memory_and_of_take_overs(rig: StarRig) -
     assert told["num_takeovers"] == 4
     assert told["shared_bytes"] >= rig.star.nbytes
     assert msgpack.unpackb(msgpack.packb(told)) == told
+
+
+def test_the_memory_of_a_model_is_that_of_its_processes_each_once() -> None:
+    """Two instances share the first process; the last one's was not measured."""
+    instances = [Instance(pid=7), Instance(pid=7), Instance(pid=8), Instance(pid=9), Instance()]
+    measured = {7: MemoryFigures(100, {"GPU-1": 10}), 8: MemoryFigures(20, {"GPU-1": 1, "GPU-2": 3})}
+    assert memory_of_models(instances, measured) == [
+        {"model": "m", "version": 2, "nbytes": 120, "gpus": {"GPU-1": 11, "GPU-2": 3}}
+    ]
+    assert memory_of_models(instances, {}) == []
