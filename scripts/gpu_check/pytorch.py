@@ -1,5 +1,6 @@
 """Rows of the PyTorch backend: a network of 4096 hidden units in each form in which PyTorch saves models."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from shoal.supervisor.mps_guard import PROGRAM
 
 _JIT: Any = torch.jit  # it has no types
 WIDTHS = (1024, 4096, 1000)
+SHARED = ' parameters { key: "instances_share_process" value { string_value: "true" } }'
 CONFIG = """backend: "pytorch" default_model_filename: "%s" max_batch_size: %d dynamic_batching { }
 input { name: "INPUT__0" data_type: TYPE_FP32 dims: %d } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: %d }
 instance_group { %s count: %d }"""
@@ -73,15 +75,23 @@ def instances_with_mps(surroundings: Surroundings) -> Finding:
     return _instances(surroundings, (2, 4), "--cuda-mps=true")
 
 
-def _instances(surroundings: Surroundings, counts: tuple[int, ...], *flags: str) -> Finding:
+def instances_as_threads(surroundings: Surroundings) -> Finding:
+    """The same as threads of one process, each with a stream of its own, and one copy of the weights."""
+    return _instances(surroundings, (2, 4), more=SHARED)
+
+
+def _instances(surroundings: Surroundings, counts: tuple[int, ...], *flags: str, more: str = "") -> Finding:
     file = surroundings.directory / "model.pt"
     _JIT.script(network()).save(str(file))
     rates: dict[int, dict[int, float]] = {}
-    errors, is_with_mps = [], bool(flags)
+    errors, is_with_mps, are_as_wanted = [], bool(flags), True
     for count in counts[:-1] if surroundings.on_cpu else counts:
         repository = surroundings.directory / str(count)
-        with served(make_model(surroundings, repository, file, count), *flags) as (server, client):
+        with served(make_model(surroundings, repository, file, count, more), *flags) as (server, client):
             is_with_mps = is_with_mps and b"MPS runs for workers on GPUs" in server.log
+            server.read_on()
+            processes = set(re.findall(rb" ([0-9]+) worker\.py:[0-9]+\] [^\n]* is pinned to cores", server.log))
+            are_as_wanted = are_as_wanted and len(processes) == (1 if more else count)
             through = call_of(client)
             errors.append(worst_error(through, expected, sample))
             rates[count] = {rows: rows_per_second(through, rows, surroundings.seconds) for rows in (1, MOST)}
@@ -89,8 +99,9 @@ def _instances(surroundings: Surroundings, counts: tuple[int, ...], *flags: str)
         f"{count}: {', '.join(f'{rate:,.0f} rows/s in requests of {rows}' for rows, rate in by_rows.items())}"
         for count, by_rows in rates.items()
     )
-    is_right = max(errors) <= TOLERANCE and is_with_mps == bool(flags)
-    return right_if(is_right, f"{text}; error {max(errors):.1e}{'; MPS ran' * is_with_mps}")
+    is_right = max(errors) <= TOLERANCE and is_with_mps == bool(flags) and are_as_wanted
+    said = "; MPS ran" * is_with_mps + "; not as many processes as there should be" * (not are_as_wanted)
+    return right_if(is_right, f"{text}; error {max(errors):.1e}{said}")
 
 
 def rows_per_second(through: Call, rows: int, seconds: float) -> float:
@@ -145,9 +156,9 @@ def call_of(client: Any) -> Call:
     return call
 
 
-def make_model(surroundings: Surroundings, repository: Path, file: Path, count: int = 1) -> Path:
-    """Write a repository with the model `network`."""
-    config = CONFIG % (file.name, MOST, WIDTHS[0], WIDTHS[2], surroundings.group, count)
+def make_model(surroundings: Surroundings, repository: Path, file: Path, count: int = 1, more: str = "") -> Path:
+    """Write a repository with the model `network`; `more` is added to its configuration."""
+    config = CONFIG % (file.name, MOST, WIDTHS[0], WIDTHS[2], surroundings.group, count) + more
     (write_model(repository, "network", config) / file.name).write_bytes(file.read_bytes())
     return repository
 

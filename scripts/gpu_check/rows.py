@@ -22,6 +22,7 @@ ROWS = (
     Row("returned", "memory returned by an unload", "devices:memory_returned", 75),
     Row("metrics", "figures of the GPU in /metrics", "devices:metrics", 75),
     Row("instances", "1, 2 and 4 instances on one GPU", "pytorch:instances", 120),
+    Row("threads", "2 and 4 instances on one GPU, threads of one process", "pytorch:instances_as_threads", 120),
     Row("mps", "2 and 4 instances on one GPU with --cuda-mps", "pytorch:instances_with_mps", 120),
     Row("cuda-shm", "CUDA shared memory of clients", "devices:cuda_shared_memory", 75),
     Row("aotinductor", "PyTorch: AOTInductor", "pytorch:aotinductor", 150),

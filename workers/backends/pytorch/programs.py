@@ -23,6 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
+from shoal.model_config.shared_process import PARAMETER, instances_share_process
 from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python.model import import_model
 from shoal.workers.backends.pytorch import naming
@@ -143,8 +144,11 @@ def load(model: BackendModel, device: torch.device | None, settings: PytorchSett
             return _module(model, file, device, settings)
         if settings.compile is not None:
             _log.warning("model '%s': '%s' has no effect on '%s', it is no Python file", model.name, COMPILE, file)
-        if settings.weight_sharing:
-            _log.info("model '%s': its instances are processes, and each has weights of its own", model.name)
+        if settings.weight_sharing and not instances_share_process(model.config):
+            _log.info(
+                "model '%s': its instances are processes, and each has weights of its own, unless the parameter '%s' "
+                "is true", model.name, PARAMETER,
+            )  # fmt: skip
         return _LOADERS[_form(model, file)](model, file, device, settings)
     except ShoalError:
         raise
