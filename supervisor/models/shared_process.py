@@ -48,14 +48,14 @@ class SharedProcess:
 
     def is_first(self, instance: SharingInstance) -> bool:
         """Whether this instance starts the process."""
-        return self._instances[0] is instance
+        return bool(self._instances) and self._instances[0] is instance
 
     async def up(self, leaving: Future[None]) -> Worker | None:
         """The worker of the first instance, once that is up; None where `leaving` is done before."""
         while not leaving.done():
-            leader = self._instances[0]
-            if leader.state is InstanceState.UP and leader.worker.pid:  # without a pid it is known to be dead
-                return leader.worker
+            starter = self._instances[0]
+            if starter.state is InstanceState.UP and starter.worker.pid:  # without a pid it is known to be dead
+                return starter.worker
             await first(self._came_up, leaving)
         return None
 
