@@ -25,6 +25,7 @@ ROWS = (
     Row("threads", "2 and 4 instances on one GPU, threads of one process", "pytorch:instances_as_threads", 120),
     Row("mps", "2 and 4 instances on one GPU with --cuda-mps", "pytorch:instances_with_mps", 120),
     Row("cuda-shm", "CUDA shared memory of clients", "devices:cuda_shared_memory", 75),
+    Row("between-models", "tensors stay on the GPU between models", "between_models:tensors_stay", 120),
     Row("aotinductor", "PyTorch: AOTInductor", "pytorch:aotinductor", 150),
     Row("onnx-cuda", "ONNX Runtime, CUDA", "onnx_models:cuda", 90),
     Row("onnx-tensorrt", "ONNX Runtime, TensorRT", "onnx_models:onnx_tensorrt", 150),

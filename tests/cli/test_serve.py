@@ -97,6 +97,10 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             "--model-load-gpu-limit=0:0.8 --model-load-gpu-limit=1:1",
             {"model_load_gpu_limit": ((0, 0.8), (1, 1.0))},
         ),
+        (
+            "--cuda-memory-pool-byte-size=0:64 --cuda-memory-pool-byte-size=1:0",
+            {"cuda_memory_pool_byte_size": ((0, 64), (1, 0))},
+        ),
         ("--min-supported-compute-capability=7.5", {"min_supported_compute_capability": 7.5}),
         ("--reuse-http-port --reuse-grpc-port=1", {"reuse_http_port": True, "reuse_grpc_port": True}),
         (
@@ -177,7 +181,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--grpc-infer-allocation-pool-size=4", "messages lie in shared memory, whose bounds have flags of their own"),
         ("--grpc-max-response-pool-size=4", "messages lie in shared memory, whose bounds have flags of their own"),
         ("--pinned-memory-pool-byte-size=0", "Shoal keeps no such memory pool"),
-        ("--cuda-memory-pool-byte-size=0:64", "Shoal keeps no such memory pool"),
         ("--cuda-virtual-address-size=0:64", "Shoal keeps no such memory pool"),
         ("--enable-peer-access=true", "backends decide for themselves about access between GPUs"),
         ("--buffer-manager-thread-count=2", "tensors are gathered by the worker that runs them"),

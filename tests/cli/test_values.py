@@ -127,6 +127,15 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
             )
             for text in ("0.8", "0:", ":0.8", "a:0.8", "0:1.1", "0:-0.1", "0:nan", "-1:0.5")
         ),
+        *(
+            (
+                values.GPU_POOL,
+                text,
+                "--cuda-memory-pool-byte-size option format is '<device_id>:<pool byte size>', two whole numbers. "
+                f"Got {text}",
+            )
+            for text in ("64", "0:", ":64", "a:64", "0:-1", "0:1.5", "0:1:2")
+        ),
         (values.HOST_POLICY, "p,numa-node=a", "Parsing 'numa-node' value: Can't parse 'a' to integer"),
         (values.HOST_POLICY, "p,cores=1", "there is no host policy setting 'cores'; there are numa-node and cpu-cores"),
         *(

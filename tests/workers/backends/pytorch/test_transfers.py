@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from triton_python_backend_utils import dlpack
 from shoal.model_config.signature import Signature
 from shoal.shm.cuda_regions import CudaPlace
 from shoal.workers.backends.pytorch.transfers import Transfers
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.loop import Loop
 from tests.played_cuda import contents, others_memory, played_cuda
 from tests.request_headers import packed
@@ -139,9 +141,42 @@ def test_inputs_on_the_gpu_are_joined_there(tmp_path: Path, batcher: Batcher, mo
     assert contents(tmp_path, "client") == np.concatenate(given).tobytes()
 
 
-def layout_of(inputs: list[Any]) -> bytes:
-    """A header with these inputs, all outputs wanted."""
-    layout = packed([inputs, []])
+def test_outputs_stay_on_the_gpu_if_the_requests_let_them(
+    tmp_path: Path, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = config(["A", "B"], ["Y"])
+    backend = loaded(scripted(tmp_path, Sum()), tensors)
+    played = Played()
+    backend._transfers = played.transfers
+    backend.stage = played.transfers.stage
+    array = np.arange(4, dtype=np.float32)
+    inputs = [["A", 11, [1, 4], 0, 16], ["B", 11, [1, 4], 0, 16]]
+    with played_cuda(tmp_path, monkeypatch):
+        memory, pool = batcher.memory(), GpuPool(0, 1024)
+        memory.keep_on_gpu(pool)
+        backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
+        loop = Loop(backend, Signature.from_config(tensors), "m_0_0", memory, gpu=0)
+        batcher.send(batcher.raw_request(array.tobytes(), layout_of(inputs, ("Y", 0))))
+        batcher.send(batcher.raw_request(array.tobytes(), layout_of(inputs)), batch=2)
+        loop.step()
+        stays, other = [record for record in batcher.reader.drain() if record[0] == 7]
+        block = batcher.results.open(stays[4])
+        assert block is not None
+        offset, nbytes = stays[5] >> 32, stays[5] & 0xFFFFFFFF
+        ((_, wire, shape, start, size),), _ = msgpack.unpackb(bytes(block[offset : offset + nbytes]))
+        assert (wire, shape, size) == (11 | 256, [1, 4], 16)
+        name = bytes(block[start + 4 : start + 68]).rstrip(b"\0").decode().removeprefix("played-")
+        assert contents(tmp_path, name)[:16] == (2 * array).tobytes()
+        assert batcher._read(other).outputs["Y"].tolist() == [(2 * array).tolist()]
+        assert pool.num_held == 1
+        batcher.free(stays[4])
+        loop.step()
+        assert (pool.num_held, pool.free_nbytes) == (0, 1024)
+
+
+def layout_of(inputs: list[Any], *stays: tuple[str, int]) -> bytes:
+    """A header with these inputs, all outputs wanted, some of which may stay on a GPU."""
+    layout = packed([inputs, [], *([stays] if stays else [])])
     return len(layout).to_bytes(4, "little") + layout + packed(["", {}])
 
 
