@@ -18,7 +18,7 @@ from shoal.reasons import DeathDetail, error_for
 from shoal.recorder.entry import ASKERS, Entry, EntryError, Outcome, RequestWords, unpack
 from shoal.recorder.folder import files_of
 from shoal.recorder.segment_file import Damage, FileReader
-from shoal.request import NO_SEQUENCE, Parameters, TensorRef, unpack_request, unpack_response
+from shoal.request import NO_SEQUENCE, PLACED, Parameters, TensorRef, unpack_placed_response, unpack_request
 from shoal.shm.layout import unpack_span
 from shoal.timing import Points
 
@@ -213,8 +213,9 @@ def _answer(entry: Entry, words: RequestWords) -> tuple[RecordedResponse | None,
     if not nbytes:
         return None, None
     memory = entry.output[words.output_base :]
-    response = unpack_response(header, len(memory))
-    return RecordedResponse(_tensors(response.outputs, memory), response.parameters), None
+    response = unpack_placed_response(header, len(memory))
+    here = [each for each in response.outputs if not each.datatype & PLACED]  # others have stayed on a GPU
+    return RecordedResponse(_tensors(here, memory), response.parameters), None
 
 
 def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTensor, ...]:

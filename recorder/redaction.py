@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 from shoal.errors import InternalError
 from shoal.recorder.entry import INPUT_HEADER_OFFSET, REQUEST_WORDS, Entry, EntryError
-from shoal.request import TensorRef, pack_options, split_header, unpack_options, unpack_request, unpack_response
+from shoal.request import (
+    PLACED,
+    TensorRef,
+    pack_options,
+    split_header,
+    unpack_options,
+    unpack_placed_response,
+    unpack_request,
+)
 from shoal.shm.byte_ring import padded
 from shoal.shm.layout import WORD, pack_span, unpack_span
 
@@ -37,7 +45,8 @@ def redacted(memory: memoryview, entry: Entry, redact: Sequence[str]) -> bytes:
             if request.output_header and not request.status:
                 offset, nbytes = unpack_span(request.output_header)
                 header, base = entry.output[offset : offset + nbytes], request.output_base
-                _blank(copied, at + base, unpack_response(header, len(entry.output) - base).outputs, redact)
+                outputs = unpack_placed_response(header, len(entry.output) - base).outputs
+                _blank(copied, at + base, [each for each in outputs if not each.datatype & PLACED], redact)
     except InternalError as error:
         raise EntryError(f"a request that cannot be redacted is not recorded: {error}") from error
     return bytes(copied)

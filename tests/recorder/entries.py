@@ -18,16 +18,18 @@ def values(*numbers: float) -> bytes:
 def made(
     *, key: int = 1, model: str = "m", outcome: Outcome = Outcome.OK, sampled: bool = True, id_: str = "",
     parameters: dict[str, str | int | float | bool] | None = None, wall_offset_ns: int = 0, tensor: str = "IN",
-    **words: int,
+    stays: bool = False, **words: int,
 ) -> bytes:  # fmt: skip
-    """An entry of one request, whose input, IN or `tensor`, is 1, 2 and whose output is 3, 4 unless it has died."""
+    """An entry of one request, whose input, IN or `tensor`, is 1, 2 and whose output is 3, 4 unless it has died; with
+    `stays`, another output has stayed on a GPU."""
     tensors = values(1, 2)
     header = pack_request(InferRequest(id_, (TensorRef(tensor, FP32.wire, (1, 2), 0, 8),), (), parameters or {}))
     data = tensors + header
     output, span = b"", 0
     if outcome in (Outcome.OK, Outcome.PART):
-        response = pack_response(InferResponse((TensorRef("OUT", FP32.wire, (1, 2), 0, 8),), {}))
-        output, span = values(3, 4) + response, pack_span(8, len(response))
+        there = (TensorRef("THERE", FP32.wire | 256, (1, 99), 8, 396),) if stays else ()
+        response = pack_response(InferResponse((TensorRef("OUT", FP32.wire, (1, 2), 0, 8), *there), {}))
+        output, span = values(3, 4) + bytes(76) + response, pack_span(84, len(response))
     request = NO_WORDS._replace(
         key=key, outcome=outcome, rows=1, input_nbytes=len(data), input_header=pack_span(8, len(header)),
         output_header=span, **words,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.recorder.entry import Outcome
+from shoal.recorder.entry import Outcome, unpack
 from shoal.recorder.recorded import RecordedTensor, Recording, batches
+from shoal.recorder.redaction import redacted
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
 
@@ -24,6 +25,14 @@ def test_a_request_is_what_it_was(tmp_path: Path) -> None:
     assert (request.arrival_ns, request.total_ns) == (1007, 4000)
     assert request.inputs[0].array().tolist() == [[1.0, 2.0]]
     assert request.responses[0].outputs[0].array().tolist() == [[3.0, 4.0]]
+
+
+def test_an_output_that_has_stayed_on_a_gpu_is_left_out(tmp_path: Path) -> None:
+    (request,) = Recording(file_of(tmp_path, "one", made(stays=True)))
+    assert [each.name for each in request.responses[0].outputs] == ["OUT"]
+    whole = memoryview(made(stays=True))
+    (request,) = Recording(file_of(tmp_path, "two", redacted(whole, unpack(whole), ["OUT", "THERE"])))
+    assert [each.array().tolist() for each in request.responses[0].outputs] == [[[0.0, 0.0]]]
 
 
 def test_a_folder_is_read_in_the_order_of_its_files_and_goes_on_behind_damage(tmp_path: Path) -> None:
