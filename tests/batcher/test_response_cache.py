@@ -17,7 +17,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
         assert told[what] > NUM_SEEDED // 20, what
 
 
-@settings(max_examples=500, database=None)
+@settings(max_examples=100, database=None)
 @given(st.binary(min_size=2, max_size=62))
 def test_any_schedule(some_bytes: bytes) -> None:
     run_any(numbers_of(some_bytes), Told())

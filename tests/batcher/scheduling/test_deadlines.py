@@ -19,7 +19,7 @@ from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_see
 
 MS = 1_000_000
 #: Of the seeded schedules, as many as take a second or two; the module can be asked for more.
-NUM_SEEDED = 1000
+NUM_SEEDED = 2000
 PLAIN: dict[str, object] = {"max_batch_size": 0}
 
 
@@ -49,7 +49,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
     assert set(told) == {"too late", "full", "left"}
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(st.binary(min_size=22, max_size=82))
 def test_any_schedule_keeps_the_promises(some_bytes: bytes) -> None:
     punctual.run_any(numbers_of(some_bytes), Told())

@@ -73,7 +73,7 @@ def test_seeded_graphs() -> None:
     assert set(told) == {"alone", "together", "let go", "answers"}
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(st.binary(min_size=14, max_size=98))
 def test_generated_graphs(some_bytes: bytes) -> None:
     run_any(numbers_of(some_bytes), Told())

@@ -17,7 +17,7 @@ from tests.batcher.scheduling import rate_schedules
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
 
 #: Of the seeded schedules, as many as take a second; the module can be asked for more.
-NUM_SEEDED = 1000
+NUM_SEEDED = 2000
 R, S = Resource("R", 0), Resource("S", GLOBAL)
 
 
@@ -246,7 +246,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
     assert set(told) == {"allocated", "expired", "waited"}
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(st.binary(min_size=22, max_size=82))
 def test_any_schedule_keeps_the_promises(some_bytes: bytes) -> None:
     rate_schedules.run_any(numbers_of(some_bytes), Told())

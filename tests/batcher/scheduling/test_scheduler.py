@@ -19,7 +19,7 @@ from tests.batcher.scheduling.schedule import Schedule
 from tests.batcher.scheduling.slow_model import Policy, Settings
 
 #: Of the seeded schedules, as many as take a second or two; the module can be asked for more.
-NUM_SEEDED = 1000
+NUM_SEEDED = 2000
 
 
 def test_dynamic_batching_in_the_configuration_chooses_the_dynamic_batcher() -> None:
@@ -94,7 +94,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass(family:
 
 
 @pytest.mark.parametrize("family", seeded.FAMILIES)
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(numbers=ANY_NUMBERS)
 def test_any_schedule_keeps_the_promises(family: str, numbers: list[int]) -> None:
     seeded.run_any(family, numbers, Told())

@@ -16,7 +16,7 @@ from tests.batcher.scheduling import sequence_schedules as schedules
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
 
 #: As many as take a second; the module can be asked for more.
-NUM_SEEDED = 1500
+NUM_SEEDED = 2000
 START, END = 1, 2
 #: Nanoseconds.
 IDLE = 1_000_000
@@ -341,7 +341,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
     }  # fmt: skip
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(st.binary(min_size=2, max_size=122))
 def test_any_schedule_keeps_the_promises(some_bytes: bytes) -> None:
     schedules.run_any(numbers_of(some_bytes), Told())
