@@ -1,8 +1,6 @@
 """A real browser without a window, for tests of the page: Debian's Chromium, or the one that Playwright has installed,
 driven by Playwright. Neither belongs to what `scripts/test` installs."""
 
-# pyright: reportMissingImports=false
-
 import os
 import shutil
 from collections.abc import Iterator

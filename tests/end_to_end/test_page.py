@@ -1,8 +1,6 @@
 """The page in a real browser: every view loads, the form asks every sample model, nothing of a model's is taken for
 HTML, and those who use a keyboard, a telephone or a screen reader can use it, too."""
 
-# pyright: reportMissingImports=false
-
 import json
 import os
 import re

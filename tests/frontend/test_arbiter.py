@@ -1,8 +1,5 @@
 """frontend/arbiter.py: which process is started next, with what, and that one role's failure is no other's."""
 
-# The type hints that pyright brings for gunicorn are of an older version.
-# pyright: reportAttributeAccessIssue=false, reportIncompatibleVariableOverride=false
-
 import errno
 import itertools
 import os

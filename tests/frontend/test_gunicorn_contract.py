@@ -1,8 +1,5 @@
 """What Shoal uses of gunicorn beside its documented interface; gunicorn is pinned to one major version."""
 
-# The type hints that pyright brings for gunicorn are of an older version.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-
 import inspect
 import os
 import re
