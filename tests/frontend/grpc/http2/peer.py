@@ -1,5 +1,6 @@
 """The other end for tests of HTTP/2: frames written by hand, and the `h2` package as a client without sockets."""
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -112,6 +113,7 @@ def fault_of(connection: Http2Connection) -> tuple[str, int] | None:
     for each in frames:
         if each.kind == GOAWAY:
             assert each is frames[-1]
+            assert re.fullmatch(rb"[\w ,.'/()^-]+", each.payload[8:]), "a sentence, which quotes and addresses nothing"
             return "GOAWAY", int.from_bytes(each.payload[4:8], "big")
     resets = [int.from_bytes(each.payload, "big") for each in frames if each.kind == RST_STREAM]
     return ("RST_STREAM", resets[-1]) if resets else None
