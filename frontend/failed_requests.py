@@ -64,6 +64,6 @@ def answered(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: i
 
 def _fields(entry: ModelEntry, request_id: str, reply: Reply) -> dict[str, Any]:
     death = DeathDetail.unpack(reply.detail)
-    fields = {"stage": "execute", "model": entry.name, "version": str(entry.version)}
+    fields: dict[str, Any] = {"stage": "execute", "model": entry.name, "version": str(entry.version)}
     fields |= {"instance": death.instance_name(entry.groups), "worker_pid": death.pid, "request_id": request_id}
     return fields | (end_fields(death.code) if reply.reason == Reason.INSTANCE_DIED else {})

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.errors import ShoalError
 from shoal.frontend import failed_requests
 from shoal.frontend.failed_requests import LINES_PER_S, FailedRequests, answered
+from shoal.reasons import QueueFullError, WorkerDiedError
 from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
 from tests.star.entries import entry_of
@@ -26,22 +26,22 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> ModelEntry:
 
 
 def test_a_line_names_the_request_the_instance_and_its_end(entry: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
-    for reply in (DIED, QUEUE_FULL):
-        with pytest.raises(ShoalError) as told:
-            answered(entry, "r7", reply)
+    with pytest.raises(QueueFullError):
+        answered(entry, "r7", QUEUE_FULL)  # which is no failure of the model's
+    with pytest.raises(WorkerDiedError) as told:
+        answered(entry, "r7", DIED)
     [record] = caplog.records
-    assert record.getMessage() != str(told.value)
-    assert record.getMessage().startswith("[request id: r7] Failed to process the request(s) for model instance")
+    assert record.getMessage() == str(told.value)
     fields = {"stage": "execute", "model": "simple", "version": "1", "instance": "simple_0_1", "worker_pid": 4242}
     assert vars(record).items() >= {**fields, "signal": "SIGKILL", "request_id": "r7"}.items()
 
 
 def test_a_flood_has_a_few_lines_a_second_and_a_count(entry: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(20):
-        with pytest.raises(ShoalError):
+        with pytest.raises(WorkerDiedError):
             answered(entry, "", DIED)
     assert len(caplog.records) == LINES_PER_S
     now_s[0] += 1.0
-    with pytest.raises(ShoalError):
+    with pytest.raises(WorkerDiedError):
         answered(entry, "", DIED)
     assert caplog.messages[-1].endswith(f" ({20 - LINES_PER_S} more requests failed so before it, without a line)")
