@@ -3,12 +3,14 @@
 `VERSION`, as 0.2.0, sets the version wherever it stands, and gives what is under Unreleased in CHANGELOG.md its
 heading; look at the difference, run .ci/run, commit. `build` takes the commit, which must be clean, makes the source
 distribution and the pure wheel from it twice and compares them, byte by byte, checks their metadata, installs the wheel
-into a fresh environment and has it serve a sample model; it prints how to tag.
+into a fresh environment, has it serve a sample model, and lists what was installed with it, versions and licences, as
+an SBOM (CycloneDX); it prints how to tag. Nothing of others is part of the wheel.
 """
 
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -29,6 +31,8 @@ PLACES = (
 #: What `helm` makes of the chart with it (tests/deploy/test_helm.py).
 RENDERED = "tests/deploy/rendered/*.yaml"
 RENDERED_PLACES = ('app.kubernetes.io/version: "{}"', "helm.sh/chart: shoal-{}")
+#: Packages of an environment that only install others.
+_INSTALLERS = frozenset({"pip", "setuptools", "wheel"})
 UNRELEASED = "## [Unreleased]\n"
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
 _BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
@@ -129,6 +133,22 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+def write_bom(program: Path, python: Path, path: Path) -> int:
+    """Write the SBOM of an interpreter's environment, without the time and without what pip is for; returns the number
+    of its packages. Raises ValueError if Shoal is not among them."""
+    command = (program, "environment", "--output-reproducible", f"--pyproject={ROOT / 'pyproject.toml'}")
+    run(*command, "-o", path, python)
+    bom = json.loads(path.read_text())
+    bom["components"] = [each for each in bom["components"] if each["name"] not in _INSTALLERS]
+    gone = {f"{name}==" for name in _INSTALLERS}
+    bom["dependencies"] = [each for each in bom["dependencies"] if not each["ref"].startswith(tuple(gone))]
+    names = {each["name"] for each in (bom["metadata"]["component"], *bom["components"])}
+    if not {"shoal", "flask", "numpy"} <= {name.lower() for name in names}:
+        raise ValueError(f"the SBOM lists {len(names)} packages, and not Shoal with what it needs")
+    path.write_text(json.dumps(bom, indent=2) + "\n")
+    return len(names)
+
+
 def build() -> None:
     """Build, check and try the distributions of the commit."""
     if run("git", "status", "--porcelain", "--untracked-files=no").strip():
@@ -140,7 +160,7 @@ def build() -> None:
         run(sys.executable, "-m", "venv", folder / "venv")
         python = folder / "venv" / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, "setuptools>=77", "twine")
+        run(*pip, "setuptools>=77", "twine", "cyclonedx-bom>=7")
         dists = [made(folder / turn, python) for turn in ("one", "two")]
         first, second = map(digests, dists)
         if first != second:
@@ -156,6 +176,9 @@ def build() -> None:
         run(fresh, ROOT / "scripts" / "smoke.py", "pure Python", cwd=folder)
         target = ROOT / "dist"
         target.mkdir(exist_ok=True)
+        bom = target / f"shoal-{version}.cdx.json"
+        listed = write_bom(folder / "venv" / "bin" / "cyclonedx-py", fresh, bom)
+        print(f"{bom.relative_to(ROOT)}: {listed} packages")
         for path in files:
             (target / path.name).write_bytes(path.read_bytes())
             print(f"{first[path.name]}  dist/{path.name}")

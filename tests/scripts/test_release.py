@@ -1,5 +1,6 @@
 """scripts/release: every place that knows the version gets the new one, and the change log its heading."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,6 +58,29 @@ def test_every_file_that_knows_the_version_is_changed(tmp_path: Path, monkeypatc
         assert old not in text, name
         assert "9.8.7" in text, name
     assert "## [9.8.7] - 20" in (tmp_path / "CHANGELOG.md").read_text()
+
+
+def test_the_sbom_lists_what_is_needed_and_no_installer(tmp_path: Path) -> None:
+    """With a program in place of cyclonedx-py, which scripts/release installs for itself."""
+
+    def listed(*names: str) -> int:
+        parts = [{"name": name, "bom-ref": f"{name}==1"} for name in names]
+        bom = {
+            "metadata": {"component": {"name": "shoal"}},
+            "components": parts,
+            "dependencies": [{"ref": each["bom-ref"]} for each in parts],
+        }
+        program = tmp_path / "cyclonedx-py"
+        program.write_text(f"#!/bin/sh\n[ $1 = environment ] && cat > $5 <<'END'\n{json.dumps(bom)}\nEND\n")
+        program.chmod(0o755)
+        return release.write_bom(program, Path("python"), tmp_path / "bom.json")
+
+    assert listed("Flask", "numpy", "pip", "setuptools", "pipdeptree") == 4
+    bom = json.loads((tmp_path / "bom.json").read_text())
+    assert [each["name"] for each in bom["components"]] == ["Flask", "numpy", "pipdeptree"]
+    assert [each["ref"] for each in bom["dependencies"]] == ["Flask==1", "numpy==1", "pipdeptree==1"]
+    with pytest.raises(ValueError, match="lists 2 packages, and not Shoal with what it needs"):
+        listed("numpy")
 
 
 @pytest.mark.parametrize("arguments", [["1.2"], ["v1.2.3"], ["1.2.3.dev1"], ["--help"], []])
