@@ -107,7 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"shoal {__version__} ({interpreter.describe()})")
         return 0
     if arguments[0] not in _VERBS:
-        print(f"'{arguments[0]}' is not a verb of shoal.\nUsage: shoal <verb> [options]", file=sys.stderr)
+        from difflib import get_close_matches  # here: for a verb that is wrong
+
+        close = get_close_matches(arguments[0], _VERBS, n=1)
+        meant = f" Did you mean '{close[0]}'?" if close else ""
+        print(f"'{arguments[0]}' is not a verb of shoal.{meant}\nUsage: shoal <verb> [options]", file=sys.stderr)
         print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
         return 1
     entry: Callable[..., int] = pkgutil.resolve_name(_VERBS[arguments[0]].entry)

@@ -98,7 +98,8 @@ class RequestParser:
                 return self._shaped(spec, np.load(path, allow_pickle=False))
             contents = path.read_bytes()
         except (OSError, ValueError) as error:
-            raise InputError(f"Input '{spec.name}': cannot read {path}: {error}") from None
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise InputError(f"Input '{spec.name}': cannot read {path}: {why}") from None
         if path.suffix == ".json":
             return self._array(spec, _json(contents, path))
         if spec.datatype is BYTES:

@@ -26,6 +26,7 @@ minutes, with where the time of each went, and why it waited."""
 
 _EXAMPLES = """\
   shoal top
+  shoal top digits
   shoal top --requests --model digits --count 1
   shoal top --interval 5 --url http://gpu-1:8000
   shoal top --count 1 --json | jq '.[] | select(.failures_per_s > 0)'    # one interval, then the end
@@ -34,7 +35,7 @@ Options of this verb:
   --interval <seconds>   between two looks (default: 1)
   --count <number>       end after so many intervals
   --requests             single requests of a Shoal server, for those who may administer it
-  --model <name>         with --requests: those of one model
+  <model>                only this one; --model <name> is the same
 """
 _HEAD = [
     "MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED", "MEMORY", "GPUS",
@@ -77,25 +78,27 @@ def top(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Print figures until Ctrl-C, or for --count intervals; returns the exit code."""
-    parser = OperatingParser("top", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
+    parser = OperatingParser("top", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
+    parser.add_argument("shown", nargs="?", default="", help=argparse.SUPPRESS)
     parser.add_argument("--interval", type=seconds, default=1.0, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=count, help=argparse.SUPPRESS)
     parser.add_argument("--requests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
 
-    def look(server: RemoteServer) -> Look:
-        rows = {(row["name"], row["version"]): row for row in server.statistics()}
+    def look(server: RemoteServer, model: str) -> Look:
+        rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}
         return Look(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
-        earlier, num_left = None if arguments.requests else look(server), arguments.count
+        model = arguments.model or arguments.shown
+        earlier, num_left = None if arguments.requests else look(server, model), arguments.count
         while True:
             if earlier is None:
-                told = server.finished_requests(arguments.model, NUM_SHOWN)
+                told = server.finished_requests(model, NUM_SHOWN)
                 shown = json.dumps(told) if arguments.json else top_requests.as_text(told)
             else:
                 sleep(arguments.interval)
-                later = look(server)
+                later = look(server, model)
                 figures = compare(earlier, later)
                 shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
                 earlier = later

@@ -191,7 +191,8 @@ class RemoteClient(Client):
         except TimeoutError as error:
             raise TimedOutError(f"Request timeout expired: no answer from {self._address}") from error
         except OSError as error:
-            raise ConnectionLostError(f"no server is found at {self._address}: {error}") from error
+            why = error.strerror or error  # without the number
+            raise ConnectionLostError(f"no server is found at {self._address}: {why}") from error
 
     def _known(self, error: Any) -> ShoalError:
         known = self._error(str(error.status() or ""), str(error.message()), str(error.debug_details()))

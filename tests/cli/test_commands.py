@@ -31,7 +31,7 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out == ""
     said, usage, verbs = printed.err.splitlines()
-    assert (said, usage) == ("'server' is not a verb of shoal.", "Usage: shoal <verb> [options]")
+    assert (said, usage) == ("'server' is not a verb of shoal. Did you mean 'serve'?", "Usage: shoal <verb> [options]")
     assert verbs.startswith("Verbs: serve, run, ")
     assert verbs.endswith(". 'shoal --help' explains them.")
 

@@ -136,7 +136,7 @@ def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_
         (["ECHO", "--input", "X=fish"], "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file."),
         (["ECHO", "--input", "X=[1,2,3]"], "Input 'X' (FP32, shape [-1,2]) is given in shape [3]."),
         (["ECHO", "--input", "X"], "argument --input: expected <name>=<value>, got 'X'"),
-        (["ECHO", "--input", "X=@none.npy"], "Input 'X': cannot read none.npy: "),
+        (["ECHO", "--input", "X=@none.npy"], "Input 'X': cannot read none.npy: No such file or directory\n"),
         (["ECHO", "--data", "none.json"], "--data: cannot read none.json: No such file or directory"),
         (["ECHO", "--repeat", "0"], "argument --repeat: expected a number of times, got '0'"),
     ],

@@ -82,6 +82,8 @@ def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
         "unrecognized option '--nonsense'\nUsage: tritonserver [options]\n'tritonserver --help' explains them.\n"
     )
     assert main(["serve"]) == 1
+    assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
+    assert main(["serve", "--http-port=0"]) == 1
     assert capsys.readouterr().err.startswith("--model-repository must be specified\nUsage: shoal serve [<path> …")
     assert main(["serve", "no_such.onnx"]) == 1
     assert capsys.readouterr().err.startswith(

@@ -28,6 +28,13 @@ def test_it_waits_until_the_model_is_gone(server: Answering, capsys: pytest.Capt
     )
 
 
+def test_a_model_that_is_not_there(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer(UNLOAD)
+    server.answer("POST /v2/repository/index", [OTHER])
+    assert unload(["digits"], environ={"SHOAL_URL": server.url}) == 0
+    assert capsys.readouterr() == ("The server has no model 'digits', or not any more.\n", "")
+
+
 def test_it_gives_up_in_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     server.answer(UNLOAD)
     server.answer("POST /v2/repository/index", index("UNLOADING"))
