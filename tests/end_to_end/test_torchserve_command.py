@@ -166,7 +166,11 @@ def test_the_tutorial(tmp_path: Path) -> None:
         return ""
 
     reader = Reader(tmp_path, programs={"torchserve": torchserve})
-    reader.read((ROOT / "docs" / "tutorials" / "torchserve.md").read_text())
+    try:
+        reader.read((ROOT / "docs" / "tutorials" / "torchserve.md").read_text())
+    except BaseException:
+        torchserve(["torchserve", "--stop"])
+        raise
     assert reader.num_compared == 4
     servers[-1].wait()
 
