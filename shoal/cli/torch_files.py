@@ -1,7 +1,7 @@
 """The inputs and outputs of a PyTorch file without a configuration, for `shoal serve` and `shoal init`.
 
 A program of torch.export says its tensors in JSON, which is read here. A TorchScript file says the names of its
-arguments alone: it is tried on zeros (torch_probe.py), in a process of its own, since it is a stranger's program and
+arguments alone: it is tried on zeros (pytorch_trial.py), in a process of its own, since it is a stranger's program and
 since PyTorch takes seconds to import.
 """
 
@@ -64,7 +64,7 @@ def _tried(path: Path) -> Config:
     """What a trial has found of a TorchScript file. Raises NoShapesError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "shoal.cli.torch_probe", f"{path.absolute()}"],
+            [sys.executable, "-m", "shoal.workers.backends.pytorch_trial", f"{path.absolute()}"],
             capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
             cwd="/",  # no file beside the model is taken for a module of Python's
         )  # fmt: skip
@@ -72,10 +72,10 @@ def _tried(path: Path) -> Config:
         raise NoShapesError(f"a trial on zeros took more than {_TIMEOUT_S:g} s") from None
     lines = done.stdout.splitlines()
     found = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    if "input" not in found:
+    if "inputs" not in found:
         why = found.get("error") or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise NoShapesError(f"a TorchScript file does not say the shapes of its inputs, and a trial has failed: {why}")
-    return dict(found)
+    return config(found["max_batch_size"], found["inputs"], found["outputs"])
 
 
 def exported(program: Any) -> Config:

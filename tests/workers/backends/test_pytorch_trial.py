@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.cli.torch_probe import main
+from shoal.cli.torch_files import config as completed
+from shoal.workers.backends.pytorch_trial import main
 
 # PyTorch advises against TorchScript whenever it is used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -96,7 +97,8 @@ def test_what_a_model_takes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = found(module, tmp_path, capsys)
+    said = found(module, tmp_path, capsys)
+    config = completed(said["max_batch_size"], said["inputs"], said["outputs"])
     assert (config["max_batch_size"], tensors(config)) == (max_batch_size, expected)
 
 

@@ -1,4 +1,4 @@
-"""Tries a TorchScript file on zeros, and prints its inputs and outputs as JSON: python -m shoal.cli.torch_probe FILE
+"""Tries a TorchScript file on zeros and prints its tensors as JSON: python -m shoal.workers.backends.pytorch_trial FILE
 
 The shapes that are tried follow from the model's weights, in their order: the first layer's has the number of features
 or channels. The first shape that runs is kept; then each of its dimensions is changed, to see which may vary.
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal.cli.torch_files import NoShapesError, config
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
 
 #: Sizes of images that are tried, the commonest first; tokens of a text, and samples of a sound or a series (ours).
@@ -28,6 +27,10 @@ _NAMES = {
 }  # fmt: skip
 
 Shape = tuple[int, ...]
+
+
+class NoShapesError(Exception):
+    """A module does not run on zeros, or its tensors are none that can be served; the message says why."""
 
 
 class Candidate(NamedTuple):
@@ -75,7 +78,8 @@ def found(module: Any) -> dict[str, Any]:
 
 
 def _described(module: Any, base: Candidate, names: Sequence[str], first: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The configuration of a module that has given `first` for `base`."""
+    """The tensors of a module that has given `first` for `base`: name, datatype and dims of each; dimensions that
+    vary together have one text."""
     inputs: list[int | str] = list(base.shape)
     outputs: dict[str, list[int | str]] = {name: list(tensor.shape) for name, tensor in first.items()}
     for position, size in enumerate(base.shape):
@@ -92,11 +96,11 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
     datatypes = {name: _NAMES.get(tensor.dtype) for name, tensor in first.items()}
     if None in datatypes.values():
         raise NoShapesError("a result has a datatype that Triton's protocol does not have")
-    return config(
-        DEFAULT_MAX_BATCH_SIZE if is_batch else 0,
-        [(name, _NAMES[base.dtype], inputs) for name in names],
-        [(name, f"{datatypes[name]}", dims) for name, dims in outputs.items()],
-    )
+    return {
+        "max_batch_size": DEFAULT_MAX_BATCH_SIZE if is_batch else 0,
+        "inputs": [(name, _NAMES[base.dtype], inputs) for name in names],
+        "outputs": [(name, datatypes[name], dims) for name, dims in outputs.items()],
+    }
 
 
 def _alike(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
@@ -132,11 +136,12 @@ def main(path: str) -> None:
     torch.set_num_threads(1)
     try:
         load: Any = torch.jit.load
-        print(json.dumps(found(load(path, map_location="cpu").eval())))
+        said = found(load(path, map_location="cpu").eval())
     except NoShapesError as error:
-        print(json.dumps({"error": str(error)}))
+        said = {"error": str(error)}
     except RuntimeError as error:  # what a file provokes in PyTorch
-        print(json.dumps({"error": str(error).strip().splitlines()[-1]}))
+        said = {"error": str(error).strip().splitlines()[-1]}
+    sys.stdout.write(json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":
