@@ -86,13 +86,15 @@ class FinishedRequests:
             least_ns = slowest[0][0]
             self._set_least(least_ns + (least_ns >> _MARGIN_BITS))
 
-    def note_failed(self, now_ns: int, make: Make) -> None:
-        """Keep a failed request, or count it where its window has kept enough."""
+    def note_failed(self, now_ns: int, make: Make) -> FinishedRequest | None:
+        """Keep a failed request and return it, or count it where its window has kept enough."""
         self.turn(now_ns)
         window = self._windows[-1]
         window.num_failed += 1
-        if len(window.failed) < NUM_KEPT:
-            window.failed.append(make())
+        if len(window.failed) >= NUM_KEPT:
+            return None
+        window.failed.append(failed := make())
+        return failed
 
     def recent(self, now_ns: int) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
         """Of the last NUM_WINDOWS minutes: the slowest requests, the slowest first; the failed ones, the last first;

@@ -6,6 +6,7 @@ It is queued again instead if its worker dies before executing it, or returns it
 
 from shoal.batcher import statistics
 from shoal.batcher.child_traces import TraceParent, TraceRoot
+from shoal.batcher.failure_log import log_failure
 from shoal.batcher.finished_requests import id_of, text_of
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
@@ -239,7 +240,8 @@ class OpenRequests(dict[int, OpenRequest]):
             )
 
         if status:
-            model.finished.note_failed(now_ns, make)
+            if (kept := model.finished.note_failed(now_ns, make)) is not None:
+                log_failure(model, kept, running)
         else:
             model.finished.note_slow(now_ns - start_ns, now_ns, make)
 

@@ -4,7 +4,13 @@ travels as msgpack to the supervisor and to front ends."""
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from shoal import errors
+from shoal.errors import ShoalError
+from shoal.reasons import error_for
 from shoal.timing import Execution, Points
+
+#: Of an ensemble, whose answer the batcher itself writes.
+_FAILED_STEP = "a step has failed; what it said is listed with the step's model"
 
 
 class FinishedRequest(NamedTuple):
@@ -27,6 +33,14 @@ class FinishedRequest(NamedTuple):
     def total_ns(self) -> int:
         """From the last bytes of the request to its answer, in ns."""
         return self.points.end_ns - self.points.start_ns
+
+    def error(self, model: str, version: int, groups: Sequence[str]) -> ShoalError | None:
+        """The error with which the request has failed, of a model with these instance groups; None if it succeeded."""
+        if not self.status:
+            return None
+        if self.reason:
+            return error_for(self.reason, self.detail, model=model, version=version, request_id=self.id, groups=groups)
+        return errors.from_wire(self.status, self.sentence or _FAILED_STEP)
 
     @classmethod
     def from_message(cls, values: Sequence[Any]) -> "FinishedRequest":

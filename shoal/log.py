@@ -13,8 +13,9 @@ With the format "json" a line is an object:
     {"time":"2024-05-20T20:03:25.829575Z","level":"info","process":"worker","pid":3355,"model":"simple","version":"1",
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
 
-with `request_id` where the record has one, and where an instance has failed with `stage` (load, idle or execute),
-`worker_pid` and `signal` or `exit_code`. Imports nothing of Shoal but the writer (log_writer.py).
+with `request_id` and `trace_id` where the record has them, and where something has failed with `stage` (load, idle,
+queue or execute), `worker_pid`, `batch`, and `signal` or `exit_code`. Imports nothing of Shoal but the writer
+(log_writer.py).
 """
 
 import json
@@ -143,7 +144,7 @@ class TritonFormatter(logging.Formatter):
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
 #: What a record may carry beside its message (`extra=`); more about a line than about its process.
 _FIELDS = (
-    "stage", "model", "version", "instance", "worker_pid", "signal", "exit_code", "request_id",
+    "stage", "model", "version", "instance", "worker_pid", "signal", "exit_code", "batch", "request_id", "trace_id",
     "method", "path", "client", "status", "bytes", "ms",
 )  # fmt: skip
 

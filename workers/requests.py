@@ -4,7 +4,7 @@ Pure. Runs in a worker. The front end has checked the request against the model;
 process fail or mix up rows are checked for again, because the request stands in memory that another process can write.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias, cast
@@ -488,10 +488,12 @@ def is_wanted(output: str, requests: Sequence[Request]) -> bool:
     return requests[0].parsed.wants(output) or any(request.parsed.wants(output) for request in requests)
 
 
-def failure_fields(requests: Iterable[Request]) -> dict[str, str]:
-    """Fields of the log about requests whose execution has failed: the first MAX_LOGGED_IDS of their ids."""
+def failure_fields(requests: Sequence[Request]) -> dict[str, str | int]:
+    """Fields of the log about a batch whose execution has failed: its number, and the first MAX_LOGGED_IDS of its
+    requests' ids."""
     ids = [request.id for request in requests if request.id]
-    return {"stage": "execute", "request_id": ", ".join(ids[:MAX_LOGGED_IDS])}
+    fields: dict[str, str | int] = {"stage": "execute", "request_id": ", ".join(ids[:MAX_LOGGED_IDS])}
+    return {**fields, "batch": requests[0].batch} if requests else fields
 
 
 def log_prefix(request_id: str) -> str:

@@ -18,7 +18,6 @@ from shoal.api_keys import ApiKey
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError
 from shoal.frontend.access.authorisation import check_lane, check_model
-from shoal.frontend.failed_requests import answered
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.grpc.region_template import RegionTemplate, make_template
@@ -35,7 +34,7 @@ from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
-from shoal.star.refusal import other_version
+from shoal.star.refusal import answered, other_version
 
 __all__ = ["HEADER_BYTES", "SubmittedMessage", "GrpcSubmission", "message_offset"]
 

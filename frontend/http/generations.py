@@ -17,7 +17,6 @@ from collections.abc import Callable, Container
 
 from shoal.errors import ShoalError
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.failed_requests import answered
 from shoal.frontend.generation import PLANNERS, Rendering
 from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http.connection import READING, STREAMING, HttpConnection
@@ -32,7 +31,7 @@ from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
 from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.shm.port import Port, Reply
-from shoal.star.refusal import other_version
+from shoal.star.refusal import answered, other_version
 
 #: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
 LAST_CHUNK = b"0\r\n\r\n"

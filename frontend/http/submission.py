@@ -18,7 +18,6 @@ import orjson
 
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
-from shoal.frontend.failed_requests import answered
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded
 from shoal.frontend.http import json_template, region_template
 from shoal.frontend.http.connection import Chunks
@@ -44,7 +43,7 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import ALIGNMENT, aligned
-from shoal.star.refusal import other_version
+from shoal.star.refusal import answered, other_version
 from shoal.star.validation import PreparedInput, check_sequence
 
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.

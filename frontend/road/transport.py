@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shoal.errors import CancelledError, ShoalError
-from shoal.frontend.failed_requests import answered
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, wishes_of, write_block
@@ -24,7 +23,7 @@ from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse
 from shoal.shm.layout import ABANDONED, NO_DIGEST
 from shoal.shm.port import Reply
-from shoal.star.refusal import other_version
+from shoal.star.refusal import answered, other_version
 from shoal.star.request_digest import request_digest
 from shoal.star.shared_port import SharedPort
 

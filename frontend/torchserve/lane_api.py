@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.access.tokens import Tokens
-from shoal.frontend.failed_requests import answered as answer_in
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import MAX_KEPT_HEAD, Head
 from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place, may_pass
@@ -49,6 +48,7 @@ from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
+from shoal.star.refusal import answered as answer_in
 
 #: Where in its block a body starts.
 BODY_OFFSET = LENGTH.size

@@ -11,21 +11,16 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import parse_qs
 
-from shoal import errors
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError
 from shoal.finished_request import FinishedRequest
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
-from shoal.reasons import error_for
 from shoal.star.models import ModelEntry
 from shoal.star.questions import Ask
 from shoal.timing import timing
 
 #: Requests of either kind without `limit`, and the most there can be (ours).
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
-
-#: Of an ensemble, whose answer the batcher itself writes.
-_FAILED_STEP = "a step has failed; what it said is listed with the step's model"
 
 
 def finished_requests(state: ServerState, ask: Ask, query: str) -> Response:
@@ -56,7 +51,7 @@ def describe(request: FinishedRequest, entries: Mapping[int, ModelEntry]) -> dic
     entry = entries.get(request.model_id)
     name, version, groups = ("", 0, ()) if entry is None else (entry.name, entry.version, entry.groups)
     times = timing(request.points, request.execution, groups=groups, version=str(version))
-    error = _error(request, name, version, groups)
+    error = request.error(name, version, groups)
     return {
         "model": name.encode("utf-8", "backslashreplace").decode(),
         "id": request.id,
@@ -67,16 +62,6 @@ def describe(request: FinishedRequest, entries: Mapping[int, ModelEntry]) -> dic
         "code": None if error is None else type(error).__name__.removesuffix("Error"),
         **times._asdict(),
     }
-
-
-def _error(request: FinishedRequest, model: str, version: int, groups: Any) -> ShoalError | None:
-    if not request.status:
-        return None
-    if request.reason:
-        return error_for(
-            request.reason, request.detail, model=model, version=version, request_id=request.id, groups=groups
-        )
-    return errors.from_wire(request.status, request.sentence or _FAILED_STEP)
 
 
 def _limit(text: str) -> int:

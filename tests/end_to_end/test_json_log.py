@@ -194,6 +194,6 @@ def test_an_error_names_stage_model_instance_process_signal_and_request(log: Log
     died = {**instance, "worker_pid": log.worker, "signal": "SIGKILL"}
     assert found["worker"].items() >= {**instance, "pid": log.worker, "request_id": "six"}.items()
     assert "as it was told" in found["worker"]["message"]
-    assert found["http"].items() >= {**died, "request_id": "seven"}.items()
-    assert "was killed by signal 9 (SIGKILL) while executing" in found["http"]["message"]
+    assert found["batcher"].items() >= {**died, "request_id": "seven"}.items()
+    assert "was killed by signal 9 (SIGKILL) while executing" in found["batcher"]["message"]
     assert found["supervisor"].items() >= died.items()

@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy().min() < 0:
+            raise ValueError("the picture is upside down")
         error = pb_utils.TritonError("the picture has no pixels", pb_utils.TritonError.INVALID_ARG)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """
@@ -222,6 +225,19 @@ def test_failures_are_listed_with_what_was_said(server: Server) -> None:
     assert last["error"] == "the picture has no pixels"
     assert (last["code"], last["model"], last["instance"]) == ("InvalidArgument", "failing", "failing_0_0")
     assert set(last["phases"]) <= set(PHASES)
+
+
+def test_a_failure_has_a_line_in_the_log_with_what_connects_it(server: Server) -> None:
+    start = len(server.log)
+    over_http(server, "failing", body("upside down", -1 - ROW[0]), traceparent=CONTEXT)
+    assert server.read_log(b"a request to model 'failing'", start=start)
+    last = requests_of(server, "failing")["failed"][0]
+    line = next(each for each in server.log[start:].decode().splitlines() if "a request to model 'failing'" in each)
+    assert re.search(
+        f"version 1 failed \\(stage execute, request_id upside down, trace_id {CONTEXT.split('-')[1]}, "
+        f"instance failing_0_0, worker_pid {last['pid']}, batch [0-9]+\\): .*the picture is upside down",
+        line,
+    ), line
 
 
 def test_the_slowest_come_first_and_can_be_limited(server: Server, stub: Any) -> None:

@@ -15,7 +15,6 @@ from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
 from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.failed_requests import answered as answer_in
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.road_inference import Rendered
 from shoal.frontend.grpc.service import GrpcCall, parse, refuse_while_exiting
@@ -42,6 +41,7 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.shares import NoRoomError
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
+from shoal.star.refusal import answered as answer_in
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
