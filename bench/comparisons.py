@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from bench.background_load import QuietConnections, RepeatedRequest, raw
 from bench.peers import PEERS, Peer, launch_shoal
+from bench.server import Server
 from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, BenchModel, Request, v2_request
 
 NUM_MODELS, NUM_INSTANCES = 200, 8
@@ -30,11 +32,13 @@ class Figure(Enum):
 
     RATE = "requests/s"
     P99 = "p99"
+    CPU = "CPU a request"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Shoal in two settings. `target` is the least rate, or the largest p99, as a multiple of the plain setting's."""
+    """Shoal in two settings. `target` is the least rate, or the largest p99 or CPU time, as a multiple of the plain
+    setting's."""
 
     name: str
     title: str
@@ -97,9 +101,18 @@ def _setting(
     others: Sequence[BenchModel] = BESIDE,
     num_instances: int = 1,
     background: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    record: str = "",
 ) -> Peer:
-    launch = functools.partial(launch_shoal, others=others, num_instances=num_instances)
+    """A setting of Shoal; `record` is a setting of --record-config, with which it records into the server's folder."""
+    launch = functools.partial(_launch, others=others, num_instances=num_instances, record=record)
     return replace(PEERS[0], name=name, title=title, launch=launch, background=background)
+
+
+def _launch(
+    folder: Path, model: BenchModel, encoding: str, others: Sequence[BenchModel], num_instances: int, record: str
+) -> Server:
+    flags = [f"--record={folder / 'recording'}", f"--record-config={record}"] if record else []
+    return launch_shoal(folder, model, encoding, others=others, num_instances=num_instances, flags=flags)
 
 
 _PLAIN = _setting("plain", "plain")
@@ -142,5 +155,13 @@ COMPARISONS = (
     Comparison(
         "large-json", "60 MB of JSON on one connection, again and again",
         _PLAIN, _setting("large-json", "with 60 MB of JSON", background=_large_bodies), Figure.P99, 2.0,
+    ),
+    Comparison(
+        "record-others", "a recording of other models: the one that is asked is not recorded",
+        _ALONE, _setting("record-others", "others recorded", (), record="models=other"), Figure.CPU, 1.01,
+    ),
+    Comparison(
+        "record", "a recording of every request",
+        _ALONE, _setting("record", "recorded", (), record="max-size=1GiB"), Figure.CPU, 1.3,
     ),
 )  # fmt: skip

@@ -36,6 +36,9 @@ do not agree, or others took more than {max_foreign:.0%} of the cores, that is u
 
 #: Where other programs took more of the cores, a rate or a p99 says nothing about Shoal (ours: seen with 5 to 75 %).
 MAX_FOREIGN = 0.15
+_HEADINGS = {
+    Figure.RATE: ("requests/s", "at least"), Figure.P99: ("p99 ms", "at most"), Figure.CPU: ("CPU µs", "at most"),
+}  # fmt: skip
 NO_PERF = " Here perf is missing or may not count, so there are none."
 
 
@@ -89,7 +92,7 @@ def _ratios(rows: Mapping[Comparison, Sequence[Row]], figure: Figure) -> str:
     chosen = {each: pair for each, pair in rows.items() if each.figure is figure}
     if not chosen:
         return ""
-    unit, bound = ("requests/s", "at least") if figure is Figure.RATE else ("p99 ms", "at most")
+    unit, bound = _HEADINGS[figure]
     columns = ["", f"{unit}, plain", "so", "×", f"{bound}", "met", "CPU ×"]
     with_perf = any(row.samples and row.median.instructions for pair in chosen.values() for row in pair)
     lines = head([*columns, "instructions ×"] if with_perf else columns)
@@ -137,8 +140,12 @@ def _instructions(rows: Mapping[Comparison, Sequence[Row]]) -> str:
 
 
 def _figure(figure: Figure, sample: Sample) -> float:
+    if figure is Figure.CPU:
+        return sample.cpu_us
     return sample.requests_per_s if figure is Figure.RATE else sample.p99_us
 
 
 def _shown(figure: Figure, sample: Sample) -> str:
+    if figure is Figure.CPU:
+        return count(sample.cpu_us)
     return count(sample.requests_per_s) if figure is Figure.RATE else f"{sample.p99_us / 1000:.2f}"

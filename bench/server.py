@@ -66,7 +66,7 @@ class Server:
         self.port = port
         self._folder = folder
         self._memory_prefix = memory_prefix
-        self._command = command
+        self.command = command
         self._env = env
         self._log = log
         # Changed by start.
@@ -84,7 +84,7 @@ class Server:
         with self._log.open("wb") as log:
             self._started_s = time.perf_counter()
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 env=dict(self._env),
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ from bench.results import Row, Sample
 MIB = 1024 * 1024
 PLAIN = Sample(10_000, 800, 2000, 100, 300 * MIB, 1.0, 0, 0.04)
 BY_NAME = {each.name: each for each in COMPARISONS}
-RATE, P99, MODELS = BY_NAME["idle"], BY_NAME["half-heads"], BY_NAME["models"]
+RATE, P99, MODELS, CPU = (BY_NAME[name] for name in ("idle", "half-heads", "models", "record-others"))
 
 
 def rows(comparison: Comparison, *others: Sample) -> tuple[Row, Row]:
@@ -29,6 +29,8 @@ def rows(comparison: Comparison, *others: Sample) -> tuple[Row, Row]:
         (P99, replace(PLAIN, p99_us=3000, requests_per_s=10), "yes"),
         (P99, replace(PLAIN, p99_us=3100), "**no**"),
         (P99, replace(PLAIN, p99_us=3100, foreign=0.16), "unclear: others 16%"),
+        (CPU, replace(PLAIN, cpu_us=101, requests_per_s=10), "yes"),
+        (CPU, replace(PLAIN, cpu_us=102), "**no**"),
     ],
 )
 def test_a_target_is_met_or_not_and_never_with_failed_requests(
