@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.recorded_inputs import recorded_inputs
 from shoal.cli.replay_comparison import Answer
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError
+from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.sequences import END, START
 
@@ -45,12 +46,12 @@ class RunningServer:
         self._client = client
         self._version = version
         self._last: dict[tuple[str, int | str], Future[Answer]] = {}
-        self._signatures: dict[str, Signature | None] = {}
+        self._configs: dict[str, Config] = {}  # of the models that the server has
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
         """The answers to the requests, which are asked `speed` times as fast as they were; 0: at once. Raises
         ConnectionLostError if there is no server."""
-        self._signatures = {name: self._signature(name) for name in {each.model for each in requests}}
+        self._configs = {name: self._config(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
         pause = threading.Event()  # never set: to wait on
         with ThreadPoolExecutor(MAX_OPEN) as pool:
@@ -68,15 +69,15 @@ class RunningServer:
             answers = {number: future.result() for number, future in futures}
         return [answers[each.number] for each in requests]
 
-    def _signature(self, model: str) -> Signature | None:
-        """The signature of a model; None if the server has none of that name."""
+    def _config(self, model: str) -> Config:
+        """The configuration of a model; empty if the server has none of that name."""
         version = "" if self._version is None else str(self._version)
         try:
-            return Signature.from_config(self._client.model_config(model, version=version))
+            return self._client.model_config(model, version=version)
         except ConnectionLostError:
             raise
         except ShoalError:
-            return None
+            return {}
 
     def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
         if before is not None:
@@ -84,16 +85,16 @@ class RunningServer:
         arguments = _arguments(request, self._version)
         arguments |= {"version": "" if self._version is None else str(self._version)}
         arguments["outputs"] = arguments["outputs"] or None
-        answer = Answer()
+        answer, config = Answer(), self._configs[request.model]
         try:
-            inputs = recorded_inputs(request, self._signatures[request.model])
+            inputs = recorded_inputs(request, Signature.from_config(config) if config else None)
         except ValueError as error:
             answer.error = InvalidArgumentError(f"the recorded inputs cannot be read: {error}")
             return answer
         start_ns = time.monotonic_ns()
         answer.late_ns = max(0, start_ns - due_ns) if due_ns else 0
         try:
-            if len(request.responses) > 1:
+            if len(request.responses) > 1 or config.get("model_transaction_policy", {}).get("decoupled"):
                 answer.responses = [dict(each) for each in self._client.stream(request.model, inputs, **arguments)]
             else:
                 answer.responses = [dict(self._client.infer(request.model, inputs, **arguments))]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from shoal import Client
 from shoal.errors import InternalError
@@ -316,6 +317,43 @@ def test_deaths_of_the_recorder_and_of_the_batcher_lose_nothing_that_follows(rec
         for request_id in ids:
             infer(recorded.server, "simple", {"INPUT0": row, "INPUT1": row}, request_id=request_id)
         wait_until(partial(has_recorded, recorded.folder, ids))
+
+
+def test_a_recording_of_a_storm_replays_to_equal_bits(recorded: Recorded) -> None:
+    """Instances and batchers are killed while clients ask; what was answered meanwhile is answered so again."""
+    server, row = recorded.server, np.arange(16, dtype=np.int32).reshape(1, 16)
+    answered = set[str]()
+
+    def ask(number: int) -> None:
+        request_id = f"storm {number}"
+        try:
+            found = infer(server, "simple", {"INPUT0": row * number, "INPUT1": row}, request_id=request_id)
+        except (InferenceServerException, OSError):
+            return  # what was executing it has died
+        assert found["OUTPUT0"].tolist() == (row * number + row).tolist()
+        answered.add(request_id)
+
+    with ThreadPoolExecutor(8) as pool:
+        for blow in range(6):
+            is_batcher = bool(blow % 2)
+            wanted = "shoal batcher" if is_batcher else "shoal worker simple_0_0"
+            (pid,) = [
+                pid for pid in await_standby(server) if title(pid).startswith(wanted) and "standby" not in title(pid)
+            ]
+            asked = [pool.submit(ask, 40 * blow + number) for number in range(40)]
+            os.kill(pid, signal.SIGKILL)
+            for each in asked:
+                each.result()
+            ask(1000 + blow)  # waits until the successor answers
+    infer(server, "simple", {"INPUT0": row, "INPUT1": row}, request_id="calm")
+    wait_until(lambda: has_recorded(recorded.folder, {"calm", *answered}))
+    found = {each.number: each for each in Recording(recorded.folder) if each.id.startswith("storm")}
+    ended = {number for number, each in found.items() if each.outcome is Outcome.OK}
+    assert {found[number].id for number in ended} == answered
+    asked_again = ("--against", server.client_socket, "--model", "simple", "--speed", "0", "--json")
+    told = json.loads(shoal("replay", recorded.folder, *asked_again).stdout)
+    assert told["requests"] > len(ended) > 120
+    assert [each for each in told["differences"] if each["number"] in ended] == []
 
 
 def test_what_the_disk_refuses_is_counted(recorded: Recorded) -> None:
