@@ -174,11 +174,10 @@ class Submission:
                 self._port.admit(entry.model_id, block)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
-            names = self._state.recorded_headers
-            headers = recorded_headers(names, head.headers) if names else ()
+            headers = recorded_headers(names, head.headers) if (names := self._state.recorded_headers) else ()
             if fields or headers or entry.sticky_header:  # a template is found by the JSON alone, not by the headers
-                prepared = with_sticky_key(self._prepared(entry, head, body, fields), head.headers)
-                prepared = replace(prepared, headers=headers) if headers else prepared
+                prepared = replace(self._prepared(entry, head, body, fields), headers=headers)
+                prepared = with_sticky_key(prepared, head.headers)
             else:
                 submitted = self._submit_as_known(entry, head, body, block, before, start_ns)
                 if not isinstance(submitted, PreparedRequest):
