@@ -102,10 +102,10 @@ class InlineInstance(Loop):
         self._simulation.batches.append(batch)
         return requests
 
-    def _fail(self, answers: WrittenAnswers, error: Exception, batch: int, *, is_lost: bool) -> int:
-        failure = as_shoal_error(error, self._version.name, self._instance, batch)
+    def _fail(self, answers: WrittenAnswers, error: Exception, requests: Sequence[Request], *, is_lost: bool) -> int:
+        failure = as_shoal_error(error, self._version.name, self._instance, requests)
         self._simulation.note_cause(failure, error)
-        return super()._fail(answers, failure, batch, is_lost=is_lost)
+        return super()._fail(answers, failure, requests, is_lost=is_lost)
 
 
 class InlineOpenBatches(OpenBatches):
