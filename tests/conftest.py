@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,22 +70,6 @@ def _import_share(config: pytest.Config, number: int, count: int) -> None:
     for file in files[len(files) * number // count : len(files) * (number + 1) // count]:
         with suppress(Exception, pytest.skip.Exception):  # which is told when the file is collected
             importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
-    if folders:
-        _parse_share(config.rootpath, number, count)
-
-
-def _parse_share(root: Path, number: int, count: int) -> None:
-    """Find the constants in a part of the product, which hypothesis draws from, before it does so in all modules: it
-    keeps them by source in `.hypothesis`, and where all processes begin at once, each parses everything."""
-    try:
-        from hypothesis.internal.constants_ast import constants_from_module
-    except ImportError:  # another version of hypothesis: slower, no more
-        return
-    rooms = {path.resolve() for path in (root / "shoal").iterdir() if path.is_dir()}  # the links lead to the others
-    for file in sorted({file for room in rooms for file in room.rglob("*.py")})[number::count]:
-        module = ModuleType(file.stem)
-        module.__file__ = str(file)
-        constants_from_module(module)
 
 
 @pytest.fixture(scope="module", autouse=True)
