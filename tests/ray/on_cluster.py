@@ -23,7 +23,7 @@ ray: Any = None
 serve: Any = None
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 ANSWER = "0.973052:2:two"
 DIGITS = (SAMPLES / "digits" / "request.json").read_bytes()
 INFER = "/v2/models/digits/infer"
@@ -39,8 +39,10 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def asked(port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+def asked(
+    port: int, method: str, path: str, body: bytes | None = None, *, address: str = "127.0.0.1", **headers: str
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, port, timeout=DEADLINE_S)
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
