@@ -115,6 +115,7 @@ class Nodes:
                 **(environment or {}),
             }
         )
+        os.chdir(folder)  # Ray lets workers import from the driver's directory first, before another copy of Shoal
         head = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false", f"--temp-dir={folder}"]
         self._start_head = ray_start(f"{NETWORK}.1", *head)
         self._head = subprocess.Popen(self._start_head, stdout=subprocess.DEVNULL)

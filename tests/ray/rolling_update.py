@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal.version import __version__
 from tests.ray.clients import Load
 from tests.ray.nodes import PORT, Nodes, cluster, until
 from tests.ray.on_cluster import SAMPLES, asked
@@ -22,6 +23,7 @@ from tests.ray.on_cluster import SAMPLES, asked
 ROOT = Path(__file__).parents[2]
 MODELS = ("simple", "repeat")
 NUM_REPLICAS = 3
+NEWER = "0.1.1"
 #: At least: the repository, then the version.
 NUM_UPDATES = 2
 
@@ -29,7 +31,7 @@ NUM_UPDATES = 2
 def other_version(folder: Path) -> str:
     """A copy of Shoal whose version is another, as the path that Python finds it by."""
     shutil.copytree(ROOT / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "shoal" / "version.py").write_text('__version__ = "0.1.1"\n')
+    (folder / "shoal" / "version.py").write_text(f'__version__ = "{NEWER}"\n')
     return str(folder)
 
 
@@ -73,7 +75,8 @@ def run(nodes: Nodes, num_requests: int, num_clients: int) -> dict[str, Any]:
                 until(lambda: not before & set(nodes.servers()), "the end of the servers of before")  # noqa: B023
                 facts["updates"].append(
                     {"seconds": round(time.monotonic() - begin_s, 1), "answered meanwhile": load.num_right - right,
-                     "version": version_at(nodes.addresses[-1]), "failed so far": len(load.outcomes)}
+                     "version": version_at(nodes.addresses[-1]),
+                     "expected version": NEWER if plans[turn % len(plans)][1] else __version__, "failed so far": len(load.outcomes)}
                 )  # fmt: skip
                 sys.stderr.write(f"{facts['updates'][-1]}\n")
         facts["requests"] = load.facts()
@@ -94,7 +97,12 @@ def main() -> int:
     facts["lines of HAProxy"] = nodes.log.lines[:20]
     sys.stdout.write(json.dumps(facts, indent=1) + "\n")
     requests = facts["requests"]
-    return int(bool(requests["wrong"] or requests["failed"] or facts["processes left"] or facts["segments left"]))
+    is_other = all(each["version"] == each["expected version"] for each in facts["updates"])
+    return int(
+        bool(
+            not is_other or requests["wrong"] or requests["failed"] or facts["processes left"] or facts["segments left"]
+        )
+    )
 
 
 if __name__ == "__main__":
