@@ -76,7 +76,8 @@ def run(nodes: Nodes, num_requests: int, num_clients: int) -> dict[str, Any]:
                 facts["updates"].append(
                     {"seconds": round(time.monotonic() - begin_s, 1), "answered meanwhile": load.num_right - right,
                      "version": version_at(nodes.addresses[-1]),
-                     "expected version": NEWER if plans[turn % len(plans)][1] else __version__, "failed so far": len(load.outcomes)}
+                     "expected version": NEWER if plans[turn % len(plans)][1] else __version__,
+                     "failed so far": len(load.outcomes)}
                 )  # fmt: skip
                 sys.stderr.write(f"{facts['updates'][-1]}\n")
         facts["requests"] = load.facts()
