@@ -1,4 +1,4 @@
-"""The chart's container, run as it stands: command line, ports, probes, preStop, and a /dev/shm and limits of its size."""
+"""The chart's container, run as it stands: command line, ports, probes, preStop, /dev/shm and limits of its size."""
 
 import json
 import os
