@@ -4,6 +4,7 @@ Prints a table for docs/gpu.md. A row that fails, hangs or lacks something stops
 at the edge (scripts/gpu_check/played), and frameworks compute on the CPU, which tries the whole check without a GPU.
 """
 
+import _ctypes
 import argparse
 import json
 import os
@@ -22,6 +23,8 @@ NO_GPU = 2
 ROOT = Path(__file__).parents[2]
 #: The line with which a row's process ends what it prints.
 RESULT = "gpu-check result: "
+#: NVIDIA's management library, in whose place any library stands where a GPU is played.
+LIBRARY = "libnvidia-ml.so.1"
 #: Lines of a failed row's output that are printed at once, on stderr.
 SHOWN = 40
 
@@ -77,6 +80,10 @@ def environment(directory: Path, wheels: Path | None, *, on_cpu: bool) -> dict[s
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     if on_cpu:
         variables["PATH"] = os.pathsep.join((str(PLAYED), os.environ.get("PATH", "")))
+        libraries = directory / "libraries"  # a front end looks for the driver's library before it imports its bindings
+        libraries.mkdir()
+        (libraries / LIBRARY).symlink_to(_ctypes.__file__)
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join((str(libraries), os.environ.get("LD_LIBRARY_PATH", "")))
         variables.pop("CUDA_VISIBLE_DEVICES", None)
     return variables
 
