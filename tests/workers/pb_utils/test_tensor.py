@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.dlpack import from_dlpack
-from triton_python_backend_utils import Tensor, TritonModelException
+from triton_python_backend_utils import Tensor, TritonModelException, dlpack
 from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BF16, BYTES, FP32, Datatype
@@ -154,13 +154,16 @@ def test_strings_have_no_capsule() -> None:
 
 
 class OnGpu:
-    """A tensor on a GPU, as far as the protocol tells; its framework copies it."""
+    """A tensor on a GPU, as far as the protocol tells, at an address where this process must not look; its framework
+    copies it."""
+
+    address = 1 << 40
 
     def __init__(self, host: Any) -> None:
         self._host = host
 
     def __dlpack__(self, **_options: Any) -> Any:
-        raise AssertionError("nobody may look at it in place")
+        return dlpack.export_cuda(self.address, self._host.nbytes, self._host.shape, FP32, self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -173,8 +176,18 @@ def test_what_lies_on_a_gpu_is_sent_as_a_copy() -> None:
     tensor = Tensor.from_dlpack("X", OnGpu(np.arange(3, dtype=np.float32)))
     assert (tensor.is_cpu(), tensor.shape(), tensor.__dlpack_device__()) == (False, [3], (2, 0))
     assert tensor._host().tolist() == [0, 1, 2]
+    assert dlpack.device_of(tensor.to_dlpack()) == (2, 0)
     with pytest.raises(TritonModelException, match=r"^Tensor is stored in GPU and cannot be converted to NumPy\.$"):
         tensor.as_numpy()
+
+
+def test_a_tensor_on_a_gpu_is_given_where_it_is_under_another_name_or_as_a_capsule() -> None:
+    given = OnGpu(np.arange(3, dtype=np.float32))
+    for tensor in (Tensor.from_dlpack("X", given), Tensor.from_dlpack("X", given.__dlpack__())):
+        other = Tensor.from_dlpack("Y", tensor)
+        assert (other.name(), other.is_cpu(), other.shape(), other._datatype) == ("Y", False, [3], FP32)
+        assert (other._device.address, other._device.nbytes) == (OnGpu.address, 12)
+        assert dlpack.device_of(other.to_dlpack()) == (2, 0)
 
 
 @pytest.mark.parametrize("datatype", [FP32, BF16], ids=lambda datatype: datatype.name)
