@@ -8,8 +8,8 @@ from scripts.gpu_check.finding import Finding, Surroundings, right_if
 from scripts.gpu_check.measure import median_ms, served, write_model
 
 MIB = 1 << 20
-#: Bytes of the tensor that is timed; one that no pool of Triton's default size has room for.
-TIMED_NBYTES, LARGE_NBYTES = 16 * MIB, 80 * MIB
+#: Bytes of the tensor that is timed, of each worker's pool, and of a tensor for which a pool has no room.
+TIMED_NBYTES, POOL_NBYTES, LARGE_NBYTES = 1 * MIB, 2 * MIB, 3 * MIB
 CONFIG = """backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: -1 }
 output [ { name: "Y" data_type: TYPE_FP32 dims: -1 }, { name: "SAID" data_type: TYPE_STRING dims: 1 } ]
@@ -75,7 +75,7 @@ def tensors_stay(surroundings: Surroundings) -> Finding:
     (repository / "pipe" / "1").mkdir(parents=True)
     (repository / "pipe" / "config.pbtxt").write_text(PIPE)
     there = b"host" if surroundings.on_cpu else b"gpu"  # PyTorch's tensors are on the CPU there
-    with served(repository) as (_, client):
+    with served(repository, f"--cuda-memory-pool-byte-size={surroundings.gpu_id}:{POOL_NBYTES}") as (_, client):
         are_right = [
             _is_right(client, model, nbytes, factor, place)
             for model, factor in (("pipe", 4), ("calls", 2))

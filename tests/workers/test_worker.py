@@ -68,6 +68,7 @@ class Supervised:
                 kind="KIND_CPU",
                 device_id=0,
                 gpu=0,
+                gpu_pool_nbytes=0,
                 cores=[CORE],
                 backend_config={},
                 log={"log_verbose": 0},

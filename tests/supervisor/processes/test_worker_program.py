@@ -79,7 +79,7 @@ def test_a_worker_on_a_gpu_sees_no_other() -> None:
     told = load_message(
         ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config), placement, None, cast(InstanceContext, context)
     )
-    assert (told.kind, told.device_id, told.gpu) == ("KIND_GPU", 0, 3)
+    assert (told.kind, told.device_id, told.gpu, told.gpu_pool_nbytes) == ("KIND_GPU", 0, 3, 64 << 20)
 
 
 def test_a_worker_hears_whether_it_may_execute_a_request_again() -> None:
