@@ -121,7 +121,7 @@ def compare(earlier: Look, later: Look) -> list[Figures]:
     """
     interval_s = max(later.time_s - earlier.time_s, 1e-9)
     found = [
-        _figures(row, earlier.rows.get(key), interval_s)._replace(**_mib(later.memory.get(key, {})))
+        _with_memory(_figures(row, earlier.rows.get(key), interval_s), later.memory.get(key, {}))
         for key, row in later.rows.items()
     ]
     return sorted(found, key=lambda each: (-each.requests_per_s, each.model, each.version))
@@ -138,12 +138,11 @@ def _memory(server: RemoteServer, models: Iterable[str]) -> dict[tuple[str, str]
     return found
 
 
-def _mib(version: Row) -> dict[str, float | None]:
+def _with_memory(figures: Figures, version: Row) -> Figures:
     host, gpus = version.get("memory_bytes"), version.get("gpu_memory_bytes")
-    return {
-        "memory_mib": host / _MIB if host else None,
-        "gpu_memory_mib": sum(gpus.values()) / _MIB if gpus else None,
-    }
+    return figures._replace(
+        memory_mib=host / _MIB if host else None, gpu_memory_mib=sum(gpus.values()) / _MIB if gpus else None
+    )
 
 
 def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:

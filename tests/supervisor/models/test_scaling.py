@@ -42,7 +42,12 @@ def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Versio
         assert asker.heard() == []
         rig.acknowledge(process)
     answers: list[Any] = []
-    rig.clock.until(lambda: answers.extend(asker.read()) or bool(answers))  # once the kernel has told of memory
+
+    def is_answered() -> bool:
+        answers.extend(asker.read())
+        return bool(answers)
+
+    rig.clock.until(is_answered)  # once the kernel has told of memory
     (answer,) = answers
     assert [each["name"] for each in answer.result["versions"][0]["instances"]] == ["m_0_0"]
     assert [type(message) for message in rig.batcher.all_heard[-2:]] == [RetireWorker, Ping]
