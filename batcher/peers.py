@@ -27,16 +27,7 @@ from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout, records
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
-from shoal.shm.layout import (
-    BATCH_ITEM,
-    BUSY_SINCE_WORD,
-    MAX_UNREAD_CHILD_TRACES,
-    NUMBER_BITS,
-    OVERLAP_WORD,
-    OWNER_SHIFT,
-    PROGRESS_WORD,
-    B,
-)
+from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, NUMBER_BITS, OVERLAP_WORD, OWNER_SHIFT, PROGRESS_WORD, B
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
@@ -156,7 +147,7 @@ class ClientPeer(Peer):
             self.writer.push(record)
         except RingFullError:  # there is no memory to widen it
             return False
-        self.must_ring = self.must_ring or num_unread >= MAX_UNREAD_CHILD_TRACES // 2
+        self.must_ring = self.must_ring or num_unread >= layout.MAX_UNREAD_CHILD_TRACES // 2
         return True
 
     def trace_parent(self, number: int) -> TraceParent | None:

@@ -456,12 +456,8 @@ class Supervisor:
         await self._roster.report_metrics(context)
         measured = await self._memory.measure([each.pid for each in self._roster], self._loop)
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
-        figures |= {
-            "num_records_lost": self._recording.recorder.num_lost,
-            "memory": memory_of_models(self._roster, measured),
-            "custom": self._metrics.values(),
-            "certificates": dict(self._certificates.expiries),
-        }
+        figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
+        figures |= {"memory": memory_of_models(self._roster, measured), "num_records_lost": self._recording.num_lost}
         return {**figures, "shadows": self._shadows.figures(), "rollouts": self._rollouts.figures()}
 
     def _send_settings(self, client: Participant) -> None:

@@ -476,10 +476,8 @@ def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collectio
     for name, (_, shape, _, _) in first.inputs.items():
         other_shape = other.inputs[name][1]
         if shape[1:] != other_shape[1:] and name not in ragged:
-            return (
-                f"input '{name}' of shape {format_shape(other_shape)} cannot be batched with shape "
-                f"{format_shape(shape)}"
-            )
+            shapes = f"shape {format_shape(other_shape)} cannot be batched with shape {format_shape(shape)}"
+            return f"input '{name}' of {shapes}"
     return ""
 
 
