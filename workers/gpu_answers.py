@@ -111,9 +111,9 @@ class GpuAnswers(WrittenAnswers):
         pieces: Sequence[Array | bytes],
         parameters: Parameters | None = None,
     ) -> OutputLayout:
-        given: Sequence[object] = pieces or (None,) * len(columns)
+        given: Sequence[Any] = pieces or (None,) * len(columns)
         marked = [
-            (name, wire | PLACED if type(piece) is KeptOutput else wire, shape, nbytes)
+            (name, wire | PLACED if isinstance(piece, KeptOutput) else wire, shape, nbytes)
             for (name, wire, shape, nbytes), piece in zip(columns, given, strict=True)
         ]
         return super()._plan(requests, marked, pieces, parameters)
@@ -136,8 +136,8 @@ class GpuAnswers(WrittenAnswers):
         for number, (layout, columns, pieces, requests) in enumerate(self._added):
             put: list[Array | bytes] = []
             for piece in pieces:
-                kept: object = piece
-                if type(kept) is KeptOutput:
+                kept: Any = piece
+                if isinstance(kept, KeptOutput):
                     parts.append(kept.part)
                     piece = kept.places(pool, requests)
                 put.append(piece)

@@ -158,7 +158,7 @@ class Tensor:
 
     #: What the server is handed of an output: an array or, from an instance whose outputs may stay on its GPU, what its
     #: backend has set here in place of `_host`.
-    _outgoing: ClassVar[Callable[["Tensor"], Any]] = _host
+    _outgoing: ClassVar[Callable[[Any], Any]] = _host
 
     def _decoded(self) -> NDArray[Any]:
         assert self._data is not None
