@@ -179,6 +179,10 @@ class OversizeSegments:
         """The segments with requests to a model (or with results: RESULT) that may be announced."""
         return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
 
+    def mapped(self) -> list[OversizeSegment]:
+        """All segments that may be announced."""
+        return [each for each in self._segments.values() if each.is_mapped]
+
     def remove(self, gone: OversizeSegment) -> None:
         """Take a segment out of the table; its memory counts until `close`, since readers have it mapped."""
         del self._segments[gone.owner]

@@ -94,16 +94,21 @@ class Payloads:
         return [client.member for client in self._star.front_ends] if each.model_id == RESULT else []
 
     def _is_batchers(self, each: OversizeSegment) -> bool:
-        """Whether the batcher must map a segment before a record names it."""
-        return each.model_id == RESULT or each.model_id in self.ensembles or self.are_recorded
+        """Whether the batcher must map a segment before a record names it. A guest's may be passed to any model, and so
+        to an ensemble."""
+        return each.model_id == RESULT or each.model_id in self.ensembles or each.is_guests or self.are_recorded
 
     def results_of(self, worker: Participant) -> list[Message]:
         """The messages that announce a worker's results to another batcher that knows the worker."""
         return [_announcement(each) for each in self.segments.written_by(worker.owner) if each.is_mapped]
 
-    def requests_to_ensembles(self) -> list[Message]:
-        """The messages that announce ensembles' requests, which the batcher reads itself, to another batcher."""
-        return [_announcement(each) for model_id in self.ensembles for each in self.segments.read_by(model_id)]
+    def requests_of_batcher(self) -> list[Message]:
+        """The messages that announce those requests which the batcher reads itself to another batcher."""
+        return [
+            _announcement(each)
+            for each in self.segments.mapped()
+            if each.model_id != RESULT and self._is_batchers(each)
+        ]
 
     def _release(self, gone: OversizeSegment) -> None:
         star, message = self._star, shared.SegmentGone(gone.owner)

@@ -160,7 +160,7 @@ class Star(Participants):
                 messages.append(RetireWorker(worker.owner))
             messages += self.payloads.results_of(worker)
         messages += self.dead_workers.introductions(self.payloads.results_of)
-        messages += self.payloads.requests_to_ensembles()
+        messages += self.payloads.requests_of_batcher()
         self._introduced = self.acknowledgements.announce([(successor, message) for message in messages])
         return self.loop.start(self._resume(successor, late, self._introduced))
 

@@ -17,11 +17,23 @@ from shoal.batcher.scheduling.admission import WINDOW
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, samples, serving, title
 
-MODELS = only("simple", "simple_string", "mlp", "repeat", "echo", "echo_bf16", "asked", "steady")
+MODELS = only("simple", "simple_string", "mlp", "repeat", "echo", "echo_twice", "echo_bf16", "asked", "steady")
 ECHO = """
 backend: "identity" max_batch_size: 4
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+#: An ensemble of it: what its clients send is read by the batcher, too.
+ECHO_TWICE = """
+platform: "ensemble" max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling { step [
+  { model_name: "echo" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "once" } },
+  { model_name: "echo" model_version: -1
+    input_map { key: "INPUT0" value: "once" } output_map { key: "OUTPUT0" value: "OUTPUT0" } }
+] }
 """
 #: A model that says what it was asked beside its input.
 ASKED = """
@@ -65,7 +77,13 @@ BOTH = {"INPUT0": A, "INPUT1": B}
 @contextmanager
 def client_server(path: str, directory: Path) -> Iterator[Server]:
     """A server with its socket at `path`; `directory` takes a repository."""
-    configs = {"echo": ECHO, "echo_bf16": ECHO.replace("FP32", "BF16"), "asked": ASKED, "steady": STEADY}
+    configs = {
+        "echo": ECHO,
+        "echo_twice": ECHO_TWICE,
+        "echo_bf16": ECHO.replace("FP32", "BF16"),
+        "asked": ASKED,
+        "steady": STEADY,
+    }
     for name, config in configs.items():
         add_model(directory, name, config)
     (directory / "asked" / "1" / "model.py").write_text(ASKED_PY)

@@ -76,6 +76,13 @@ def test_an_array_that_is_the_requests_memory(client: Client, columns: int) -> N
         client.empty("echo", "x", (1, 16))
 
 
+def test_a_large_array_to_an_ensemble(client: Client) -> None:
+    array = client.empty("echo", "INPUT0", (2, 900_000))  # made for no model in particular
+    array[:] = np.arange(900_000)
+    for sent in (array, np.array(array)):
+        assert np.array_equal(client.infer("echo_twice", {"INPUT0": sent})["OUTPUT0"], sent)
+
+
 def test_memory_that_is_not_copied(client: Client) -> None:
     array = client.empty("echo", "INPUT0", (2, 50_000))
     session = client._connected()
