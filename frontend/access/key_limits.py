@@ -25,14 +25,15 @@ class KeyLimitError(UnavailableError):
 
 
 class KeyUse:
-    """One key's use of its limits: requests in flight and refused, and its place in the rate."""
+    """One key's use of its limits: requests in flight, admitted and refused, and its place in the rate."""
 
-    __slots__ = ("even_ns", "num_in_flight", "num_refused")
+    __slots__ = ("even_ns", "num_admitted", "num_in_flight", "num_refused")
 
     def __init__(self) -> None:
         #: When the requests so far would have ended, one after another at the key's rate, in monotonic ns.
         self.even_ns = 0
         self.num_in_flight = 0
+        self.num_admitted = 0
         self.num_refused = 0
 
 
@@ -67,6 +68,7 @@ class KeyUses:
                 )
             use.even_ns = max(use.even_ns, now_ns) + interval_ns
         use.num_in_flight += 1
+        use.num_admitted += 1
 
     def end(self, key: ApiKey) -> None:
         """Count the end of a request that has begun, however it ended."""

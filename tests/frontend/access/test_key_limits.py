@@ -52,7 +52,7 @@ def test_a_refusal_says_when_to_come_again_and_that_is_so() -> None:
         uses.begin(key, 100)
     assert (refused.value.http_status, refused.value.grpc_status, refused.value.retry_after_s) == (429, 8, 1)
     uses.begin(key, 100 + refused.value.retry_after_s * S)
-    assert (uses.uses["shop"].num_in_flight, uses.uses["shop"].num_refused) == (4, 1)
+    assert (uses.uses["shop"].num_admitted, uses.uses["shop"].num_refused) == (4, 1)
 
 
 def test_requests_in_flight_are_bounded_and_a_refused_one_is_not_in_flight() -> None:
