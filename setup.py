@@ -34,7 +34,7 @@ COMPILED = {
     ],
     "shoal.frontend.grpc": ["grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
     "shoal.testing": ["instances"],    # it inherits from compiled classes
-    "shoal.workers": ["answers", "loop", "memory", "plans", "requests", "response_sender"],
+    "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip
 
 #: mypy's settings for the compilation; `scripts/check` has checked the types already. numpy's types are left out, since

@@ -58,7 +58,8 @@ def serve(
     """
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
-        if takes_paths and not argv and not implied_flags(environ):
+        is_empty = not argv and not implied_flags(environ) and "_ARGCOMPLETE" not in environ
+        if takes_paths and is_empty:
             raise CommandLineError("What is to be served? Name a repository, a model or its file: shoal serve models")
         archives = [path for path in paths if path.suffix == ARCHIVE]
         with served_paths([path for path in paths if path not in archives]) as (repositories, models):

@@ -5,8 +5,8 @@ The thread only reads: a sick GPU may answer late, and the kernel counts the pag
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TypeVar
 
 from shoal.supervisor.event_loop import EventLoop, Future, resolve
@@ -18,25 +18,26 @@ T = TypeVar("T")
 
 
 class MeasuringThread:
-    """The thread, started by the first question, and its questions, answered one after the other."""
+    """The thread, and its questions, answered one after the other. It is started by a question and ends when none is
+    left: while nothing is measured, the process has one thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Changed by the event loop's thread.
-        self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        #: Whether there has been a question. Changed by the event loop's thread.
+        self.has_started = False
+        self._lock = threading.Lock()
+        # Changed under the lock.
+        self._questions: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
-
-    @property
-    def has_started(self) -> bool:
-        """Whether there has been a question."""
-        return self._thread is not None
 
     def ask(self, question: Callable[[], None]) -> None:
         """Have the thread call `question`, which raises nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._questions.put(question)
+        self.has_started = True
+        with self._lock:
+            self._questions.append(question)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def answer(self, measure: Callable[[], T], loop: EventLoop) -> "Future[T]":
         """A future of what `measure`, which raises nothing, returns in the thread. It stays open as long as that takes.
@@ -59,11 +60,17 @@ class MeasuringThread:
         return future
 
     def close(self) -> None:
-        """End the thread after its pending measurements, or after a second without an answer."""
-        if self._thread is not None:
-            self._questions.put(None)
-            self._thread.join(LAST_S)
+        """Wait for the pending measurements, at most for a second."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(LAST_S)
 
     def _run(self) -> None:
-        while (question := self._questions.get()) is not None:
+        while True:
+            with self._lock:
+                if not self._questions:
+                    self._thread = None
+                    return
+                question = self._questions.popleft()
             question()

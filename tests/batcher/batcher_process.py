@@ -24,7 +24,7 @@ from tests.batcher.star import GEOMETRY
 from tests.messages import receive
 
 MODEL, FRONT_END, FIRST, SECOND = 5, 21, 31, 32
-CONFIG = {"input": [], "output": [], "instance_group": [], "name": "m", "max_batch_size": 0}
+CONFIG = {"backend": "identity", "input": [], "output": [], "instance_group": [], "name": "m", "max_batch_size": 0}
 
 
 class Supervisor:

@@ -119,7 +119,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return is_over() or len(trials) >= given.trials
 
         def may_win(settings: "Settings", so_far: "Collection[Trial]") -> bool:
-            if not curve.cannot_win(settings, so_far, given.batch_size):
+            if not search.cannot_win(settings, so_far, given.batch_size):
                 return True
             skipped.add(settings)
             return False

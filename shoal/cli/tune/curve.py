@@ -1,15 +1,11 @@
-"""How long batches take by their rows, as a server has counted it, and which settings that rules out. Pure."""
+"""How long batches take by their rows, as a server has counted it. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from shoal.cli.tune.search import Settings, Trial
-
-#: Batches of a size that must have been executed before their mean counts, and the share of the best throughput that
-#: settings must be able to come to: means of a busy machine are that far off (ours).
-_LEAST_BATCHES, _REACH = 5, 0.9
+#: Batches of a size that must have been executed before their mean counts (ours).
+_LEAST_BATCHES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +45,6 @@ def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
     versions = explanation.get("versions") or [{}]
     measured = versions[-1].get("measured", ())
     return BatchCurve({each["rows"]: each["ns"] / 1e6 for each in measured if each["batches"] >= _LEAST_BATCHES})
-
-
-def cannot_win(settings: "Settings", trials: "Collection[Trial]", rows: int = 1) -> bool:
-    """Whether settings cannot come near the best throughput so far, by the curve of a trial with as many instances and
-    threads. `rows`: of a request."""
-    best = max((trial.score for trial in trials), default=0.0)
-    max_batch = rows if settings.delay_us is None else max(rows, settings.max_batch)
-    for trial in trials:
-        if (trial.settings.instances, trial.settings.threads) != (settings.instances, settings.threads):
-            continue
-        most = trial.curve.most_rows_per_s(max_batch)
-        if most is not None and settings.instances * most / rows < best * _REACH:
-            return True
-    return False
 
 
 def as_text(curve: BatchCurve, num_skipped: int) -> str:

@@ -17,6 +17,9 @@ DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
 #: The most settings beside the present ones that are measured again (ours): each takes a second or two in each turn.
 NUM_FINALISTS = 3
+#: The share of the best throughput that settings must be able to come to: the times of batches on a busy machine are
+#: that far off (ours).
+_REACH = 0.9
 
 
 #: Backend → the parameter of config.pbtxt that has the number of threads of an instance; 0 or none: one for each core.
@@ -152,6 +155,20 @@ def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space
 def _may_win(settings: Settings, trials: Collection[Trial]) -> bool:
     del settings, trials
     return True
+
+
+def cannot_win(settings: Settings, trials: Collection[Trial], rows: int = 1) -> bool:
+    """Whether settings cannot come near the best throughput so far, by the curve of a trial with as many instances and
+    threads. `rows`: of a request."""
+    best = max((trial.score for trial in trials), default=0.0)
+    max_batch = rows if settings.delay_us is None else max(rows, settings.max_batch)
+    for trial in trials:
+        if (trial.settings.instances, trial.settings.threads) != (settings.instances, settings.threads):
+            continue
+        most = trial.curve.most_rows_per_s(max_batch)
+        if most is not None and settings.instances * most / rows < best * _REACH:
+            return True
+    return False
 
 
 def search(

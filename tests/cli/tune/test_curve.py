@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from shoal.cli.tune.curve import BatchCurve, as_text, cannot_win, curve_of
-from shoal.cli.tune.search import Point, Settings, Trial, climb, search, space_of, trial_of, winner
+from shoal.cli.tune.curve import BatchCurve, as_text, curve_of
+from shoal.cli.tune.search import Point, Settings, Trial, cannot_win, climb, search, space_of, trial_of, winner
 from tests.cli.tune.test_search import CONFIG, queueing
 
 

@@ -85,7 +85,7 @@ def test_a_gpu_that_does_not_answer_holds_nobody_up_and_is_asked_once(
     found.add_done_callback(lambda _: loop.stop())
     loop.run()
     assert [each.get(US, MemoryFigures(0, {})).gpu_nbytes for each in found.result()] == [{}, {}]
-    assert memory._gpu_thread._questions.empty()
+    assert not memory._gpu_thread._questions
 
 
 def test_processes_that_have_ended_are_missing(memory: ProcessMemory, nvml: Nvml) -> None:
