@@ -66,7 +66,8 @@ def known_labels(server: Server) -> dict[str, set[str]]:
     for name, labels in samples(exposition(server)):
         known.setdefault(name, set()).update(dict(labels))
     others = [each.family for each in (*families.GPU_FAMILIES, *families.KEY_FAMILIES, *families.SHADOW_FAMILIES)]
-    for family in (*others, families.CERTIFICATE_EXPIRY, families.ROLLOUT_WEIGHT, families.ROLLOUT_STATE):
+    others += [families.MODEL_GPU_MEMORY, families.CERTIFICATE_EXPIRY, families.ROLLOUT_WEIGHT, families.ROLLOUT_STATE]
+    for family in others:
         known.setdefault(family.name, set(family.labels))
     return known
 
