@@ -130,7 +130,7 @@ ROWS = (
         {
             "answers": Line("a soak at 70 %, with exceptions, deaths and clients that leave", "each answer right"),
             "left": Line("the soak: descriptors, children and shared bytes at rest", "as after the warm-up"),
-            "slope": Line("the soak: growth of the process that grows most", "≤ 1 MiB per 10 minutes", FIGURE),
+            "slope": Line("the soak: growth at rest of the process that grows most", "≤ 1 MiB per 10 minutes", FIGURE),
         },
     ),
     Row(
