@@ -20,6 +20,9 @@ SAMPLES = Path(__file__).parents[2] / "model_repository"
 _STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ \"]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
+#: The same of a server's start: the models of all frameworks took more than 60 s where eight programs ran on each core,
+#: a third of it to import PyTorch.
+START_S = 240.0
 #: Between two looks at what a test waits for: a loop without a pause takes the core that the server needs to get there.
 LOOK_AGAIN_S = 0.01
 #: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, which counts from the next exec on.
@@ -196,7 +199,7 @@ def serving(
         as_mere_user=as_mere_user,
         paths=paths,
     ) as server:
-        assert server.read_log(b"Started Metrics Service"), server.log.decode()
+        assert server.read_log(b"Started Metrics Service", START_S), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)
         ports = {name: int(port) for name, port in _STARTED.findall(server.log)}
         server.http_port, server.metrics_port = ports[b"HTTPService"], ports[b"Metrics Service"]
