@@ -14,7 +14,7 @@ The header of a request has two parts, so that processes recognise the first by 
              behind them, where headers are recorded, those of the request
 
 A tensor that a worker has left on its GPU for another model has PLACED added to its datatype's number. Then the block
-has, in place of the tensor's bytes, where it lies, so that whoever holds the block holds the tensor:
+has, in place of the tensor's bytes, where it lies, so that a holder of the block holds the tensor:
 
     placed   the server's number of the GPU, 4 bytes; handle of the worker's pool there (cudaIpcMemHandle_t), 64 bytes;
              bytes from the pool's start, 8 bytes; little-endian

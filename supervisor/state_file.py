@@ -33,7 +33,7 @@ class StateFile:
         """The rows in the file, in no checked form; none if there is no file.
 
         An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
-        that the next `write` does not destroy what somebody may want to repair.
+        that the next `write` does not destroy what can be repaired by hand.
         """
         if self._path is None:
             return []

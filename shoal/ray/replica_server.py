@@ -199,7 +199,7 @@ class ReplicaServer:
         finally:
             folder.cleanup()
             self._started.set()
-            self._ended.set()  # the last that this thread does: whoever waits for it may start another
+            self._ended.set()  # the last that this thread does: a waiting thread may start another
 
     def _command(self, address: str, port: int, grpc_port: int) -> list[str]:
         pin = f"os.sched_setaffinity(0, {set(self._plan.cores)})" if self._plan.cores else ""
