@@ -44,9 +44,9 @@ Examples:
 The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
-  --budget <seconds>          begin no trial after so long (default: 120)
-  --turns <count>             measure the best four settings, the present ones among them, again so often in turns; the
-                              median decides, and what is not better by it stays as it is (default: 3)
+  --budget <seconds>          of the whole search, the turns included (default: 120)
+  --turns <count>             measure the best two to four settings, the present ones among them, again so often in
+                              turns; the median decides, and what is not better by it stays as it is (default: 3)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
   --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
@@ -110,10 +110,14 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         requests = _requests(given, config)
         start = search.settings_of(config)
         space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
-        end_s: float = time.monotonic() + given.budget
+        budget = search.Budget(given.budget, given.turns)
+        start_s = time.monotonic()
+
+        def used() -> tuple[float, int]:
+            return time.monotonic() - start_s, sum(len(trial.points) for trial in trials)
 
         def is_over() -> bool:
-            return time.monotonic() >= end_s
+            return budget.trials_are_over(*used())
 
         def is_enough() -> bool:
             return is_over() or len(trials) >= given.trials
@@ -130,8 +134,8 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
         best = other = search.winner(trials)
         ratios: list[float] = []
-        if again := search.finalists(trials):
-            index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]))
+        if again := search.finalists(trials, budget.num_finalists(*used())):
+            index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
             other = again[index]
             best = other if search.is_gain(ratios) else again[0]
     is_compared = bool(again) and again[0] is trials[0]

@@ -210,21 +210,47 @@ def winner(trials: Sequence[Trial]) -> Trial:
     return best if best.score > trials[0].score * (1 + LEAST_GAIN) else trials[0]
 
 
-def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others.
+def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]:
+    """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others,
+    at most so many.
 
     A machine whose speed changes favours whatever was tried while it was fast. None where there is nothing to compare.
     """
-    others = sorted((each for each in trials[1:] if each.score), key=lambda each: -each.score)[:NUM_FINALISTS]
+    others = sorted((each for each in trials[1:] if each.score), key=lambda each: -each.score)[:most]
     found = [trials[0], *others] if trials[0].score else others
     return found if len(found) > 1 else []
 
 
-def best_of_turns(turns: Sequence[Sequence[float]]) -> tuple[int, list[float]]:
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The seconds of a search. Trials leave the turns that follow what these need, but keep half of it; the turns have
+    as many settings as fit into the rest, two at least. `turns`: how often each is measured again."""
+
+    seconds: float
+    turns: int
+
+    def trials_are_over(self, elapsed_s: float, num_levels: int) -> bool:
+        """Whether no trial begins, once so many levels of load have been measured in `elapsed_s`."""
+        turns_s = (1 + NUM_FINALISTS) * self.turns * elapsed_s / max(1, num_levels)
+        return elapsed_s >= self.seconds - min(turns_s, self.seconds / 2)
+
+    def num_finalists(self, elapsed_s: float, num_levels: int) -> int:
+        """How many settings are measured again beside the configuration's own."""
+        round_s = self.turns * elapsed_s / max(1, num_levels)  # of one more setting in all turns
+        return max(1, min(NUM_FINALISTS, int((self.seconds - elapsed_s) / max(round_s, 1e-9)) - 1))
+
+
+def best_of_turns(turns: Sequence[Sequence[float]], finalists: Sequence[Trial]) -> tuple[int, list[float]]:
     """Which finalist but the first was best, and its throughput in each turn as a share of the first one's; `turns` has
-    the throughput of all finalists, turn by turn."""
+    the throughput of all finalists, turn by turn.
+
+    Of those that are equal but for noise it is the one with the fewest instances, each of which takes memory.
+    """
     shares = [[turn[index] / max(turn[0], 1e-9) for turn in turns] for index in range(len(turns[0]))]
-    best = max(range(1, len(shares)), key=lambda index: median(shares[index]))
+    medians = [median(each) for each in shares]
+    enough = max(medians[1:]) / (1 + LEAST_GAIN)
+    equal = [index for index in range(1, len(shares)) if medians[index] >= enough]
+    best = min(equal, key=lambda index: (finalists[index].settings.instances, -medians[index]))
     return best, shares[best]
 
 

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.cli.bench.arguments import latency_goal
 from shoal.cli.tune import report
 from shoal.cli.tune.search import (
+    Budget,
     Point,
     Settings,
     Space,
@@ -152,11 +155,36 @@ def test_the_best_are_measured_again_and_turns_decide() -> None:
     assert [each.score for each in again] == [50, 100, 90, 80]
     # The machine was fast while the second was tried; in turns the third is better each time.
     turns = [[50.0, 55.0, 75.0, 40.0], [100.0, 105.0, 140.0, 90.0], [60.0, 90.0, 84.0, 50.0]]
-    assert best_of_turns(turns) == (2, [1.5, 1.4, 1.4])
+    assert best_of_turns(turns, again[:3]) == (2, [1.5, 1.4, 1.4])
     missed = trial(0, 0)
     assert finalists([missed, others[1], others[0]]) == [others[1], others[0]]
     assert finalists([missed, others[1]]) == []
     assert finalists([slow]) == []
+
+
+def test_of_equals_the_one_with_the_fewest_instances_is_chosen() -> None:
+    now, four, two, slow = (Trial(Settings(instances, 8, 0)) for instances in (1, 4, 2, 1))
+    assert best_of_turns([[100, 140, 138, 110]] * 3, [now, four, two, slow]) == (2, [1.38] * 3)
+    assert best_of_turns([[100, 140, 135, 110]] * 3, [now, four, two, slow]) == (1, [1.4] * 3)
+
+
+@given(
+    seconds=st.floats(1, 1000), level_s=st.floats(0.01, 100), turns=st.integers(1, 9), per_trial=st.integers(1, 8)
+)
+def test_a_search_ends_within_its_budget(seconds: float, level_s: float, turns: int, per_trial: int) -> None:
+    """But for the trial that is under way when the time is over, and two settings in turns at least."""
+    budget = Budget(seconds, turns)
+    num_levels = per_trial  # of the configuration's own settings, which are always tried
+    while not budget.trials_are_over(num_levels * level_s, num_levels):
+        num_levels += per_trial
+    trials_s = num_levels * level_s
+    assert trials_s <= max(seconds, per_trial * level_s) + per_trial * level_s
+    again = budget.num_finalists(trials_s, num_levels)
+    assert 1 <= again <= 3
+    turns_s = (1 + again) * turns * level_s
+    assert trials_s + turns_s <= seconds * (1 + 1e-9) or again == 1
+    if seconds >= 8 * turns * level_s and per_trial == 1 and turns > 1:
+        assert again >= 2  # half of the budget is kept for turns
 
 
 def test_turns_decide() -> None:
