@@ -168,9 +168,7 @@ def test_of_equals_the_one_with_the_fewest_instances_is_chosen() -> None:
     assert best_of_turns([[100, 140, 135, 110]] * 3, [now, four, two, slow]) == (1, [1.4] * 3)
 
 
-@given(
-    seconds=st.floats(1, 1000), level_s=st.floats(0.01, 100), turns=st.integers(1, 9), per_trial=st.integers(1, 8)
-)
+@given(seconds=st.floats(1, 1000), level_s=st.floats(0.01, 100), turns=st.integers(1, 9), per_trial=st.integers(1, 8))
 def test_a_search_ends_within_its_budget(seconds: float, level_s: float, turns: int, per_trial: int) -> None:
     """But for the trial that is under way when the time is over, and two settings in turns at least."""
     budget = Budget(seconds, turns)
