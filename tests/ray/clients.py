@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 #: Statuses that tell a client to ask again: Serve's HAProxy says 500 for 502, 503 and 504.
 RETRYABLE = frozenset({429, 500, 502, 503, 504})
 DEADLINE_S = 120.0
+#: Before a client that could not connect asks the next node.
+BETWEEN_NODES_S = 0.05
 
 _numbers = itertools.count(1)
 
@@ -92,12 +94,16 @@ class Outcome(NamedTuple):
 
 
 class Load:
-    """So many clients, while the context lasts."""
+    """So many clients, while the context lasts. `addresses` has the nodes' at any time."""
 
     def __init__(
-        self, addresses: Sequence[str], port: int, num_clients: int, kinds: Sequence[Callable[[], Request]] = KINDS
+        self,
+        addresses: Callable[[], Sequence[str]],
+        port: int,
+        num_clients: int,
+        kinds: Sequence[Callable[[], Request]] = KINDS,
     ) -> None:
-        self._addresses = addresses  # each client has one, and takes the next where it is refused
+        self._addresses = addresses  # each client has one, and takes the next where it cannot connect
         self._port = port
         self._kinds = kinds
         self._is_over = threading.Event()
@@ -105,7 +111,7 @@ class Load:
         self._right = [0] * num_clients
         self._slowest_s = [0.0] * num_clients
         self.outcomes = list[Outcome]()  # appended by all
-        self.num_refused = 0  # connections, where nothing listened
+        self.num_refused = 0  # connections, where nothing listened or the node was lost
         self._threads = [threading.Thread(target=self._run, args=(each,)) for each in range(num_clients)]
         self._began_s = 0.0
 
@@ -121,7 +127,8 @@ class Load:
             thread.join()
 
     def _connection(self, turn: int) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._addresses[turn % len(self._addresses)], self._port, timeout=DEADLINE_S)
+        addresses = self._addresses()
+        return http.client.HTTPConnection(addresses[turn % len(addresses)], self._port, timeout=DEADLINE_S)
 
     @property
     def num_right(self) -> int:
@@ -152,23 +159,21 @@ class Load:
         connection = self._connection(turn)
         while not self._is_over.is_set():
             request = make()
-            begin_s = time.monotonic()
             try:
                 if opens_each or connection.sock is None:
                     connection.close()
                     connection.connect()
-                begin_s = time.monotonic()
-                connection.request("POST", request.path, request.body, dict(request.headers))
-                response = connection.getresponse()
-                body = response.read()
-            except (ConnectionRefusedError, TimeoutError) as error:
-                # Nothing listens there: nothing was accepted, and another node is asked.
-                if not (isinstance(error, ConnectionRefusedError) or connection.sock is None):
-                    self._note("no answer", begin_s, repr(error))
+            except OSError:  # nothing was accepted, and another node is asked
                 self.num_refused += 1
                 turn += 1
                 connection = self._connection(turn)
+                self._is_over.wait(BETWEEN_NODES_S)
                 continue
+            begin_s = time.monotonic()
+            try:
+                connection.request("POST", request.path, request.body, dict(request.headers))
+                response = connection.getresponse()
+                body = response.read()
             except (OSError, http.client.HTTPException) as error:
                 kind = (
                     "closed"

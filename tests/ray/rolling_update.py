@@ -66,7 +66,7 @@ def run(nodes: Nodes, num_requests: int, num_clients: int) -> dict[str, Any]:
         until(lambda: nodes.num_ready() == NUM_REPLICAS, "all replicas")
         until(lambda: all(map(nodes.is_up, nodes.addresses)), "all HAProxys")
         facts["nodes with servers"] = nodes.nodes_of_servers()
-        with Load(nodes.addresses, PORT, num_clients) as load:
+        with Load(lambda: nodes.addresses, PORT, num_clients) as load:
             turn = 0
             while load.num_right < num_requests or turn < NUM_UPDATES:
                 turn += 1
