@@ -133,8 +133,15 @@ class Channel:
 
     def is_hung_up(self) -> bool:
         """Whether the peer is known to have closed its end; there may be messages left to receive."""
+        return self._polls(select.POLLRDHUP)
+
+    def is_readable(self) -> bool:
+        """Whether `receive` would not wait: there is a message, or the peer's end."""
+        return self._polls(select.POLLIN)
+
+    def _polls(self, event: int) -> bool:
         poller = select.poll()
-        poller.register(self.fileno(), select.POLLRDHUP)
+        poller.register(self.fileno(), event)
         return bool(poller.poll(0))
 
     def shutdown(self) -> None:

@@ -66,7 +66,7 @@ from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.mps import Mps, mps_directory
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.ring_readers import RingReaders
-from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
+from shoal.supervisor.processes.silent_members import SilentMembers
 from shoal.supervisor.processes.stopped_processes import StoppedProcesses
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
@@ -304,7 +304,7 @@ class Supervisor:
         if self._options.model_control_mode == "none":
             self._zygotes.end_base()
         self._batchers.start_standby()
-        SilentFrontEnds(self._loop, self._star).watch()
+        SilentMembers(self._loop, self._star).watch()
         self._reload.watch()
         old = self._predecessor
         self._guests.start(self._front_ends.port, None if old is None else old.take_socket(CLIENT_SOCKET))

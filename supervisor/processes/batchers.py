@@ -1,6 +1,6 @@
 """The batcher's processes: one active in the middle of the star, and one standing by to take its place.
 
-    spawn ─► joined ─► standing by ─► active ─► ended, or silent for a second and killed ─► spawn the next
+    spawn ─► joined ─► standing by ─► active ─► ended, or silent and killed (silent_members.py) ─► spawn the next
 
 A take-over by a process that has yet to start costs 15 ms where a zygote forks it and 0.3 s where it is exec'd, during
 which no request is served; by one that stands by, less. The star sends a successor what it has to know. Runs in the
@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import MessageError
-from shoal.messages.shared import Ping
 from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -23,7 +22,6 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
-from shoal.supervisor.processes.silence import Silence, observe
 from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
 _log = logging.getLogger(__name__)
@@ -31,10 +29,6 @@ _log = logging.getLogger(__name__)
 #: This many batchers may end by a fault of their own in a row, each within FAULT_S of becoming active: then the fault
 #: is in what they are sent, and only a clean start removes it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
-#: An active batcher is pinged so often, and killed after so long without an answer, though it could have run
-#: (silence.py): no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most,
-#: given cores enough).
-PING_S, SILENCE_S = 0.5, 1.0
 
 
 class Batchers:
@@ -61,7 +55,6 @@ class Batchers:
         #: How many batchers have been active so far; each but the first was a successor.
         self.num_active = 0
         self._active_since_s = 0.0
-        self._silence = Silence(0.0)
         self._children: set[Child] = set()
         self._hopeless: Future[None] = loop.future()
         #: Done once `stop` has been called: no further process is started.
@@ -73,11 +66,8 @@ class Batchers:
         await shared(self._hopeless)
 
     def start_standby(self) -> None:
-        """From now on keep a second batcher ready, and kill an active one whose loop stands still: the server
-        serves."""
+        """From now on keep a second batcher ready: the server serves."""
         self._loop.start(self._fill_place())
-        self._reset_silence()
-        self._loop.every(PING_S, self._look)
 
     async def _fill_place(self) -> None:
         """Fill one of the two places for a batcher: whenever its process has ended, another is started."""
@@ -117,8 +107,9 @@ class Batchers:
     def contain(self, _error: Exception) -> None:
         """Kill the active batcher after an unexpected error; another takes its place, unless too many have failed."""
         self._note_fault()
-        if self.active is not None:
-            self._kill(self.active.pid)
+        for child in self._children:
+            if self.active is not None and child.pid == self.active.pid:
+                child.signal(signal.SIGKILL)
 
     def _on_malformed(self, error: MessageError) -> None:
         _log.error("a batcher has sent %s", error)
@@ -165,7 +156,6 @@ class Batchers:
         self.active = member
         self.num_active += 1
         self._active_since_s = self._loop.now_s()
-        self._silence = Silence(self._active_since_s)
         try:
             self._on_active(member)
         except (OutOfSharedMemoryError, OSError) as error:
@@ -173,28 +163,6 @@ class Batchers:
             member.hang_up()  # this batcher ends, and another is tried
             return
         self._num_refusals = 0
-        self._silence.look(self._loop.now_s(), observe(member.pid))  # CPU time used before does not count
-        self._reset_silence()
-
-    def _look(self, late_s: float) -> None:
-        if late_s > PING_S:
-            self._reset_silence()  # this process was held up, perhaps with the machine: no fault of the batcher's
-        if self.active is None or self.is_stopping:
-            return
-        if self._silence.look(self._loop.now_s(), observe(self.active.pid)) >= SILENCE_S:
-            _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
-            self._reset_silence()
-            self._kill(self.active.pid)
-        else:
-            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._reset_silence)
-
-    def _kill(self, pid: int) -> None:
-        for child in self._children:
-            if child.pid == pid:
-                child.signal(signal.SIGKILL)
-
-    def _reset_silence(self) -> None:
-        self._silence.reset(self._loop.now_s())
 
     def _leave(self, child: Child, code: int) -> None:
         """Handle the end of a batcher's process: without an await, the next one takes an active one's place."""

@@ -156,6 +156,10 @@ class Member:
             os.close(pidfd)
         return True
 
+    def has_unread(self) -> bool:
+        """Whether something that the process has sent is not read yet."""
+        return self._is_open and self._channel.is_readable()
+
     def close(self) -> None:
         """Close the connection without `on_gone`: the supervisor ends."""
         self.on_gone = lambda: None

@@ -211,7 +211,7 @@ def test_a_front_end_that_is_stopped_feeds_no_watchdog_and_is_replaced(tmp_path:
             stopped = process(server, title)
             os.kill(stopped, signal.SIGSTOP)
             assert server.read_log(f"no sign of life within 0.1 s from front end {stopped}".encode())
-            assert server.read_log(f"the front end with pid {stopped} has not moved for 1 s; it is killed".encode())
+            assert server.read_log(f"the front end (pid {stopped}) has not moved for 1 s; it is killed".encode())
             manager.catch_up()
         manager.read_until("WATCHDOG=1")
         assert server.stop() == 0

@@ -10,11 +10,9 @@ import pytest
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes import batchers as batchers_module
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.silence import Observed
 from tests.messages import Nonsense
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import OPTIONS, Process
@@ -123,17 +121,6 @@ def test_an_error_in_hearing_a_batcher_costs_that_one(started: Started) -> None:
     started.until(lambda: started.said == ["active", "active"])
 
 
-def test_what_one_computed_before_it_was_active_is_no_silence(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits for a core, after five seconds of imports."""
-    waiting = Observed(True, 5.0)
-    monkeypatch.setattr(batchers_module, "observe", lambda _pid: waiting)
-    started.until(lambda: "active" in started.said)
-    silent_s = started.batchers._silence.look(started.loop.now_s() + 0.5, waiting)
-    assert silent_s == 0
-
-
 def test_one_stands_by_and_takes_the_place_in_the_go_in_which_the_end_of_the_active_one_is_seen(
     started: Started,
 ) -> None:
@@ -146,17 +133,3 @@ def test_one_stands_by_and_takes_the_place_in_the_go_in_which_the_end_of_the_act
     started.clock.until(lambda: len(started.joined) == 3)
     assert started.children() == 2
     assert started.said == ["active", "active"]
-
-
-def test_one_that_does_not_turn_its_loop_is_killed(
-    started: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(batchers_module, "observe", lambda _pid: Observed(False, 0.0))
-    started.until(lambda: started.said == ["active"])
-    started.batchers.start_standby()
-    started.clock.until(lambda: len(started.joined) == 2)
-    started.clock.pass_time(0.5)
-    assert "is killed" not in caplog.text
-    started.clock.pass_time(0.5)
-    assert "has not moved for 1 s; it is killed" in caplog.text
-    started.until(lambda: started.said == ["active", "active"])
