@@ -129,9 +129,9 @@ class Worker:
     def drop_thread(self) -> None:
         """End a thread that is not up: it finds its connection closed, and the process goes on."""
         assert self.thread is not None
+        resolve(self.thread, 0)  # first: a connection that ends before its thread is the end of the process
         if self.member is not None:
             self.member.hang_up()
-        resolve(self.thread, 0)
 
     def came_up(self, participant: Participant) -> None:
         """Prepare for the first batch: restore the process's priority, and read its progress from now on."""

@@ -101,6 +101,20 @@ def test_a_thread_that_cannot_load_leaves_the_others_as_they_are(pair: Version) 
     assert first.pid == other.pid != 0
 
 
+def test_a_thread_that_loads_can_be_stopped_alone(pair: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.served.resize(with_count(pair.served.version.config, 3))
+    third = pair.served.instances[2]
+    pair.rig.clock.settle()
+    pair._join(third)
+    sent = list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(third.worker.child, "signal", sent.append)
+        third.stop()
+        pair.until(lambda: not third.pid)
+    assert sent == [], "the other instances go on in the process"
+    pair._forget(third.number)
+
+
 def test_the_first_ends_last(pair: Version) -> None:
     first, other = pair.served.instances
     pair.served.discard()
