@@ -183,11 +183,12 @@ class Instance:
     async def _begin(self, worker: Worker) -> Future[int] | None:
         """Start a worker's process, or its thread once the process that it shares is up; the future is the exit code.
         None if the instance is to end before that. Raises OSError."""
-        shared_process = self.shared_process
-        if shared_process is None or shared_process.is_first(self):
-            return worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
-        first_worker = await shared_process.up(self._leaving)
-        return None if first_worker is None else worker.begin_thread(first_worker)
+        first_worker = None if self.shared_process is None else await self.shared_process.up(self, self._leaving)
+        if first_worker is not None:
+            return worker.begin_thread(first_worker)
+        if self._leaving.done():
+            return None
+        return worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
 
     async def _bring_up(self, worker: Worker) -> None:
         """Take a worker from its connection to its first batch; cancelled where its process ends before."""

@@ -33,8 +33,8 @@ class SharedProcess:
         self._loop = loop
         # Changed by add and remove; the first is the first instance.
         self._instances: list[SharingInstance] = []
-        # Changed as the process comes up and ends.
-        self._came_up: Future[None] = loop.future()
+        # Changed as the process comes up and ends, and with the instances; done when the first is up, or another one.
+        self._changed: Future[None] = loop.future()
         self._num_completed = 0  # batches, by the instances of the present process that have ended already
         self._at_last: Callable[[], None] | None = None
 
@@ -43,27 +43,34 @@ class SharedProcess:
         self._instances.append(instance)
 
     def remove(self, instance: SharingInstance) -> None:
-        """Forget an instance that has ended for good."""
-        self._instances.remove(instance)
+        """Forget an instance that has ended for good, as is found out twice of one that never was up."""
+        if instance in self._instances:
+            self._instances.remove(instance)
+            self._wake()
 
     def is_first(self, instance: SharingInstance) -> bool:
         """Whether this instance starts the process."""
         return bool(self._instances) and self._instances[0] is instance
 
-    async def up(self, leaving: Future[None]) -> Worker | None:
-        """The worker of the first instance, once that is up; None where `leaving` is done before."""
-        while not leaving.done():
+    async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:
+        """The worker of the first instance, once that is up, or serves until the others have ended; None where
+        `instance` is the first, or becomes so, or `leaving` is done before."""
+        while not (leaving.done() or self.is_first(instance)):
             starter = self._instances[0]
-            if starter.state is InstanceState.UP and starter.worker.pid:  # without a pid it is known to be dead
+            serves = starter.state is InstanceState.UP or self._at_last is not None
+            if serves and starter.worker.pid:  # without a pid it is known to be dead
                 return starter.worker
-            await first(self._came_up, leaving)
+            await first(self._changed, leaving)
         return None
 
     def came_up(self) -> None:
         """Let the other instances start their threads: the first is up."""
         self._num_completed = 0
-        came_up, self._came_up = self._came_up, self._loop.future()
-        resolve(came_up, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, self._loop.future()
+        resolve(changed, None)
 
     def ended(self, progress: WorkerProgress | None) -> None:
         """Note the progress of an instance whose thread has ended; the first may end once it is the last."""

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,9 @@ def test_a_thread_that_is_not_wanted_any_more_ends_and_the_process_goes_on(pair:
     assert not told(pair, first, StopWorker)
 
 
-def test_a_thread_that_cannot_load_leaves_the_others_as_they_are(pair: Version) -> None:
+def test_a_thread_that_cannot_load_leaves_the_others_as_they_are(
+    pair: Version, caplog: pytest.LogCaptureFixture
+) -> None:
     first, other = pair.served.instances
     up = pair.served.resize(with_count(pair.served.version.config, 3))
     third = pair.served.instances[2]
@@ -97,6 +100,7 @@ def test_a_thread_that_cannot_load_leaves_the_others_as_they_are(pair: Version) 
     pair.until(lambda: third not in list(pair.roster))
     pair._forget(third.number)
     assert str(up.exception()) == "no memory"
+    assert "an error of the server's own" not in caplog.text
     assert states(pair) == [InstanceState.UP] * 2
     assert first.pid == other.pid != 0
 
@@ -113,6 +117,56 @@ def test_a_thread_that_loads_can_be_stopped_alone(pair: Version, monkeypatch: py
         pair.until(lambda: not third.pid)
     assert sent == [], "the other instances go on in the process"
     pair._forget(third.number)
+
+
+def test_a_load_that_fails_ends_the_version(caplog: pytest.LogCaptureFixture) -> None:
+    made = Version(SHARED, OPTIONS)
+    try:
+        loaded = made.begin()
+        made.refuse(made.served.instances[0])
+        assert str(loaded.exception()) == "no such file"
+        assert not list(made.roster)
+        assert "an error of the server's own" not in caplog.text
+        assert made.served.ended.done()
+    finally:
+        made.close()
+
+
+def other_groups(pair: Version) -> list[dict[str, Any]]:
+    """The version's groups with another demand: all instances are replaced, in a group of the same name."""
+    limiter = {"resources": [{"name": "R", "global": False, "count": 1}], "priority": 7}
+    return [{**each, "rate_limiter": limiter} for each in pair.served.version.config["instance_group"]]
+
+
+def test_instances_that_come_while_the_first_is_down_have_a_process_of_their_own(pair: Version) -> None:
+    first, other = pair.served.instances
+    pair.end(first)
+    pair._forget(other.number)
+    pair.bring_up(first)
+    pair.end(first)
+    assert not first.pid, "it pauses before its next start"
+    pair.served.resize(other_groups(pair))
+    fresh = pair.served.instances
+    assert first not in fresh
+    pair.bring_up(fresh[0])
+    pair.bring_up(fresh[1])
+    assert fresh[0].pid == fresh[1].pid != 0
+
+
+def test_a_thread_is_started_in_a_process_whose_first_instance_only_waits_for_the_others(pair: Version) -> None:
+    first, other = pair.served.instances
+    pair.served.resize(other_groups(pair))
+    fresh = tuple(pair.served.instances)
+    for each in fresh:
+        pair.bring_up(each)
+    first.stop()
+    other.stop()
+    pair._forget(other.number)  # the end of its connection
+    pair.until(lambda: not other.pid)
+    assert not told(pair, first, StopWorker)
+    pair.served.resize(with_count(pair.served.version.config, 3))
+    pair.bring_up(pair.served.instances[2])
+    assert {each.pid for each in pair.served.instances} == {first.pid}
 
 
 def test_the_first_ends_last(pair: Version) -> None:
