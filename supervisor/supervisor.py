@@ -453,8 +453,9 @@ class Supervisor:
 
     async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""
+        measuring = self._loop.begin(self._memory.measure([each.pid for each in self._roster], self._loop))
         await self._roster.report_metrics(context)
-        measured = await self._memory.measure([each.pid for each in self._roster], self._loop)
+        measured = await measuring
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
         figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
         figures |= {"memory": memory_of_models(self._roster, measured), "num_records_lost": self._recording.num_lost}

@@ -6,6 +6,7 @@ called in a thread, since a sick GPU may answer late; only a load under --model-
 """
 
 import logging
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shoal.placement import Gpu, Placement
@@ -45,13 +46,14 @@ class GpuMemory:
             self._thread.ask(lambda: self._log_returned(number, placement))
 
     def use_of(self, gpu: Gpu, loop: EventLoop) -> "Future[MemoryUse | None]":
-        """A future of a GPU's memory; None where the driver does not say, or without NVIDIA's library. It stays open as
-        long as the driver does not answer."""
-        if self._nvml is None:
-            future: Future[MemoryUse | None] = loop.future()
-            resolve(future, None)
-            return future
-        return self._thread.answer(lambda: self._use(gpu), loop)
+        """A future of a GPU's memory; None where the driver does not say, without NVIDIA's library, and where no thread
+        can ask. It stays open as long as the driver does not answer."""
+        if self._nvml is not None:
+            with suppress(OSError):
+                return self._thread.answer(lambda: self._use(gpu), loop)
+        unknown: Future[MemoryUse | None] = loop.future()
+        resolve(unknown, None)
+        return unknown
 
     def close(self) -> None:
         """End the thread after its pending measurements, or after a second without an answer from a GPU."""

@@ -3,6 +3,7 @@
 The thread only reads: a sick GPU may answer late, and the kernel counts the pages of a large process for a while.
 """
 
+import errno
 import os
 import threading
 from collections import deque
@@ -30,18 +31,23 @@ class MeasuringThread:
         self._questions: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, question: Callable[[], None]) -> None:
-        """Have the thread call `question`, which raises nothing."""
+    def ask(self, question: Callable[[], None]) -> bool:
+        """Have the thread call `question`, which raises nothing. False where the system starts no thread."""
         self.has_started = True
         with self._lock:
-            self._questions.append(question)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            self._questions.append(question)
+        return True
 
     def answer(self, measure: Callable[[], T], loop: EventLoop) -> "Future[T]":
         """A future of what `measure`, which raises nothing, returns in the thread. It stays open as long as that takes.
-        Raises OSError where no descriptor is left."""
+        Raises OSError where no descriptor is left, or no thread starts."""
         future: Future[T] = loop.future()
         answers: list[T] = []
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -55,8 +61,10 @@ class MeasuringThread:
             os.close(bell)
             resolve(future, answers[0])
 
+        if not self.ask(tell):
+            os.close(bell)
+            raise OSError(errno.EAGAIN, "no thread can be started")
         loop.on_readable(bell, arrived)
-        self.ask(tell)
         return future
 
     def close(self) -> None:

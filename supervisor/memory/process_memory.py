@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from shoal.supervisor.event_loop import EventLoop, Future, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 
-#: How long a question for figures waits for them (ours): a scrape has 2 s.
+#: How long a question for figures waits for them (ours): a scrape has 2 s, and asks models beside.
 ANSWER_S = 1.0
 #: Most questions about the host's memory that wait for an answer; further ones get none (ours).
 MAX_PENDING = 64
@@ -53,11 +53,12 @@ class ProcessMemory:
             if self._nvml is not None and (self._gpu is None or self._gpu.done()):
                 self._gpu = self._gpu_thread.answer(self._on_gpus, loop)
         except OSError:
-            return {}  # no descriptor is left: requests need them more
+            return {}  # the system is short of descriptors or threads: requests need them more
         gpu = self._gpu
+        end_s = loop.now_s() + ANSWER_S
         await first(host, limit_s=ANSWER_S)
         if gpu is not None:
-            await first(gpu, limit_s=ANSWER_S)
+            await first(gpu, limit_s=max(0.0, end_s - loop.now_s()))
         on_gpus = gpu.result() if gpu is not None and gpu.done() else {}
         found = host.result() if host.done() else {}
         return {pid: MemoryFigures(found[pid], on_gpus.get(pid, {})) for pid in wanted if pid in found}

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from shoal.open_files import num_open
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory import process_memory
 from shoal.supervisor.memory.process_memory import MemoryFigures, ProcessMemory, total
+from tests.supervisor.clock import ClockLoop
 from tests.supervisor.memory.test_gpu_memory import NVMLError
 
 US = os.getpid()
@@ -86,6 +88,37 @@ def test_a_gpu_that_does_not_answer_holds_nobody_up_and_is_asked_once(
     loop.run()
     assert [each.get(US, MemoryFigures(0, {})).gpu_nbytes for each in found.result()] == [{}, {}]
     assert not memory._gpu_thread._questions
+
+
+def test_a_host_and_a_gpu_that_do_not_answer_delay_figures_once(
+    memory: ProcessMemory, nvml: Nvml, clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_memory, "_pss", lambda _pids: nvml.is_healthy.wait() and {})
+    before_s = clock.time()
+    assert clock.run(memory.measure([US], EventLoop(clock))) == {}
+    assert clock.time() - before_s == pytest.approx(process_memory.ANSWER_S)
+    nvml.is_healthy.set()
+    clock.until(lambda: memory._num_pending == 0 and memory._gpu is not None and memory._gpu.done())
+
+
+def test_a_thread_that_cannot_be_started_costs_one_question_and_no_descriptor(
+    memory: ProcessMemory, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(process_memory, "ANSWER_S", 60.0)
+    nvml.is_healthy.set()
+    loop = EventLoop()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        before = num_open()
+        found = loop.begin(memory.measure([US], loop))
+        found.add_done_callback(lambda _: loop.stop())
+        loop.run()
+        assert found.result() == {}
+        assert num_open() == before
+    assert US in measured(memory, US)
 
 
 def test_processes_that_have_ended_are_missing(memory: ProcessMemory, nvml: Nvml) -> None:
