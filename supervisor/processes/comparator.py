@@ -32,10 +32,10 @@ class ComparatorProcess(RingReaderProcess):
 
     def mirror(self, rules: Sequence[ShadowRule]) -> None:
         """Mirror and compare from now on as these rules say; the first one starts the process. Raises
-        OutOfSharedMemoryError."""
+        OutOfSharedMemoryError or OSError, and changes nothing."""
+        self._follow(rules)
         if self.member is not None:
             self.member.send(ComparisonsChanged([tuple(rule) for rule in rules]))
-        self._follow(rules)
 
     def _ring_made(self, segment_fd: int, readers_fd: int) -> ComparisonRingMade:
         return ComparisonRingMade(segment_fd, readers_fd)

@@ -72,6 +72,7 @@ class RingReaderProcess(ABC):
         # Changed by follow, as batchers join, and as the process starts, joins and ends.
         self.rules: Sequence[tuple[Any, ...]] = ()
         self.member: Member | None = None
+        self._batcher: Member | None = None  # the one that had a ring last
         self._rings: dict[int, _Ring] = {}
         self._num_rings = 0
         self._child: Child | None = None
@@ -96,19 +97,23 @@ class RingReaderProcess(ABC):
 
     def _follow(self, rules: Sequence[tuple[Any, ...]]) -> None:
         """Have batchers act on these rules from now on; the first rule starts the process. Raises
-        OutOfSharedMemoryError."""
-        self.rules = rules
-        if not self._rings:
-            if rules and self._star.batcher is not None:
-                self.join_batcher(self._star.batcher)
-        elif self._star.batcher is not None:
-            self._star.batcher.send(self._rules_changed())
+        OutOfSharedMemoryError or OSError, and changes nothing."""
+        before, self.rules = self.rules, rules
+        batcher = self._star.batcher
+        try:
+            if batcher is not None and batcher is self._batcher:
+                batcher.send(self._rules_changed())
+            elif batcher is not None:
+                self.join_batcher(batcher)
+        except (OutOfSharedMemoryError, OSError):
+            self.rules = before
+            raise
         if rules and self._child is None and self._num_rings:
             self._start()
 
     def join_batcher(self, batcher: Member) -> None:
         """Give a batcher a ring, and the rules, if there are any; before it is sent models. Raises
-        OutOfSharedMemoryError."""
+        OutOfSharedMemoryError or OSError."""
         if not self.rules:
             return
         self._num_rings = number = self._num_rings + 1
@@ -118,8 +123,13 @@ class RingReaderProcess(ABC):
         except (OutOfSharedMemoryError, OSError):
             os.close(made)
             raise
-        self._rings[number] = ring = _Ring(number, made, readers)
-        to_read = segment.read_only(readers)
+        ring = _Ring(number, made, readers)
+        try:
+            to_read = segment.read_only(readers)
+        except OSError:
+            ring.close()
+            raise
+        self._rings[number], self._batcher = ring, batcher
         batcher.send(self._ring_made(made, to_read))
         os.close(to_read)
         batcher.send(self._rules_changed())

@@ -147,12 +147,12 @@ class ShadowControl:
         now = [self._with_function(each) for each in list(rules.values())[:MAX_PAIRS]]
         if now == self._rules:
             return
+        self.comparator.mirror(now)
         self._rules = now
         for rule in now:
             self._found.setdefault(rule.pair, _Found())
         for pair in forgettable(tuple(self._found), {rule.pair for rule in now}):
             del self._found[pair]
-        self.comparator.mirror(now)
 
     def _serves(self, name: str, version: int) -> bool:
         """Whether a version serves; without it a rule takes no place among MAX_PAIRS, and waits for it."""

@@ -1,7 +1,73 @@
-"""supervisor/questions/shadow.py: what is kept of shadows that have ended."""
+"""supervisor/questions/shadow.py: what is mirrored, and what is kept of shadows that have ended; no process runs."""
 
-from shoal.shadow import Pair
-from shoal.supervisor.questions.shadow import MAX_ENDED, forgettable
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
+from shoal.shadow import Pair, ShadowRule
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.processes import ring_reader
+from shoal.supervisor.processes.ring_reader import RingReaderProcess
+from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable
+from shoal.supervisor.state_file import StateFile
+from tests.supervisor.star_rig import StarRig
+
+RULE = ShadowRule("m", 1, 2)
+
+
+@pytest.fixture
+def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShadowControl]:
+    """The shadows of a server with versions 1 and 2 of a model, whose comparator never comes up."""
+    monkeypatch.setattr(RingReaderProcess, "_start", lambda _process: None)
+    served = SimpleNamespace(version=SimpleNamespace(config={}, version_dir=tmp_path / "1"))
+    models: Any = SimpleNamespace(models={}, get=lambda _name: SimpleNamespace(serving={1: served, 2: served}))
+    made = ShadowControl(rig.loop, "@", {}, rig.star, models, StateFile(tmp_path / "shadows.json", "shadows"))
+    yield made
+    rig.clock.run(made.comparator.close())
+
+
+def kept(control: ShadowControl) -> list[Any]:
+    return control._file.read()
+
+
+def test_a_shadow_for_which_there_is_no_memory_is_not_on(
+    control: ShadowControl, rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_args: object, **_named: object) -> int:
+        raise OutOfSharedMemoryError("no shared memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ring_reader, "create_segment", refuses)
+        with pytest.raises(UnavailableError, match="are not mirrored: no shared memory"):
+            control.begin(RULE)
+    with pytest.raises(InvalidArgumentError, match="has no shadow"):
+        control.end("m", 1)
+    assert kept(control) == []
+    control.on_models_changed()
+    assert not rig.batcher.heard()
+    control.begin(RULE)
+    assert [type(each) for each in rig.batcher.heard()] == [ComparisonRingMade, ShadowsChanged]
+    assert len(kept(control)) == 1
+
+
+def test_a_successor_that_came_while_nothing_was_mirrored_has_a_ring_with_the_next_shadow(
+    control: ShadowControl, rig: StarRig
+) -> None:
+    """The comparator has not drained the ring of the dead batcher yet."""
+    control.begin(RULE)
+    control.end("m", 1)
+    successor = rig.replace_batcher()
+    control.comparator.join_batcher(successor.member)
+    rig.settle()
+    control.begin(RULE)
+    assert [type(each) for each in successor.heard()] == [ComparisonRingMade, ShadowsChanged]
+    control.end("m", 1)
+    assert [type(each) for each in successor.heard()] == [ShadowsChanged]
 
 
 def test_the_last_shadows_that_ended_are_kept_and_all_that_go_on() -> None:
