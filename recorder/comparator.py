@@ -45,11 +45,12 @@ class Comparator:
         number, end_s = 0, time.monotonic() + STEP_S
         for memory in ring.read():
             number += 1
+            copied = memoryview(bytes(memory))
+            ring.acknowledge()  # before: a comparison that ends this process would end its successor, too
             try:
-                self._disagreements.take(memory)
+                self._disagreements.take(copied)
             except (EntryError, ShoalError, ValueError) as error:
                 self._complain(error)
-            ring.acknowledge()
             if time.monotonic() > end_s:
                 break
         return number

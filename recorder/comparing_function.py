@@ -4,7 +4,7 @@
         return None                            # or True: the answers agree; False or a sentence: they do not
 
 It is the user's code and runs in the comparator, which no request waits for: a call has LIMIT_S; one that native code
-does not leave ends the process after HARD_LIMIT_S, and the supervisor starts another.
+does not leave ends the process after HARD_LIMIT_S, and the supervisor starts another, which goes on behind that pair.
 """
 
 import faulthandler
@@ -88,6 +88,8 @@ def _limited() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, before)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may come just before
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            signal.signal(signal.SIGALRM, before)

@@ -26,8 +26,9 @@ SHORT_PAUSE_S, LONG_PAUSE_S = 0.02, 0.2
 
 
 class RingLoop:
-    """The rings of all batchers, and the loop that looks into them. `step` takes all entries of a ring and returns
-    their number; `looked` is called after each look; `own` are the process's own messages."""
+    """The rings of all batchers, and the loop that looks into them. `step` takes entries of a ring, all or as many as
+    it has time for, and returns their number; `looked` is called after each look; `own` are the process's own
+    messages."""
 
     def __init__(
         self,
@@ -58,14 +59,16 @@ class RingLoop:
                 pause_s = SHORT_PAUSE_S if self._look() else min(2 * pause_s, LONG_PAUSE_S)
                 self._looked()
         except GONE:
-            self._look()
+            while self._look():
+                """On to the rest."""
 
     def _add(self, message: to_recorder.RingAdded) -> None:
         readers = Segment.attach(message.recorders)
         self._rings[message.number] = ByteRingReader(readers, SegmentView.attach(message.segment))
 
     def _look(self) -> int:
-        """Take what is in the rings; returns the number of entries. A ring behind which there is another is done."""
+        """Take what is in the rings; returns the number of entries. A ring behind which there is another is done
+        once it is empty."""
         found = 0
         for number, ring in tuple(self._rings.items()):
             try:
@@ -73,7 +76,7 @@ class RingLoop:
             except LayoutError as error:
                 _log.error("the rest of what a batcher has left in its ring is lost: %s", error)
                 ring.skip()
-            if number != max(self._rings):
+            if number != max(self._rings) and not ring.has_unread():
                 del self._rings[number]
                 self._supervisor.send(to_recorder.RingDrained(number))
         return found

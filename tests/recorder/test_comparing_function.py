@@ -1,5 +1,6 @@
 """recorder/comparing_function.py: a model's own comparison, whatever its code does."""
 
+import faulthandler
 import signal
 import subprocess
 import sys
@@ -72,6 +73,31 @@ def test_a_function_that_takes_too_long_is_left(tmp_path: Path, monkeypatch: pyt
     assert compare.difference(ONE, ONE, {}) == "compare.py took longer than 0.01 s"
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_alarm_that_comes_as_the_function_returns_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setitimer = signal.setitimer
+
+    def late(which: int, seconds: float) -> None:
+        setitimer(which, 0)
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    cancelled = list[bool]()
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: cancelled.append(True))
+    before = signal.getsignal(signal.SIGALRM)
+    compare = function(tmp_path, "def compare(primary, shadow, inputs):\n    return True\n")
+    try:
+        assert compare.difference(ONE, ONE, {}) == "compare.py took longer than 1 s"
+        assert cancelled == [True]
+        assert signal.getsignal(signal.SIGALRM) is before
+    finally:
+        monkeypatch.undo()
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_one_that_cannot_be_left_ends_the_process(tmp_path: Path) -> None:

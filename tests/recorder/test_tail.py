@@ -25,6 +25,9 @@ class Ring:
             self._num_read += 1
             yield memoryview(self.entries[self._num_read - 1])
 
+    def has_unread(self) -> bool:
+        return self._num_read < len(self.entries)
+
     def acknowledge(self) -> None:
         self.num_acknowledged = self._num_read
 
