@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,28 @@ class StateFile:
             beside.replace(self._path)
         except OSError as error:
             _log.error("%s cannot be kept in %s: %s; a restart forgets them", self._name, self._path, error)
+            with suppress(OSError):
+                beside.unlink()
 
 
 def state_path(given: str, environ: Mapping[str, str], port: int, name: str) -> Path | None:
-    """The path of a state file: `given` if a flag names one, else NAME-PORT.json in the state directory; None for a
-    server whose HTTP port is 0, which is one that the kernel chooses, or none."""
+    """The path of a state file: `given` if a flag names one, else NAME-PORT.json in the state directory; None without
+    one, and for a server whose HTTP port is 0, which is one that the kernel chooses, or none."""
     if given:
         return Path(given).absolute()
-    if not port:
-        return None
-    file = f"{name}-{port}.json"
+    directory = state_directory(environ)
+    return directory / f"{name}-{port}.json" if port and directory is not None else None
+
+
+def state_directory(environ: Mapping[str, str]) -> Path | None:
+    """Where the server keeps what is to outlive it: systemd's directory for the service, or the user's; None for a user
+    without a home directory."""
     if systemd := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
-        return Path(systemd) / file
+        return Path(systemd)
     user = environ.get("XDG_STATE_HOME", "")
-    state = Path(user) if user.startswith("/") else Path.home() / ".local" / "state"
-    return state / "shoal" / file
+    if user.startswith("/"):
+        return Path(user) / "shoal"
+    try:
+        return Path.home() / ".local" / "state" / "shoal"
+    except RuntimeError:
+        return None

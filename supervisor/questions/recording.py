@@ -6,7 +6,6 @@ Runs in the supervisor.
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.recorder import RecorderProcess
 from shoal.supervisor.questions.questions import Verb
+from shoal.supervisor.state_file import state_directory
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class RecordingControl:
     def _begin(self, rule: RecordRule, for_s: float, max_bytes: int) -> None:
         if len(self._live) >= MAX_LIVE:
             raise InvalidArgumentError(f"{MAX_LIVE} models are recorded already; end one of these recordings first")
+        if not self._folder():
+            raise UnavailableError("the server's user has no home directory; start the server with --record=FOLDER")
         self._num_asked = number = self._num_asked + 1
         self._live[number] = rule, self._loop.now_s() + for_s
         if max_bytes:
@@ -89,7 +91,11 @@ class RecordingControl:
         self.recorder.record(self._folder(), self._limits, rules)
 
     def _folder(self) -> str:
-        return str(Path(self._options.record).absolute()) if self._options.record else str(own_folder(os.environ))
+        """The folder of --record, or one in the state directory; "" without either."""
+        if self._options.record:
+            return str(Path(self._options.record).absolute())
+        state = state_directory(os.environ)
+        return "" if state is None else str(state / "recordings")
 
     def _described(self) -> dict[str, Any]:
         now_s = self._loop.now_s()
@@ -100,12 +106,3 @@ class RecordingControl:
         if self._options.record:
             rows.append({"models": list(self._rule.models), "sample": self._rule.sample, "left_s": None})
         return {"folder": self._folder(), "max_bytes": self._limits.max_bytes, "recording": rows}
-
-
-def own_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of recordings that clients begin, where the server has none of --record: systemd's, or the user's."""
-    if systemd := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
-        return Path(systemd) / "recordings"
-    user = environ.get("XDG_STATE_HOME", "")
-    state = Path(user) if user.startswith("/") else Path.home() / ".local" / "state"
-    return state / "shoal" / "recordings"

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pwd
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from shoal.rollout_settings import read_plan
 from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, RolloutFile
 from shoal.supervisor.state_file import MAX_NBYTES, StateFile, state_path
+from tests.scarcity import files_of_at_most_a_page
 
 
 def file_at(path: Path, repositories: Sequence[object] = ()) -> RolloutFile:
@@ -90,6 +92,24 @@ def test_a_pipe_in_its_place_keeps_nobody_waiting(tmp_path: Path, caplog: pytest
     os.mkfifo(tmp_path / "rollouts.json")
     assert file_at(tmp_path / "rollouts.json").read() == []
     assert "it is not a regular file" in caplog.text
+
+
+def test_what_cannot_be_written_whole_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.json"
+    file_at(path).write([KEPT])
+    with files_of_at_most_a_page():
+        file_at(path).write([KEPT._replace(name="m" * 10_000)])
+    assert file_at(path).read() == [KEPT]
+    assert [each.name for each in tmp_path.iterdir()] == ["rollouts.json"]
+
+
+def test_a_user_without_a_home_directory_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_uid: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert state_path("", {}, 8000, ROLLOUTS) is None
 
 
 def test_the_file_lies_where_the_flag_says_or_in_the_state_directory_of_systemd_or_of_the_user() -> None:
