@@ -148,7 +148,9 @@ class Supervisor:
             self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes,
             has_gpus=bool(machine.gpus),
         )  # fmt: skip
-        self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher)
+        self._batchers = Batchers(
+            self._loop, self._zygotes, address, self._star, self._join_batcher, context.oom_kills
+        )  # fmt: skip
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns, self._memory)
         self._explanations = Explanations(self._star, self._models, read)

@@ -20,7 +20,9 @@ from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, ChildProgram
+from shoal.supervisor.processes.death import OUT_OF_MEMORY
 from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.oom_kills import OomKills
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
@@ -41,12 +43,14 @@ class Batchers:
         control_address: str,
         star: Star,
         on_active: Callable[[Member], None],
+        oom_kills: OomKills,
     ) -> None:
         self._loop = loop
         self._zygotes = zygotes
         self._program = ChildProgram("batcher", ["shoal.batcher.main"], {ADDRESS_VARIABLE: control_address})
         self._star = star
         self._on_active = on_active
+        self._oom_kills = oom_kills
         # Changed as processes join and end.
         self.active: Member | None = None
         self._standby: Member | None = None
@@ -78,6 +82,7 @@ class Batchers:
 
     async def _run_process(self) -> None:
         """Start a batcher's process, wait for its end, and handle that end."""
+        num_oom_kills = self._oom_kills.count()
         try:
             child = self._zygotes.spawn(BASE, self._program)
             self._children.add(child)
@@ -88,7 +93,8 @@ class Batchers:
         except OSError as error:
             self._refused(f"no batcher can be started: {explain(error)}")
         else:
-            self._leave(child, code)
+            is_oom_kill = code == -signal.SIGKILL and self._oom_kills.claim(num_oom_kills)
+            self._leave(child, code, OUT_OF_MEMORY if is_oom_kill else "")
 
     def _refused(self, what_happened: str) -> None:
         self._num_refusals += 1
@@ -164,7 +170,7 @@ class Batchers:
             return
         self._num_refusals = 0
 
-    def _leave(self, child: Child, code: int) -> None:
+    def _leave(self, child: Child, code: int, cause: str) -> None:
         """Handle the end of a batcher's process: without an await, the next one takes an active one's place."""
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
@@ -173,12 +179,12 @@ class Batchers:
             ended, self.active = self.active, None
             ended.hang_up()
             self._star.leave_batcher(ended)
-            self._succeed(child, code)
+            self._succeed(child, code, cause)
 
-    def _succeed(self, child: Child, code: int) -> None:
+    def _succeed(self, child: Child, code: int, cause: str) -> None:
         if self.is_stopping:
             return
-        _log.error("the batcher (pid %d) %s; another takes its place", child.pid, describe_exit(code))
+        _log.error("the batcher (pid %d) %s%s; another takes its place", child.pid, describe_exit(code), cause)
         if code > 0:
             self._note_fault()
         successor, self._standby = self._standby, None

@@ -22,6 +22,8 @@ from shoal.reasons import (
 )
 
 _MIB = 1 << 20
+#: What follows the exit of a process that the OOM killer has ended.
+OUT_OF_MEMORY = " by the kernel, which had run out of memory (OOM killer)"
 #: How many last lines are logged where none of them begins a report.
 _NUM_LAST_LINES = 10
 
@@ -84,7 +86,7 @@ class Death:
         if self.reason is Reason.EXECUTION_LIMIT:
             return f" because it was over the execution limit of {self.limit_ms} ms"
         if self.reason is Reason.OUT_OF_MEMORY:
-            return " by the kernel, which had run out of memory (OOM killer),"
+            return f"{OUT_OF_MEMORY},"
         if self.may_use_gpu and self.code == EXIT_DEVICE_LOST:
             return ", since its GPU answered it no more,"
         return " without being told to" if self.code == 0 else ""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal.control import Channel
 from shoal.messages.message import Handlers, Kinds, Message, MessageError, encode, on, table
 from shoal.messages.shared import Acknowledged, LedgerCounted
+from shoal.open_files import explain
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import FailureDomain, contained
 
@@ -56,7 +57,7 @@ class Member:
         )
         self._handlers: Handlers = self._own
         self._kinds = Kinds(*self._own)
-        self.on_malformed: Callable[[MessageError], None] = self._close_malformed
+        self.on_malformed: Callable[[MessageError], None] = self._give_up
         self.on_gone: Callable[[], None] = lambda: acknowledgements.gone(self)
         #: The domain for errors in handling this process's messages: this connection, or what the process belongs to.
         self.domain: FailureDomain = self
@@ -103,15 +104,19 @@ class Member:
             except OSError:
                 return  # the process has ended; the connection's end of file is already on the way
         if len(self._outbox) >= self._max_outbox:
-            self.hang_up()
+            self._give_up(f"the process has not read {len(self._outbox)} messages")
             return
         duplicates = list[int]()
         self._outbox.append((body, duplicates))
         try:
             for fd in fds:
                 duplicates.append(os.dup(fd))
-        except OSError:  # no descriptor is left: without this message the process could not go on
-            self.hang_up()
+        except OSError as error:  # without this message the process could not go on
+            self._give_up(explain(error))
+
+    def _give_up(self, reason: object) -> None:
+        _log.warning("%s is closed: %s", self.title, reason)
+        self.hang_up()
 
     def drain(self) -> None:
         """Handle the messages that the process sent before its end; close the connection at a malformed one."""
@@ -119,7 +124,7 @@ class Member:
             while self._receive():
                 """On to the next."""
         except MessageError as error:
-            self._close_malformed(error)
+            self._give_up(error)
 
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
@@ -185,10 +190,6 @@ class Member:
                 self._receive()
             except MessageError as error:
                 self.on_malformed(error)
-
-    def _close_malformed(self, error: MessageError) -> None:
-        _log.warning("%s is closed: %s", self.title, error)
-        self.hang_up()
 
     def _receive(self) -> bool:
         """Handle one message of the process; False where there is none. Raises MessageError where it is malformed."""

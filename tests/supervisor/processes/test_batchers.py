@@ -13,6 +13,7 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.oom_kills import OomKills
 from tests.messages import Nonsense
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import OPTIONS, Process
@@ -32,7 +33,10 @@ class Started:
         self.refusals: list[Exception] = []
         self.no_process: list[OSError] = []
         self.joined: list[Process] = []
-        self.batchers = Batchers(self.loop, self, "@", self.star, self._on_active)  # type: ignore[arg-type]
+        self.oom_kills = OomKills()
+        self.batchers = Batchers(
+            self.loop, self, "@", self.star, self._on_active, self.oom_kills,  # type: ignore[arg-type]
+        )  # fmt: skip
         self.running = self.loop.begin(self.batchers.run())
 
     def spawn(self, _kind: str, program: ChildProgram) -> Child:
@@ -133,3 +137,18 @@ def test_one_stands_by_and_takes_the_place_in_the_go_in_which_the_end_of_the_act
     started.clock.until(lambda: len(started.joined) == 3)
     assert started.children() == 2
     assert started.said == ["active", "active"]
+
+
+def test_the_log_says_of_one_that_the_kernel_has_killed_for_memory_that_it_was(
+    started: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started.until(lambda: started.said == ["active"])
+    pids = [started.joined[0].member.pid]
+    started.see_end()
+    started.until(lambda: started.said == ["active", "active"])
+    pids.append(started.joined[1].member.pid)
+    monkeypatch.setattr(started.oom_kills, "count", lambda: 1)
+    started.see_end()
+    killed = [f"the batcher (pid {pid}) was killed by signal 9 (SIGKILL)" for pid in pids]
+    assert f"{killed[0]}; another takes its place" in caplog.text
+    assert f"{killed[1]} by the kernel, which had run out of memory (OOM killer); another takes" in caplog.text

@@ -107,12 +107,13 @@ def test_process_that_reads_late_gets_everything_in_order(loop: EventLoop, start
     assert numbers == list(range(count))
 
 
-def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) -> None:
+def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process], caplog: pytest.LogCaptureFixture) -> None:
     process = start()
     for _ in range(MAX_OUTBOX * 2):
         process.member.send(Said(0, "p" * 500))
     assert process.is_gone
     assert not process.member.is_open
+    assert f"the connection of process 1 is closed: the process has not read {MAX_OUTBOX} messages" in caplog.text
 
 
 def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, start: Callable[[], Process]) -> None:
