@@ -6,34 +6,25 @@ What front ends send lies in a socket that the supervisor keeps open, so a trace
 the supervisor.
 """
 
-import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 
-from shoal.control import ADDRESS_VARIABLE
-from shoal.messages.message import on, table
-from shoal.messages.shared import LogChanged, LogSettings
+from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import LogSettings
 from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
-from shoal.open_files import explain
-from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop, Future, Task, first, shared
-from shoal.supervisor.processes.children import Child, spawn
+from shoal.supervisor.event_loop import EventLoop, Future, Task, first, resolve
+from shoal.supervisor.processes.children import Child
 from shoal.supervisor.processes.members import Acknowledgements, Member
-from shoal.supervisor.processes.restarts import Pauses
+from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import TraceSetting
 
-_log = logging.getLogger(__name__)
-
 #: Each tracer numbers its traces from a start of its own; the first one of a server from 1, as Triton.
 NUMBER_BITS = 32
-#: How long a tracer may take to write and export the rest once nothing is traced any more (ours).
-CLOSE_S = 5.0
 
 
-class TracerProcess:
+class TracerProcess(OutsideProcess):
     """The tracer's process and its successors. `on_collected` gets a setting's revision and a number of traces."""
 
     def __init__(
@@ -45,23 +36,21 @@ class TracerProcess:
         acknowledgements: Acknowledgements,
         on_collected: Callable[[int, int], None],
     ) -> None:
-        self._loop = loop
-        self._control_address = control_address
-        self._log_settings = log_settings
+        super().__init__(loop, control_address, log_settings, "tracer", "shoal.tracer.main")
         self._config = config
         self._acknowledgements = acknowledgements
         self._on_collected = on_collected
         self._since_s = time.time()
-        # Changed by set, and as it starts, joins and ends.
+        # Changed by set, and as the process starts, joins and ends.
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
-        self._child: Child | None = None
-        self._member: Member | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
         self._in_force: Future[None] = _done(loop)  # done when `_settings` are in force
-        self._is_pausing = False  # the pause before the process is started again
         self._num_started = 0
-        self._pauses = Pauses()
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._settings)
 
     def inlet(self) -> int:
         """The descriptor that front ends send traces to; stays as long as something is traced."""
@@ -80,11 +69,6 @@ class TracerProcess:
             self._start()
         return self._in_force
 
-    def configure_log(self) -> None:
-        """Send the tracer the changed log settings."""
-        if self._member is not None:
-            self._member.send(LogChanged(self._log_settings))
-
     async def close(self) -> None:
         """End tracing; returns when everything is written and exported, or has taken too long."""
         self.set(())
@@ -96,44 +80,22 @@ class TracerProcess:
     # --- the process ---
 
     def _start(self) -> None:
-        self._is_pausing = False
-        if not self._settings:
-            return
-        self._in_force = self._loop.future()
-        self._pauses.started(self._loop.now_s())
-        # numpy's BLAS would start threads at import.
-        environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
-        try:
-            self._child = spawn(self._loop, "tracer", ["shoal.tracer.main"], environment)
-        except OSError as error:
-            self._pause(f"the tracer cannot be started: {explain(error)}")
-        else:
-            self._loop.start(self._watch(self._child))
+        if self._is_needed:
+            self._in_force = self._loop.future()
+        super()._start()
 
-    async def _watch(self, child: Child) -> None:
-        code = await shared(child.exited)
-        if child is self._child:
-            self._child = None
-            member, self._member = self._member, None
-            if member is not None:
-                member.hang_up()
-            self._pause(f"the tracer (pid {child.pid}) {describe_exit(code)}")
+    def _handlers(self) -> Handlers:
+        return table(on(TracesCollected, self._on_traces))
 
-    def join(self, member: Member) -> None:
-        """Take in the tracer, which has connected."""
-        if self._child is None or member.pid != self._child.pid:
-            member.hang_up()
-            return
+    def _welcome(self, member: Member) -> None:
         self.inlet()
         assert self._sockets is not None
-        self._member = member
-        member.listen(table(on(TracesCollected, self._on_traces)))
         first_number = self._num_started << NUMBER_BITS | 1
         options, resource, traces = self._config.options, self._config.resource, self._sockets[0].fileno()
         self._num_started += 1
         member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
         in_force = self._in_force
-        self._loop.after(self._send_settings(member), lambda: _resolve(in_force))
+        self._loop.after(self._send_settings(member), lambda: resolve(in_force, None))
 
     def _send_settings(self, member: Member) -> Task[None]:
         message = TracingChanged([each.fields for each in self._settings])
@@ -147,14 +109,11 @@ class TracerProcess:
             self._end()
 
     def _end(self) -> None:
-        """Close the connection, which the tracer takes as its end: nothing is traced."""
-        ending, self._child = self._child, None
-        member, self._member = self._member, None
-        assert ending is not None
-        assert member is not None
+        """Have the tracer end: nothing is traced."""
+        assert self._child is not None
         assert self._sockets is not None
-        self._watch_end(ending)
-        member.hang_up()
+        self._watch_end(self._child)
+        self._hang_up()
         for each in self._sockets:
             each.close()
         self._sockets = None
@@ -164,27 +123,20 @@ class TracerProcess:
             self._ending[child] = self._loop.start(self._see_end(child))
 
     async def _see_end(self, child: Child) -> None:
-        if not await first(child.exited, limit_s=CLOSE_S):
-            _log.error("the tracer (pid %d) has not ended within %g s; it is killed", child.pid, CLOSE_S)
-            child.signal(signal.SIGKILL)
-            await first(child.exited)
+        await super()._see_end(child)
         del self._ending[child]
 
+    def _hang_up(self) -> None:
+        super()._hang_up()
+        resolve(self._in_force, None)
+
     def _pause(self, what_happened: str) -> None:
-        _resolve(self._in_force)
-        pause_s = self._pauses.ended(self._loop.now_s())
-        _log.error("%s; it is started again in %g s", what_happened, pause_s)
-        self._is_pausing = True
-        self._loop.call_after(pause_s, self._start)
+        resolve(self._in_force, None)
+        super()._pause(what_happened)
 
     def _on_traces(self, message: TracesCollected) -> None:
         for revision, count in message.counts:
             self._on_collected(revision, count)
-
-
-def _resolve(future: Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _done(loop: EventLoop) -> Future[None]:

@@ -16,7 +16,7 @@ from shoal.recording_settings import RecordRule, read_settings
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.recorder import RecorderProcess
+from shoal.supervisor.processes.ring_readers import RecorderProcess
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.state_file import state_directory
 

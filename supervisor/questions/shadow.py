@@ -23,7 +23,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.processes.comparator import ComparatorProcess
+from shoal.supervisor.processes.ring_readers import ComparatorProcess
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.state_file import StateFile, state_path
 from shoal.tolerance import read_tolerance

@@ -14,7 +14,7 @@ from shoal.recorder.recorded import Recording
 from shoal.recorder.tail import KEPT_NS, MAX_KEPT_NBYTES
 from shoal.recording_settings import RecordLimits, RecordRule, duration_s, share, size
 from shoal.shm.byte_ring import MAX_PARTS
-from shoal.supervisor.processes.recorder import RING_NBYTES
+from shoal.supervisor.processes.ring_readers import RING_NBYTES
 from tests.end_to_end.asking import infer
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving_to_the_end
 

@@ -11,8 +11,8 @@ from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
 from shoal.shadow import Pair, ShadowRule
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.processes import ring_reader
-from shoal.supervisor.processes.ring_reader import RingReaderProcess
+from shoal.supervisor.processes import ring_readers
+from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable
 from shoal.supervisor.state_file import StateFile
 from tests.supervisor.star_rig import StarRig
@@ -23,7 +23,7 @@ RULE = ShadowRule("m", 1, 2)
 @pytest.fixture
 def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShadowControl]:
     """The shadows of a server with versions 1 and 2 of a model, whose comparator never comes up."""
-    monkeypatch.setattr(RingReaderProcess, "_start", lambda _process: None)
+    monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
     served = SimpleNamespace(version=SimpleNamespace(config={}, version_dir=tmp_path / "1"))
     models: Any = SimpleNamespace(models={}, get=lambda _name: SimpleNamespace(serving={1: served, 2: served}))
     made = ShadowControl(rig.loop, "@", {}, rig.star, models, StateFile(tmp_path / "shadows.json", "shadows"))
@@ -42,7 +42,7 @@ def test_a_shadow_for_which_there_is_no_memory_is_not_on(
         raise OutOfSharedMemoryError("no shared memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ring_reader, "create_segment", refuses)
+        patch.setattr(ring_readers, "create_segment", refuses)
         with pytest.raises(UnavailableError, match="are not mirrored: no shared memory"):
             control.begin(RULE)
     with pytest.raises(InvalidArgumentError, match="has no shadow"):

@@ -18,7 +18,7 @@ from shoal.messages.to_client import TraceSettingsChanged
 from shoal.messages.to_tracer import TraceEnded, TracerConnected
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.tracer import CLOSE_S
+from shoal.supervisor.processes.outside_process import CLOSE_S
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
@@ -250,12 +250,12 @@ def test_a_tracer_that_cannot_be_started_is_tried_again_and_nobody_waits_for_it(
 ) -> None:
     refusals = [OSError("no more processes")]
 
-    def refuse_once(*arguments: Any) -> Any:
+    def refuse_once(*arguments: Any, **more: Any) -> Any:
         if refusals:
             raise refusals.pop()
-        return spawn(*arguments)
+        return spawn(*arguments, **more)
 
-    monkeypatch.setattr("shoal.supervisor.processes.tracer.spawn", refuse_once)
+    monkeypatch.setattr("shoal.supervisor.processes.outside_process.spawn", refuse_once)
     assert tracing.change("", level=1)["trace_level"] == ["TIMESTAMPS"]
     tracing.trace("a")
     tracing.run_until(lambda: tracing.tracer is not None)
