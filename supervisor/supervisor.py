@@ -69,9 +69,8 @@ from shoal.supervisor.processes.ring_readers import RingReaders
 from shoal.supervisor.processes.silent_members import SilentMembers
 from shoal.supervisor.processes.stopped_processes import StoppedProcesses
 from shoal.supervisor.processes.zygotes import Zygotes
+from shoal.supervisor.questions.batcher_questions import BatcherQuestions
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
-from shoal.supervisor.questions.explanations import Explanations
-from shoal.supervisor.questions.finished_requests import FinishedRequestsQuestion
 from shoal.supervisor.questions.gauges import gauges, memory_of_models
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
@@ -153,8 +152,7 @@ class Supervisor:
         )  # fmt: skip
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns, self._memory)
-        self._explanations = Explanations(self._star, self._models, read)
-        self._finished_requests = FinishedRequestsQuestion(self._star, self._models)
+        self._batcher_questions = BatcherQuestions(self._star, self._models, read)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
         self._tracing = TraceControl(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
@@ -176,9 +174,9 @@ class Supervisor:
         )  # fmt: skip
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
-        verbs |= self._finished_requests.verbs | self._workflows.verbs | self._recording.verbs | self._shadows.verbs
+        verbs |= self._batcher_questions.verbs | self._workflows.verbs | self._recording.verbs | self._shadows.verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change} | self._rollouts.verbs
-        verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs | self._explanations.verbs
+        verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs
         front_ends, questions = self._front_ends, Questions(self._loop, verbs)
         self._clients = Clients(self._star, self._models, questions, front_ends, self._send_settings, self._gives_up)
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
@@ -200,9 +198,9 @@ class Supervisor:
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
-            on(from_batcher.ModelExplained, self._explanations.receive),
+            on(from_batcher.ModelExplained, self._batcher_questions.receive),
             on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
-            on(from_batcher.FinishedRequestsListed, self._finished_requests.receive),
+            on(from_batcher.FinishedRequestsListed, self._batcher_questions.receive),
             on(from_batcher.RequestsMirrored, self._shadows.on_mirrored),
             on(from_batcher.SplitFigures, self._rollouts.traffic.receive),
         )

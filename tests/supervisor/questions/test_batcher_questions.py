@@ -12,8 +12,7 @@ from shoal.messages.message import on, table
 from shoal.messages.to_batcher import ExplainModel, ListFinishedRequests
 from shoal.messages.to_client import QuestionAnswered
 from shoal.shm.counters import ZERO_ROW
-from shoal.supervisor.questions.explanations import Explanations
-from shoal.supervisor.questions.finished_requests import FinishedRequestsQuestion
+from shoal.supervisor.questions.batcher_questions import BatcherQuestions
 from shoal.supervisor.questions.questions import Questions
 from tests.supervisor.star_rig import StarRig
 
@@ -40,12 +39,9 @@ class Desk(StarRig):
     def __init__(self) -> None:
         super().__init__()
         models: Any = Models()
-        explanations = Explanations(self.star, models, lambda _row: ZERO_ROW)
-        finished = FinishedRequestsQuestion(self.star, models)
-        self.batcher.member.listen(
-            table(on(ModelExplained, explanations.receive), on(FinishedRequestsListed, finished.receive))
-        )
-        self._questions = Questions(self.loop, {**explanations.verbs, **finished.verbs})
+        asked = BatcherQuestions(self.star, models, lambda _row: ZERO_ROW)
+        self.batcher.member.listen(table(on(ModelExplained, asked.receive), on(FinishedRequestsListed, asked.receive)))
+        self._questions = Questions(self.loop, asked.verbs)
 
     def put(self, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
         """Ask several questions at once; the messages that the batcher gets."""
