@@ -44,13 +44,15 @@ M = TypeVar("M", bound=Message)
 
 #: How long a new server that has closed its connection may take to end (ours).
 HANG_UP_S = 5.0
-#: The verbs that change what a new server takes over from the old one at its start.
+#: The verbs that change what a new server takes over from the old one at its start, or reads of its files; and those
+#: that do so where they have this argument.
 _CHANGES = frozenset(
     {
         "load", "unload", "register", "unregister", "scale", "log_settings",
         "ts_register", "ts_unregister", "ts_scale", "ts_set_default", "ts_register_workflow", "ts_unregister_workflow",
     }
 )  # fmt: skip
+_CHANGES_WITH = {"trace_settings": "changes", "rollout": "action", "shadow": "model"}
 
 
 class UpgradeError(Exception):
@@ -306,7 +308,7 @@ def guarded(verbs: Mapping[str, Verb], is_under_way: Callable[[], bool]) -> dict
 
     def guard(name: str, verb: Verb) -> Verb:
         async def ask(arguments: dict[str, Any]) -> Any:
-            is_change = name in _CHANGES or (name == "trace_settings" and arguments["changes"] is not None)
+            is_change = name in _CHANGES or (name in _CHANGES_WITH and arguments[_CHANGES_WITH[name]])
             if is_change and is_under_way():
                 raise UnavailableError("the server is being upgraded, and changes nothing meanwhile; try again later")
             return await verb(arguments)
