@@ -8,11 +8,12 @@ file. Its default path is NAME-PORT.json in the state directory of systemd or of
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from shoal.errors import ShoalError
 from shoal.model_config.files import read
 
 _log = logging.getLogger(__name__)
@@ -20,22 +21,39 @@ _FORMAT = 1
 #: The most bytes of a file that is read (ours): 20,000 rollouts.
 MAX_NBYTES = 16 << 20
 
+T = TypeVar("T")
 
-class StateFile:
-    """One file; without a path nothing is kept."""
 
-    def __init__(self, path: Path | None, name: str, repositories: Sequence[object] = ()) -> None:
-        """`name` is what the rows are, in the plural."""
+class StateFile(Generic[T]):
+    """One file, of values of one kind; without a path nothing is kept."""
+
+    def __init__(
+        self, path: Path | None, name: str, from_row: Callable[[Any], T], to_row: Callable[[T], Mapping[str, Any]],
+        repositories: Sequence[object] = (),
+    ) -> None:  # fmt: skip
+        """`name` is what the rows are, in the plural. `from_row` raises LookupError, TypeError, ValueError or
+        ShoalError for what is no row."""
         self._path = path
         self._name = name
+        self._from_row = from_row
+        self._to_row = to_row
         self._repositories = sorted(map(str, repositories))
 
-    def read(self) -> list[Any]:
-        """The rows in the file, in no checked form; none if there is no file.
+    def read(self) -> list[T]:
+        """The values in the file; none if there is no file. A row that is none is logged and left out.
 
         An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
         that the next `write` does not destroy what can be repaired by hand.
         """
+        found = []
+        for row in self._rows():
+            try:
+                found.append(self._from_row(row))
+            except (LookupError, TypeError, ValueError, ShoalError) as error:
+                self._complain(error)
+        return found
+
+    def _rows(self) -> list[Any]:
         if self._path is None:
             return []
         try:
@@ -48,10 +66,10 @@ class StateFile:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self.complain(error)
+            self._complain(error)
             return []
         except (ValueError, RecursionError) as error:
-            self.complain(error)
+            self._complain(error)
             self._set_aside(self._path)
             return []
         if found.get("repositories") != self._repositories:
@@ -60,8 +78,7 @@ class StateFile:
         rows: list[Any] = found[self._name]
         return rows
 
-    def complain(self, error: object) -> None:
-        """Log that the file, or a row of it, cannot be read."""
+    def _complain(self, error: object) -> None:
         _log.error("%s of before cannot be read from %s: %s", self._name, self._path, error)
 
     def _set_aside(self, path: Path) -> None:
@@ -73,14 +90,15 @@ class StateFile:
         else:
             _log.error("%s is now %s", path, beside)
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the file's contents. An error is logged, and what the rows describe goes on."""
+    def write(self, values: Iterable[T]) -> None:
+        """Replace the file's contents. An error is logged, and what the values describe goes on."""
         if self._path is None:
             return
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("w") as file:
+                rows = [self._to_row(each) for each in values]
                 said = {"version": _FORMAT, "repositories": self._repositories, self._name: rows}
                 json.dump(said, file, indent=1)
                 file.flush()

@@ -2,9 +2,9 @@
 on with them. Runs in the supervisor."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.errors import ShoalError
 from shoal.rollout_settings import RolloutPlan, read_plan
 from shoal.supervisor.state_file import StateFile
 
@@ -29,28 +29,12 @@ class Kept(NamedTuple):
         return self.plan.version if self.phase == "promoted" else self.stable
 
 
-class RolloutFile:
-    """The rollouts in a state file."""
-
-    def __init__(self, file: StateFile) -> None:
-        self._file = file
-
-    def read(self) -> list[Kept]:
-        """The rollouts in the file. A row that is none is logged and left out."""
-        kept = []
-        for row in self._file.read():
-            try:
-                kept.append(_kept(row))
-            except (ValueError, LookupError, TypeError, ShoalError) as error:
-                self._file.complain(error)
-        return kept
-
-    def write(self, rollouts: Sequence[Kept]) -> None:
-        """Replace the file's contents."""
-        self._file.write([{**each._asdict(), "plan": each.plan.members()} for each in rollouts])
+def rollout_file(path: Path | None, repositories: Sequence[object] = ()) -> StateFile[Kept]:
+    """The file at a path in which a server of these repositories keeps rollouts."""
+    return StateFile(path, ROLLOUTS, _kept, lambda each: {**each._asdict(), "plan": each.plan.members()}, repositories)
 
 
-def _kept(row: dict[str, Any]) -> Kept:
+def _kept(row: Any) -> Kept:
     texts = [row[each] for each in ("name", "namespace", "phase", "reason")]
     if not all(type(each) is str for each in texts) or type(row["stable"]) is not int or type(row["step"]) is not int:
         raise ValueError("a rollout has members of other types")

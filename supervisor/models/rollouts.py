@@ -25,7 +25,7 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout, Verdict, VersionFigures
-from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, RolloutFile
+from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, rollout_file
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
 from shoal.supervisor.models.versions import Served
@@ -50,7 +50,7 @@ class Rollouts:
         loop: EventLoop,
         models: Models,
         traffic: Traffic,
-        file: RolloutFile,
+        file: StateFile[Kept],
         is_registered: Callable[[ModelIdentifier], bool],
         figure_of_shadow: FigureOfShadow,
     ) -> None:
@@ -413,7 +413,7 @@ def make_rollouts(
     traffic = Traffic(star, models, models.all_versions.take_id)
     port = options.http_port if options.allow_http else 0
     path = state_path(options.rollout_file, os.environ, port, ROLLOUTS)
-    file = RolloutFile(StateFile(path, ROLLOUTS, options.model_repository))
+    file = rollout_file(path, options.model_repository)
     models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
     return rollouts
 

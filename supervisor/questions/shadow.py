@@ -37,6 +37,10 @@ MAX_ENDED = 32
 SHADOWS = "shadows"
 
 
+#: A model and the version whose requests are mirrored.
+_Name = tuple[str, int]
+
+
 class _Found:
     """What came of one pair's mirrored requests since the server began."""
 
@@ -54,7 +58,7 @@ class ShadowControl:
 
     def __init__(
         self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models,
-        file: StateFile,
+        file: "StateFile[tuple[_Name, ShadowRule | None]]",
     ) -> None:  # fmt: skip
         self._star = star
         self._models = models
@@ -62,7 +66,7 @@ class ShadowControl:
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
         # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary;
         # None: the configuration's is ended.
-        self._asked: dict[tuple[str, int], ShadowRule | None] = {}
+        self._asked: dict[_Name, ShadowRule | None] = {}
         self._rules: list[ShadowRule] = []
         self._found: dict[Pair, _Found] = {}
         self.verbs: dict[str, Verb] = {"shadow": self.shadow}
@@ -77,24 +81,11 @@ class ShadowControl:
             _log.error("requests are not mirrored: %s", error)
 
     def restore(self) -> None:
-        """Take up what clients of the server before this one had asked for; to be called before models are loaded. A
-        row that is no such rule is logged and left out."""
-        for row in self._file.read():
-            try:
-                name, rule = _asked(row)
-            except (LookupError, TypeError, ValueError, ShoalError) as error:
-                self._file.complain(error)
-            else:
-                self._asked[name] = rule
+        """Take up what clients of the server before this one had asked for; to be called before models are loaded."""
+        self._asked.update(self._file.read())
 
     def _keep(self) -> None:
-        rows = [
-            {"model": model, "of": primary, "stop": True}
-            if rule is None
-            else {"model": model, "of": primary, "version": rule.shadow, "share": rule.share, "compare": rule.compare}
-            for (model, primary), rule in sorted(self._asked.items())
-        ]
-        self._file.write(rows)
+        self._file.write(sorted(self._asked.items()))
 
     def begin(self, rule: ShadowRule) -> None:
         """Mirror from now on as a rule says. Raises InvalidArgumentError, or UnavailableError without memory for it."""
@@ -242,15 +233,22 @@ def forgettable(known: Sequence[Pair], in_force: Collection[Pair]) -> list[Pair]
     return ended[: max(0, len(ended) - MAX_ENDED)]
 
 
-def shadow_file(options: ServerOptions) -> StateFile:
+def shadow_file(options: ServerOptions) -> "StateFile[tuple[_Name, ShadowRule | None]]":
     """The file in which a server with these options keeps shadows that were begun by request."""
     path = state_path(options.shadow_file, os.environ, options.http_port if options.allow_http else 0, SHADOWS)
-    return StateFile(path, SHADOWS, options.model_repository)
+    return StateFile(path, SHADOWS, _asked, _row, options.model_repository)
 
 
-def _asked(row: Any) -> tuple[tuple[str, int], ShadowRule | None]:
-    """A row of the state file: the model and the primary, and the rule, or None for a configured one that was ended.
-    Raises LookupError, TypeError, ValueError or ShoalError for what is none."""
+def _row(asked: tuple[_Name, ShadowRule | None]) -> dict[str, Any]:
+    (model, primary), rule = asked
+    name = {"model": model, "of": primary}
+    if rule is None:
+        return {**name, "stop": True}
+    return {**name, "version": rule.shadow, "share": rule.share, "compare": rule.compare}
+
+
+def _asked(row: Any) -> tuple[_Name, ShadowRule | None]:
+    """A row of the state file: the model and the primary, and the rule, or None for a configured one that was ended."""
     model, primary = row["model"], row["of"]
     if type(model) is not str or type(primary) is not int:
         raise ValueError("a shadow has members of other types")

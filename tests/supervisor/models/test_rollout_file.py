@@ -4,21 +4,17 @@ import json
 import logging
 import os
 import pwd
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.rollout_settings import read_plan
-from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, RolloutFile
-from shoal.supervisor.state_file import MAX_NBYTES, StateFile, state_path
+from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept
+from shoal.supervisor.models.rollout_file import rollout_file as file_at
+from shoal.supervisor.state_file import MAX_NBYTES, state_path
 from tests.scarcity import files_of_at_most_a_page
-
-
-def file_at(path: Path, repositories: Sequence[object] = ()) -> RolloutFile:
-    return RolloutFile(StateFile(path, ROLLOUTS, repositories))
-
 
 KEPT = Kept("m", "", read_plan({"version": 3, "sticky_header": "x-user"}), 2, 1, "running", "")
 

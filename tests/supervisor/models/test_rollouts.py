@@ -10,10 +10,9 @@ import pytest
 from shoal.messages.to_batcher import SplitChanged
 from shoal.rollout_settings import read_plan
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.rollout_file import ROLLOUTS, RolloutFile
+from shoal.supervisor.models.rollout_file import rollout_file
 from shoal.supervisor.models.rollouts import Rollouts
 from shoal.supervisor.models.traffic import Traffic
-from shoal.supervisor.state_file import StateFile
 from tests.supervisor.models.test_models import found, models_of
 from tests.supervisor.served_version import Version
 from tests.supervisor.star_rig import OPTIONS
@@ -29,8 +28,7 @@ def version() -> Iterator[Version]:
 def rollouts_of(version: Version, models: Models, path: Path) -> Rollouts:
     rig = version.rig
     traffic = Traffic(rig.star, models, models.all_versions.take_id)
-    file = RolloutFile(StateFile(path, ROLLOUTS))
-    made = Rollouts(rig.loop, models, traffic, file, lambda _: False, lambda *_: None)
+    made = Rollouts(rig.loop, models, traffic, rollout_file(path), lambda _: False, lambda *_: None)
     models.all_versions.traffic = made
     return made
 

@@ -1,6 +1,7 @@
 """supervisor/questions/shadow.py: what is mirrored, and what is kept of shadows that have ended; no process runs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,8 @@ from shoal.shadow import Pair, ShadowRule
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import ring_readers
 from shoal.supervisor.processes.outside_process import OutsideProcess
-from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable
-from shoal.supervisor.state_file import StateFile
-from tests.supervisor.star_rig import StarRig
+from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable, shadow_file
+from tests.supervisor.star_rig import OPTIONS, StarRig
 
 RULE = ShadowRule("m", 1, 2)
 
@@ -26,7 +26,8 @@ def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
     served = SimpleNamespace(version=SimpleNamespace(config={}, version_dir=tmp_path / "1"))
     models: Any = SimpleNamespace(models={}, get=lambda _name: SimpleNamespace(serving={1: served, 2: served}))
-    made = ShadowControl(rig.loop, "@", {}, rig.star, models, StateFile(tmp_path / "shadows.json", "shadows"))
+    options = replace(OPTIONS, shadow_file=str(tmp_path / "shadows.json"))
+    made = ShadowControl(rig.loop, "@", {}, rig.star, models, shadow_file(options))
     yield made
     rig.clock.run(made.comparator.close())
 
