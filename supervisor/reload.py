@@ -7,11 +7,11 @@ A file that is broken changes nothing: what was read before stays in force, and 
 import logging
 from collections.abc import Callable
 
-from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.supervisor.certificates import Certificates
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.key_file import KeyFile
+from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
@@ -26,8 +26,7 @@ _NOT_READ = (
 class Reload:
     """The watched files of a server, and its reaction to SIGHUP.
 
-    `restore_log` puts log settings in force; `poll` has the repositories read now, and returns false where the server
-    does not follow them.
+    `poll` has the repositories read now, and returns false where the server does not follow them.
     """
 
     def __init__(
@@ -36,12 +35,14 @@ class Reload:
         options: ServerOptions,
         certificates: Certificates,
         key_file: KeyFile,
-        restore_log: Callable[[LogSettings], object],
+        log_control: LogControl,
         poll: Callable[[], bool],
     ) -> None:
+        self._loop = loop
         self._options = options
         self._certificates = certificates
-        self._restore_log = restore_log
+        self._log_control = log_control
+        self._log_settings = log_control.settings.copy()  # as the command line says
         self._poll = poll
         self._keys = WatchedFiles(loop, [options.api_keys], key_file.reload)
 
@@ -55,15 +56,7 @@ class Reload:
         options = self._options
         self._keys.reload()
         self._certificates.reload()
-        self._restore_log(
-            LogSettings(
-                log_verbose=options.log_verbose,
-                log_info=options.log_info,
-                log_warning=options.log_warning,
-                log_error=options.log_error,
-                log_format=options.log_format,
-            )
-        )
+        self._loop.start(self._log_control.change({"changes": self._log_settings}))
         done = ["log settings (those of the command line)"]
         done += ["API keys"] * bool(options.api_keys) + ["certificates"] * bool(self._certificates)
         if self._poll():

@@ -189,9 +189,8 @@ class Supervisor:
             self._service,
         )  # fmt: skip
         self._certificates = Certificates(self._loop, options, self._star)
-        restore_log = lambda settings: self._loop.start(log_control.change({"changes": settings}))  # noqa: E731
         self._reload = Reload(
-            self._loop, options, self._certificates, self._key_file, restore_log, self._model_control.poll_now
+            self._loop, options, self._certificates, self._key_file, log_control, self._model_control.poll_now
         )
         self._signals = Signals(self._loop, self._ledger.ask, self._on_hup, self._upgrade.on_signal)
         self.batcher_handlers = table(
