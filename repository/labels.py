@@ -5,12 +5,12 @@ file is read up to a bound, and never from outside the model's directory.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.model_config.files import read
 
 #: The most bytes of all label files of one version (ours). A version's labels travel in one control message, which
 #: carries 64 MiB; ImageNet's 21,841 labels have 0.8 MB.
@@ -47,10 +47,7 @@ def _inside(model_dir: Path, filename: str, what: str) -> Path:
 
 def _read(path: Path, limit: int, what: str) -> bytes:
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidArgumentError(f"{what} is not a regular file; put a text file in its place")
-            data = file.read(limit + 1)
+        data = read(path, limit + 1)
     except OSError as error:
         raise InvalidArgumentError(
             f"{what} cannot be read: {error.strerror}; put a text file with one label a line at '{path}' "
@@ -61,11 +58,6 @@ def _read(path: Path, limit: int, what: str) -> bytes:
             f"{what} is too large: the label files of a model may have {MAX_BYTES} bytes in all; shorten the labels"
         )
     return data
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK a FIFO would keep the poller waiting for a writer.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _lines(data: bytes, what: str) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """The file of --api-keys, which only the supervisor reads; it sends the digests in it to the front ends."""
 
 import logging
-import os
-import stat
+from pathlib import Path
 from typing import Any
 
 from shoal.api_keys import MAX_FILE_BYTES, ApiKey, parse_keys
 from shoal.errors import InvalidArgumentError
 from shoal.messages.to_client import ApiKeysChanged
+from shoal.model_config.files import read
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 
@@ -17,11 +17,7 @@ _log = logging.getLogger(__name__)
 def read_keys(path: str) -> tuple[ApiKey, ...]:
     """The keys in the file. Raises InvalidArgumentError that says what is wrong with it."""
     try:
-        # O_NONBLOCK: a pipe in the place of the file must not stop the supervisor.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidArgumentError(f"cannot read '{path}' for --api-keys: it is no file")
-            return parse_keys(file.read(MAX_FILE_BYTES + 1))
+        return parse_keys(read(Path(path), MAX_FILE_BYTES + 1))
     except OSError as error:
         raise InvalidArgumentError(f"cannot read '{path}' for --api-keys: {error.strerror}") from error
     except InvalidArgumentError as error:

@@ -84,7 +84,6 @@ from shoal.supervisor.signals import Signals
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
 from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
-from shoal.supervisor.watched_processes import watched
 from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
@@ -218,7 +217,7 @@ class Supervisor:
         self._signals.watch()
         with contained(self):
             self._loop.on_readable(self._control.fileno(), self._accept)
-            StoppedProcesses(self._loop, lambda: watched(self._roster, self._star.front_ends)).watch()
+            StoppedProcesses(self._loop, lambda: self._roster.to_be_kept_going(self._star.front_ends)).watch()
             if self._predecessor is not None:
                 self._predecessor.watch(self._loop, self._regions.restore, self._failed)
             living = self._loop.begin(self._live())

@@ -1,6 +1,6 @@
-"""Reading files of a model repository in bounded time and memory, whatever the repository contains.
+"""Reading files that others have written, as those of a model repository, in bounded time and memory.
 
-Used in the poller and in workers. Callers word the sentences about a file that cannot be read.
+Used in the poller, in workers and in the supervisor. Callers word the sentences about a file that cannot be read.
 """
 
 import errno

@@ -6,7 +6,7 @@ Runs in the supervisor. Why an instance exists, and to which version it belongs,
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from shoal.messages.to_worker import ReportMetrics
@@ -17,10 +17,13 @@ from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.instance_context import InstanceContext
+from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance import Instance
-from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.instance_state import COMING_UP, InstanceState
+from shoal.supervisor.processes.children import running
 from shoal.supervisor.processes.hangs import Hangs
 from shoal.supervisor.processes.members import Member, Recipient
+from shoal.supervisor.processes.stopped_processes import Watched
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +94,18 @@ class Roster:
                 if context.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
+
+    def to_be_kept_going(self, front_ends: Iterable[Participant]) -> Iterator[Watched]:
+        """The server's own processes that run no users' code, which must not be stopped, and workers that are coming
+        up: what they load may take long, and has minutes, while one that is up has the limit of an execution."""
+        for child in running():
+            if not child.program.runs_model:
+                yield Watched(child.pid, f"process '{child.program.role}'", child.signal)
+        for instance in self:
+            if instance.state in COMING_UP and instance.pid:
+                yield Watched(instance.pid, f"the worker of {instance.title}, which loads,", instance.worker.signal)
+        for client in front_ends:
+            yield Watched(client.member.pid, "a front end", client.member.signal)
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose worker's memory has this owner id; None where there is none."""
