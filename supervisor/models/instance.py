@@ -334,6 +334,8 @@ class Instance:
             self._stop(worker, was)
 
     def _stop(self, worker: Worker, was: InstanceState) -> None:
+        if worker.child is not None and worker.child.is_over:
+            return  # while the first of a process waited for the others
         if worker.thread is None:
             self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:

@@ -14,6 +14,7 @@ from shoal.shm.layout import PROGRESS_WORD
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.scaling import with_count
+from shoal.supervisor.processes import niceness
 from tests.supervisor.served_version import Version, version
 from tests.supervisor.star_rig import OPTIONS
 
@@ -178,6 +179,19 @@ def test_the_first_ends_last(pair: Version) -> None:
     pair.until(lambda: not other.pid)
     pair.rig.clock.settle()
     assert told(pair, first, StopWorker)
+
+
+def test_a_process_that_dies_while_its_first_instance_waits_to_end_changes_no_other_s_priority(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = pair.served.instances
+    pair.served.discard()
+    pids = list[int]()
+    monkeypatch.setattr(niceness, "give_way", pids.append)
+    pair.end(first)
+    pair._forget(other.number)
+    pair.until(lambda: not list(pair.roster))
+    assert 0 not in pids, "that is the supervisor itself"
 
 
 def test_a_connection_that_ends_unasked_is_the_end_of_the_process(pair: Version) -> None:
