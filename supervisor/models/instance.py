@@ -238,7 +238,8 @@ class Instance:
                 context.gpu_memory.left(self.number, self.placement)
         with contained(self):
             if worker.child is not None:
-                death = worker.death(code, was.value, self._limit_ms, self.placement)
+                is_shared = self.shared_process is not None and self.shared_process.has_others(worker)
+                death = worker.death(code, was.value, self._limit_ms, self.placement, is_shared=is_shared)
                 worker.end_fields = death.fields
                 worker.error = worker.error or InternalError(f"{self._named} {death.describe()}")
                 reason, detail = death.reason, death.detail(self.version.groups, self.placement)

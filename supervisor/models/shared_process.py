@@ -85,6 +85,11 @@ class SharedProcess:
         there = [each.progress for each in self._instances]
         return self._num_completed + sum(each.num_completed for each in there if each is not None)
 
+    def has_others(self, worker: Worker) -> bool:
+        """Whether other instances than this worker's are, or just were, in its process."""
+        others = [each.worker for each in self._instances if each.worker is not worker]
+        return worker.thread is not None or any(each.child is worker.child for each in others)
+
     def fail(self) -> None:
         """Mark the other instances as failed, which wait for the first."""
         for each in self._instances[1:]:

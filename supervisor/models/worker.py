@@ -178,8 +178,9 @@ class Worker:
         if self.member is not None:
             self.member.drain()
 
-    def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
-        """A description of this worker's end; `activity` is what it was doing, where it was not up."""
+    def death(self, code: int, activity: str, limit_ms: int, placement: Placement, *, is_shared: bool) -> Death:
+        """A description of this worker's end; `activity` is what it was doing, where it was not up; `is_shared`: there
+        were other instances in the process."""
         assert self.child is not None
         oom_kills, progress = self._context.oom_kills, self.progress
         if progress is not None:
@@ -193,5 +194,5 @@ class Worker:
             code == -signal.SIGKILL and self.child.was_killed_for_memory(lambda: oom_kills.claim(self._num_oom_kills)),
             limit_ms if self.is_over_limit else 0,
             placement.kind != "KIND_CPU",
-            bool(placement.process_cores) and self.child.is_over,
+            is_shared and self.child.is_over,
         )

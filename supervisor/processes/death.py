@@ -46,7 +46,7 @@ class Death:
     is_oom_kill: bool  # the kernel counts a process killed for memory that explains no other death
     limit_ms: int = 0  # the execution limit, where the supervisor ended the worker for that
     may_use_gpu: bool = False  # the worker's kind was not KIND_CPU
-    is_shared: bool = False  # the process may have had other instances, too
+    is_shared: bool = False  # the process had other instances, too, and has ended
 
     @property
     def reason(self) -> Reason:

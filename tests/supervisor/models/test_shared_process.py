@@ -50,12 +50,16 @@ def test_a_thread_is_started_by_the_first_instance_once_that_is_up() -> None:
         made.close()
 
 
-def test_the_death_of_the_process_is_that_of_all_and_the_first_starts_the_next(pair: Version) -> None:
+def test_the_death_of_the_process_is_that_of_all_and_the_first_starts_the_next(
+    pair: Version, caplog: pytest.LogCaptureFixture
+) -> None:
     first, other = pair.served.instances
+    pid = first.pid
     pair.words[other.number][PROGRESS_WORD] = 4  # so many batches have been completed, none by the first
     pair.end(first)
     pair._forget(other.number)
     assert states(pair) == [InstanceState.STARTING] * 2
+    assert caplog.text.count(f"(pid {pid}, shared with other instances) was killed by signal 9") == 2
     assert other.worker.child is None
     assert [each.num_starts for each in (first, other)] == [2, 2]
     pair.bring_up(first)
@@ -202,6 +206,17 @@ def test_a_connection_that_ends_unasked_is_the_end_of_the_process(pair: Version)
     pair._forget(first.number)
 
 
+def test_the_only_instance_of_its_process_has_died_alone(pair: Version, caplog: pytest.LogCaptureFixture) -> None:
+    first, other = pair.served.instances
+    pair.served.resize(with_count(pair.served.version.config, 1))
+    other.stop()
+    pair._forget(other.number)  # the end of its connection
+    pair.until(lambda: other not in list(pair.roster))
+    pid = first.pid
+    pair.end(first)
+    assert f"(pid {pid}) was killed by signal 9" in caplog.text
+
+
 def test_cores_are_changed_thread_by_thread(pair: Version) -> None:
     _, other = pair.served.instances
     other.pin(other.placement._replace(cores=(7,)))
@@ -219,11 +234,11 @@ def test_placements_know_the_cores_of_their_process() -> None:
 def test_only_the_end_of_the_whole_process_is_one_of_several_instances(pair: Version) -> None:
     _, other = pair.served.instances
     worker, placement = other.worker, other.placement
-    assert worker.death(0, "", 0, placement).detail(("m_0",), placement) & SHARED_PROCESS == 0
+    assert worker.death(0, "", 0, placement, is_shared=True).detail(("m_0",), placement) & SHARED_PROCESS == 0
     pid = other.pid
     pair.end(pair.served.instances[0], signal.SIGTERM)
     pair._forget(other.number)
-    death = worker.death(-15, "", 0, placement)
+    death = worker.death(-15, "", 0, placement, is_shared=True)
     assert death.reason is Reason.INSTANCE_DIED
     assert DeathDetail.unpack(death.detail(("m_0",), placement)).figure & SHARED_PROCESS
     assert f"(pid {pid}, shared with other instances)" in death.describe()
