@@ -259,9 +259,10 @@ class Acknowledgements:
         """Whether a brief announcement has gone on without this member, which has acknowledged nothing since."""
         return member in self._late
 
-    def oldest(self, member: Member) -> int:
-        """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
-        return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
+    def oldest(self, member: Member) -> tuple[int, int] | None:
+        """The number of the oldest announcement that a member has not acknowledged, and how many of its messages; None
+        where there is none."""
+        return next(((seq, missing[member]) for seq, (missing, _) in self._pending.items() if member in missing), None)
 
     def received(self, member: Member, seq: int) -> None:
         """Note a member's acknowledgement of one message."""

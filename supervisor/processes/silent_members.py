@@ -33,8 +33,8 @@ class SilentMembers:
         self._loop = loop
         self._star = star
         self._observe = observe
-        # Changed by each check: of each member that owes an acknowledgement, its number, and the member's silence.
-        self._silent: dict[Member, tuple[int, Silence]] = {}
+        # Changed by each check: what each member owes that owes an acknowledgement, and the member's silence.
+        self._silent: dict[Member, tuple[tuple[int, int], Silence]] = {}
 
     def watch(self) -> None:
         """Check all members every LOOK_S from now on."""
@@ -48,16 +48,16 @@ class SilentMembers:
     def look(self, now_s: float) -> None:
         """Kill every member that has been silent for too long, and ping the batcher."""
         acknowledgements, batcher = self._star.acknowledgements, self._star.batcher
-        if batcher is not None and not acknowledgements.oldest(batcher):
+        if batcher is not None and acknowledgements.oldest(batcher) is None:
             acknowledgements.announce([(batcher, Ping())])
         before, self._silent = self._silent, {}
         for member, title, busy_share in self._watched():
-            missing = acknowledgements.oldest(member)
-            if not missing:
+            owed = acknowledgements.oldest(member)
+            if owed is None:
                 continue
-            number, silence = before.get(member, (0, None))
+            owed_before, silence = before.get(member, (None, None))
             observed = self._observe(member.pid)
-            if silence is None or number != missing:
+            if silence is None or owed_before != owed:
                 silence = Silence(now_s, busy_share)
                 silence.look(now_s, observed)  # CPU time used before does not count
             elif silence.look(now_s, observed) >= SILENT_S and not member.has_unread():
@@ -68,7 +68,7 @@ class SilentMembers:
                     silence.reset(now_s)  # the process may take a while to end, and is reported only once
                 else:
                     _log.error("it cannot be killed, as no file descriptor is left; it is tried again")
-            self._silent[member] = missing, silence
+            self._silent[member] = owed, silence
 
     def _watched(self) -> Iterator[tuple[Member, str, float]]:
         """Each member with its name in the log and the share of its CPU time that counts."""
