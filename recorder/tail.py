@@ -105,10 +105,6 @@ class Tail:
                 _log.error("requests cannot be recorded: %s; %d are lost so far", error, self.num_lost)
                 self._quiet_until_ns = self._now_ns() + COMPLAINT_NS
 
-    def close(self) -> None:
-        """End the last file."""
-        self.folder.end_file()
-
 
 def _num_ended(entry: Entry) -> int:
     """The number of requests in an entry; responses that are not the last of theirs do not count."""

@@ -360,13 +360,13 @@ class Supervisor:
         for front_end in self._star.front_ends:
             front_end.member.send(to_client.ConnectionsEnding())
         await self._front_ends.stop(keeps_files=is_handed_over)
-        await self._registrations.save_last_snapshot()
+        await self._registrations.snapshots.save_last()
         self._drained.set_result(None)
         await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
         await self._mps.stop()
-        await self._tracing.close()
+        await self._tracing.tracer.close()  # behind the last front end
         self._zygotes.stop()
         self._repository.stop()
         await self._batchers.stop()  # behind workers, whose last answers they forward
@@ -456,8 +456,9 @@ class Supervisor:
         measured = await measuring
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
         figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
-        figures |= {"memory": memory_of_models(self._roster, measured), "num_records_lost": self._recording.num_lost}
-        return {**figures, "shadows": self._shadows.figures(), "rollouts": self._rollouts.figures()}
+        figures |= {"memory": memory_of_models(self._roster, measured), "rollouts": self._rollouts.figures()}
+        lost = self._recording.recorder.num_lost
+        return {**figures, "shadows": self._shadows.figures(), "num_records_lost": lost}
 
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)

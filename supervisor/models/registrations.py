@@ -52,7 +52,7 @@ class Registrations:
         self._loop = loop
         self._repository = repository
         self._models = models
-        self._snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
+        self.snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
         # Changed by registrations and scalings. Versions are in the order of their registration.
         self._rows: dict[str, dict[str, Registration]] = {}
         self._complaint = ""  # the last of look_again
@@ -90,7 +90,7 @@ class Registrations:
         self.find(name, text)
         self._defaults[name] = text
         self._mark_default(name)
-        self._snapshots.save("snapshot")
+        self.snapshots.save("snapshot")
 
     def _mark_default(self, name: str) -> None:
         """Announce the default version of a model to clients that hold another for it. The configuration is not
@@ -136,11 +136,7 @@ class Registrations:
                 row.request = {"is_startup": True}
                 names |= {each.name: None} if row.workers else {}
         await gather(*[self._load(name) for name in names], return_exceptions=True)
-        self._snapshots.save("startup")
-
-    async def save_last_snapshot(self) -> None:
-        """Have the snapshot of the server's stop written."""
-        await self._snapshots.save_last()
+        self.snapshots.save("startup")
 
     async def follow(self, period_s: float) -> None:
         """Load again what has changed in the store, as a change of a repository is."""
@@ -191,7 +187,7 @@ class Registrations:
             self._rows[name] = {text if key == row.text else key: each for key, each in rows.items()}
             row.text = text
         _log.info("model '%s' version %s: its archive has changed, and is loaded again", name, text)
-        self._snapshots.save("snapshot")
+        self.snapshots.save("snapshot")
         if before.directory != row.directory:
             self._loop.start(self._withdraw_after(old, before.directory))
 
@@ -249,7 +245,7 @@ class Registrations:
                 self._defaults[name] = row.text
         names = [name for name, rows in self._rows.items() if any(row.workers for row in rows.values())]
         await gather(*[self._load(name) for name in names], return_exceptions=True)
-        self._snapshots.save("startup")
+        self.snapshots.save("startup")
 
     # --- what clients ask ---
 
@@ -265,7 +261,7 @@ class Registrations:
             raise
         name, row.handler, row.request = found.name, request.get("handler") or "", request
         if not row.workers:
-            self._snapshots.save("snapshot")
+            self.snapshots.save("snapshot")
         else:
             load = self._loop.begin(self.bring_up(name, row))
             if is_synchronous:
@@ -280,7 +276,7 @@ class Registrations:
             _log.error("model '%s' version %s is not registered: %s", name, row.text, error)
             await self.remove(name, row)
             raise failed_start(name, row.text, error) from error
-        self._snapshots.save("snapshot")
+        self.snapshots.save("snapshot")
 
     async def _unregister(self, arguments: Arguments) -> None:
         """Unregister a version; answered when it has ended. Only the last one may be the default version."""
@@ -291,7 +287,7 @@ class Registrations:
                 403, "InvalidModelVersionException", f"Cannot remove default version for model {name}"
             )
         await self.remove(name, row)
-        self._snapshots.save("snapshot")
+        self.snapshots.save("snapshot")
 
     async def _scale(self, arguments: Arguments) -> Mapping[str, Any]:
         """Give a version `min_worker` workers; 0 unloads it, and leaves it registered."""
@@ -328,7 +324,7 @@ class Registrations:
             row.workers = was if served is not None or not count else 0
             row.most = was_most
             raise
-        self._snapshots.save("snapshot")
+        self.snapshots.save("snapshot")
 
     async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
         """Registered versions, loaded or not, of one model or of all, sorted by name."""

@@ -42,11 +42,6 @@ class RecordingControl:
         self._num_asked = 0
         self.verbs: dict[str, Verb] = {"record": self.record}
 
-    @property
-    def num_lost(self) -> int:
-        """The number of requests that were to be recorded and that the disk refused."""
-        return self.recorder.num_lost
-
     def start(self) -> None:
         """Begin to record as the command line says. Raises OutOfSharedMemoryError."""
         if self._options.record:

@@ -44,10 +44,6 @@ class TraceControl:
             _log.warning("nothing is traced: %s", setting.fault)
         self._send_to_tracer()
 
-    async def close(self) -> None:
-        """End tracing, after the last front end: everything is written."""
-        await self.tracer.close()
-
     async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """A model's settings, or those of all models if none is named, after the requested changes."""
         model, changes = arguments["model"] or GLOBAL, arguments["changes"]

@@ -93,7 +93,7 @@ class TracingHarness:
         return [each["request_id"] for each in json.loads(text) if "request_id" in each]
 
     def close(self) -> None:
-        closing = self.loop.begin(self.tracing.close())
+        closing = self.loop.begin(self.tracing.tracer.close())
         self.run_until(closing.done)
         self.loop.forget(self._listener.fileno())
         self._listener.close()
@@ -227,7 +227,7 @@ def test_a_tracer_that_does_not_end_is_killed(tracing: TracingHarness) -> None:
     tracing.change("", level=1)
     assert tracing.tracer is not None
     os.kill(tracing.tracer.pid, signal.SIGSTOP)
-    closing = tracing.loop.begin(tracing.tracing.close())
+    closing = tracing.loop.begin(tracing.tracing.tracer.close())
     tracing.rig.clock.pass_time(CLOSE_S - 0.1)
     assert not closing.done()
     tracing.rig.clock.pass_time(0.2)
