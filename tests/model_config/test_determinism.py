@@ -33,11 +33,6 @@ def test_a_model_is_not_deterministic_alone_or_padded(text: str | None, wanted: 
     assert (mode(given), padded_rows(given)) == (wanted, rows)
 
 
-@pytest.mark.parametrize("text", ["", "True", "1", "yes"])
-def test_any_other_word_is_a_fault(text: str) -> None:
-    assert list(faults(config(text))) == [f"{WHICH} is '{text}', must be 'true', 'padded' or 'false'"]
-
-
 @pytest.mark.parametrize("scheduler", ["sequence_batching", "ensemble_scheduling"])
 def test_other_schedulers_have_other_batches(scheduler: str) -> None:
     ends = f"the model has '{scheduler}'. Remove one of them"
@@ -53,11 +48,6 @@ def test_a_share_is_a_number_up_to_one(text: str) -> None:
     given = config(None, text)
     assert [*faults(given), *faults_when_finished(given)] == []
     assert batch_drift_share(given) == float(text)
-
-
-@pytest.mark.parametrize("text", ["", "-0.1", "1.5", "2", "1e-3", "nan", "10%"])
-def test_anything_else_is_no_share(text: str) -> None:
-    assert list(faults(config(None, text))) == [f"{SHARE} is '{text}', must be a number from 0 to 1"]
 
 
 def test_only_batches_that_can_run_again_are_compared() -> None:

@@ -1,14 +1,8 @@
-"""recycling.py: the parameters, their defaults, and what is wrong with them."""
-
-from pathlib import Path
+"""recycling.py: the parameters and their defaults; test_parameters.py has what is wrong with them."""
 
 import pytest
 
-from shoal.errors import InvalidArgumentError
-from shoal.model_config import pbtxt
-from shoal.model_config.checks import check_unfinished
 from shoal.model_config.messages import Config
-from shoal.model_config.normalise import normalise
 from shoal.model_config.recycling import faults, recycling_limits
 
 
@@ -42,26 +36,3 @@ def test_said() -> None:
 def test_sizes_as_systemd_reads_them(text: str, nbytes: int) -> None:
     assert list(faults(config(max_rss=text))) == []
     assert recycling_limits(config(max_rss=text)).max_rss_bytes == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "2 ", "٣", "1000000001", "9" * 5000])
-@pytest.mark.parametrize("parameter", ["max_requests", "max_requests_jitter"])
-def test_a_count_is_a_whole_number(parameter: str, text: str) -> None:
-    assert list(faults(config(**{parameter: text}))) == [
-        f"parameter '{parameter}' of model 'm' is '{text}', must be a whole number of requests, at most 1000000000, or "
-        "0 for no limit"
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1,5G", "GiB", "1 GB", "1gib", "٣M", "1e9", "9" * 5000])
-def test_a_size_is_one(text: str) -> None:
-    assert list(faults(config(max_rss=text))) == [
-        f"parameter 'max_rss' of model 'm' is '{text}', must be a size as in 800MiB, 1.5GiB or 2000000000, or 0 for no "
-        "limit"
-    ]
-
-
-def test_a_model_is_refused_for_it_before_any_process_is_started() -> None:
-    text = 'name: "m" backend: "identity" parameters { key: "max_rss" value { string_value: "much" } }'
-    with pytest.raises(InvalidArgumentError, match=r"^parameter 'max_rss' of model 'm' is 'much'"):
-        check_unfinished(normalise(pbtxt.parse(text, Path("config.pbtxt"))))

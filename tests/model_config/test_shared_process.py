@@ -25,7 +25,6 @@ def test_backends_that_can(backend: str) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (config(instances_share_process="yes"), "'yes', must be 'true' or 'false'"),
         (config("openvino", instances_share_process="true"), "and not for 'openvino'"),
         (config("torchserve", instances_share_process="true"), "and not for 'torchserve'"),
         ({**config("", instances_share_process="true"), "platform": "ensemble", "ensemble_scheduling": {}}, "ensemble"),
