@@ -18,7 +18,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
 from shoal.messages import to_poller
-from shoal.messages.message import Kinds, on, table
+from shoal.messages.message import Kinds, Message, on, table
 from shoal.messages.shared import LogChanged
 from shoal.process_start import join_supervisor
 from shoal.repository.cloud import CloudRepository
@@ -70,30 +70,26 @@ class Poller:
         models, problems = self._repositories.scan()
         wanted = order.names
         places = {each: place for each, place in models.items() if wanted is None or each.name in wanted}
-        self._send_found(order, self._repositories.look_at_each(places))
-        self._channel.send(to_poller.Polled(order.order, [*models, *problems], list(problems.items())))
+        polled = to_poller.Polled(order.order, [*models, *problems], list(problems.items()))
+        self._answer(order, self._repositories.look_at_each(places), polled)
 
     def _look_all(self, order: to_poller.LookAll) -> None:
         directory, repository = (Path(place) if place else None for place in (order.directory, order.repository))
-        self._send_found(order, self._repositories.look_all(order.name, Override(order.config, directory, repository)))
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order, self._repositories.look_all(order.name, Override(order.config, directory, repository)))
 
     def _look(self, order: to_poller.Look) -> None:
         found = self._repositories.look(order.name, preferred=order.preferred)
-        self._send_found(order, [] if found is None else [found])
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order, [] if found is None else [found])
 
     def _load_store(self, order: to_poller.LoadStore) -> None:
-        self._send_found(order, [] if self._store is None else self._store.load_at_start())
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order, [] if self._store is None else self._store.load_at_start())
 
     def _register(self, order: to_poller.Register) -> None:
         from shoal.repository.torchserve.configuration import StoreRequest
 
         if self._store is None:
             raise torchserve_error(404, "ModelNotFoundException", "Model store has not been configured.")
-        self._send_found(order, [self._store.register(StoreRequest(**order.request))])
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order, [self._store.register(StoreRequest(**order.request))])
 
     def _register_workflow(self, order: to_poller.RegisterWorkflow) -> None:
         from shoal.repository.torchserve.workflow_store import WorkflowRequest, register_workflow
@@ -101,15 +97,14 @@ class Poller:
         if self._store is None:
             raise torchserve_error(404, "WorkflowNotFoundException", "Workflow store has not been configured.")
         found = register_workflow(self._store, WorkflowRequest(**order.request))
-        self._send_found(order, found.models)
-        self._channel.send(to_poller.OrderDone(order.order, dict(found.about)))
+        self._answer(order, found.models, to_poller.OrderDone(order.order, dict(found.about)))
 
     def _withdraw_workflow(self, order: to_poller.WithdrawWorkflow) -> None:
         from shoal.repository.torchserve.workflow_store import withdraw_workflow
 
         if self._store is not None:
             withdraw_workflow(self._store, Path(order.directory), order.archive)
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order)
 
     def _look_again(self, order: to_poller.LookAgain) -> None:
         from shoal.repository.torchserve.configuration import StoreRequest
@@ -117,29 +112,29 @@ class Poller:
         found = (
             None if self._store is None else self._store.look_again(StoreRequest(**order.request), order.modified_ns)
         )
-        self._send_found(order, [] if found is None else [found])
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order, [] if found is None else [found])
 
     def _withdraw(self, order: to_poller.Withdraw) -> None:
         if self._store is not None:
             self._store.withdraw(Path(order.directory), order.archive)
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order)
 
     def _save_snapshot(self, order: to_poller.SaveSnapshot) -> None:
         if self._store is not None:
             self._store.save_snapshot(order.name, order.models)
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order)
 
     def _discard(self, order: to_poller.Discard) -> None:
         shutil.rmtree(order.directory, ignore_errors=True)
-        self._channel.send(to_poller.OrderDone(order.order))
+        self._answer(order)
 
     def _forget(self, message: to_poller.Forget) -> None:
         self._repositories.forget([Path(directory) for directory in message.keep])
 
-    def _send_found(self, order: to_poller.Order, models: Iterable[FoundModel]) -> None:
+    def _answer(self, order: to_poller.Order, models: Iterable[FoundModel] = (), done: Message | None = None) -> None:
         for found in models:
             self._channel.send(found.message(order.order))
+        self._channel.send(done or to_poller.OrderDone(order.order))
 
 
 def _store(welcome: to_poller.PollerWelcomed) -> "TorchServeStore | None":
