@@ -17,7 +17,6 @@ from shoal.supervisor.memory.measuring import MeasuringThread
 ANSWER_S = 1.0
 #: Most questions about the host's memory that wait for an answer; further ones get none (ours).
 MAX_PENDING = 64
-_PSS = "Pss:"
 
 
 class MemoryFigures(NamedTuple):
@@ -88,14 +87,17 @@ class ProcessMemory:
 
 
 def _pss(pids: Iterable[int]) -> dict[int, int]:
-    found = {}
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # it has ended
-        found[pid] = sum(int(line.split()[1]) << 10 for line in lines if line.startswith(_PSS))
-    return found
+    return {pid: nbytes for pid in pids if (nbytes := share_nbytes(pid, "Pss:")) is not None}
+
+
+def share_nbytes(pid: int, *parts: str) -> int | None:
+    """The bytes of these parts of a process's proportional set size, as smaps_rollup names them; None where the process
+    has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(parts))
 
 
 def total(figures: Iterable[MemoryFigures]) -> MemoryFigures:

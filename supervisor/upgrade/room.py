@@ -5,15 +5,13 @@ files (models, libraries) are left out: both servers have the same ones. /dev/sh
 is made elsewhere (memory/participant.py).
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.supervisor.memory.available_memory import available_nbytes
+from shoal.supervisor.memory.process_memory import share_nbytes
 
 _MIB = 1 << 20
-#: Of a process's memory, its part of what is no file's.
-_OWN = re.compile(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 
 
 def why_no_room(needed_nbytes: int, available_nbytes: int) -> str:
@@ -42,10 +40,6 @@ def descendants(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
         yield from descendants(child, proc)
 
 
-def own_nbytes(pid: int, proc: Path = Path("/proc")) -> int:
+def own_nbytes(pid: int) -> int:
     """The bytes of a process's memory that are no file's, its part of what it shares; 0 where it has ended."""
-    try:
-        text = (proc / str(pid) / "smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return 1024 * sum(map(int, _OWN.findall(text)))
+    return share_nbytes(pid, "Pss_Anon:", "Pss_Shmem:") or 0
