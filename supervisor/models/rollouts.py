@@ -161,6 +161,8 @@ class Rollouts:
             rollout.roll_back("it was aborted by request")
             await self._end(model, rollout)
         elif action == "promote":
+            if reason := _not_ready(model, rollout.plan.version):
+                raise UnavailableError(f"the rollout of model '{model.identifier}' is not promoted: {reason}")
             rollout.phase = Phase.PROMOTED
             await self._end(model, rollout)
         else:
@@ -234,7 +236,7 @@ class Rollouts:
 
     async def _observe(self, model: Model, rollout: Rollout) -> bool:
         """Act upon the figures of now; whether the rollout has ended."""
-        if reason := self._not_ready_canary(model, rollout):
+        if reason := _not_ready(model, rollout.plan.version):
             rollout.roll_back(reason)
             await self._end(model, rollout)
             return True
@@ -253,10 +255,6 @@ class Rollouts:
         elif verdict is not Verdict.STAY:
             await self._end(model, rollout)
         return not rollout.phase.is_open
-
-    def _not_ready_canary(self, model: Model, rollout: Rollout) -> str:
-        """Why the canary must be rolled back whatever the guards say; empty if it need not."""
-        return _not_ready(model, rollout.plan.version)
 
     def _suspended(self, model: Model, rollout: Rollout) -> str:
         """Why a rollout neither goes on nor ends for now: it has no stable version to go back to. Empty if it has."""

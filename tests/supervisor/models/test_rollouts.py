@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import UnavailableError
 from shoal.messages.to_batcher import SplitChanged
+from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import read_plan
-from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.rollout_file import rollout_file
 from shoal.supervisor.models.rollouts import Rollouts
 from shoal.supervisor.models.traffic import Traffic
@@ -25,29 +26,31 @@ def version() -> Iterator[Version]:
     made.close()
 
 
-def rollouts_of(version: Version, models: Models, path: Path) -> Rollouts:
+@pytest.fixture
+def rollouts(version: Version, tmp_path: Path) -> Rollouts:
+    """The rollouts of a server with versions 1 and 2 of model m; the one to version 2 has begun, with 10 %."""
+    models = models_of(version)
     rig = version.rig
     traffic = Traffic(rig.star, models, models.all_versions.take_id)
-    made = Rollouts(rig.loop, models, traffic, rollout_file(path), lambda _: False, lambda *_: None)
-    models.all_versions.traffic = made
+    file = rollout_file(tmp_path / "rollouts.json")
+    made = models.all_versions.traffic = Rollouts(rig.loop, models, traffic, file, lambda _: False, lambda *_: None)
+    load = models.load(found("m", 1, 2))
+    rig.settle()
+    for instance in version.roster:
+        version.bring_up(instance)
+    rig.settle()
+    load.result()
+    plan = read_plan({"version": 2, "steps": "10", "every": "1h"})
+    begun = rig.loop.begin(made.begin(models.get("m"), plan))
+    rig.settle()
+    begun.result()
     return made
 
 
 def test_a_fault_of_the_servers_own_takes_the_canarys_requests_away(
-    version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: Version, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = models_of(version)
-    rollouts = rollouts_of(version, models, tmp_path / "rollouts.json")
-    load = models.load(found("m", 1, 2))
-    version.rig.settle()
-    for instance in version.roster:
-        version.bring_up(instance)
-    version.rig.settle()
-    load.result()
-    model = models.get("m")
-    begun = version.rig.loop.begin(rollouts.begin(model, read_plan({"version": 2, "steps": "10", "every": "1h"})))
-    version.rig.settle()
-    begun.result()
+    model = rollouts._models.get("m")
     assert rollouts.describe(model)["weights"] == {"1": 90.0, "2": 10.0}
 
     async def count(_: Any) -> Any:
@@ -61,3 +64,13 @@ def test_a_fault_of_the_servers_own_takes_the_canarys_requests_away(
     assert described["reason"] == "an error of the server's own, KeyError: 'figures'"
     splits = [each for each in version.told_batcher() if isinstance(each, SplitChanged)]
     assert splits[-1].share == 0
+
+
+def test_a_version_that_is_not_ready_is_not_promoted(version: Version, rollouts: Rollouts) -> None:
+    model = rollouts._models.get("m")
+    model.versions[2].version.move(VersionState.UNAVAILABLE, "its instances have died")
+    asked = version.rig.loop.begin(rollouts.verbs["rollout"]({"model": "m", "action": "promote"}))
+    version.rig.settle()
+    with pytest.raises(UnavailableError, match="version 2 is not READY: its instances have died"):
+        asked.result()
+    assert rollouts.describe(model)["phase"] == "running"
