@@ -8,6 +8,7 @@ is busy nothing.
 import logging
 import select
 from collections.abc import Callable
+from contextlib import suppress
 
 from shoal import log
 from shoal.control import GONE, Channel
@@ -78,5 +79,6 @@ class RingLoop:
                 ring.skip()
             if number != max(self._rings) and not ring.has_unread():
                 del self._rings[number]
-                self._supervisor.send(to_recorder.RingDrained(number))
+                with suppress(*GONE):  # which the next message says, or has said
+                    self._supervisor.send(to_recorder.RingDrained(number))
         return found

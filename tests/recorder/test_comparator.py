@@ -1,5 +1,6 @@
 """recorder/comparator.py and recorder/ring_loop.py: rings of pairs of answers, read step by step."""
 
+import socket
 from typing import Any, cast
 
 import pytest
@@ -23,13 +24,27 @@ class Disagreements:
 
 
 class Supervisor:
-    """Notes what it is sent."""
+    """Notes what it is sent; `is_gone`: its end of the connection is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_gone: bool = False) -> None:
+        self._is_gone = is_gone
+        self._channel, self._theirs = socket.socketpair()
+        self._theirs.close()
         self.sent: list[Any] = []
 
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def receive(self, _kinds: object) -> Any:
+        raise EOFError
+
     def send(self, message: Any) -> None:
+        if self._is_gone:
+            raise BrokenPipeError
         self.sent.append(message)
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 @pytest.fixture
@@ -59,3 +74,18 @@ def test_the_ring_of_a_dead_batcher_is_read_to_its_end_in_several_steps(
         assert len(loop._rings) == 1 or not supervisor.sent
     assert [pair for pair, _ in disagreements.taken] == ring.entries
     assert [message.number for message in supervisor.sent] == [1]
+    supervisor.close()
+
+
+def test_what_is_left_in_two_rings_is_read_when_the_supervisor_is_gone(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparator_module, "STEP_S", -1.0)
+    supervisor, disagreements, other = Supervisor(is_gone=True), Disagreements(ring), Ring()
+    other.entries += [b"four", b"five"]
+    comparator = Comparator(cast(Any, supervisor), cast(Any, disagreements))
+    loop = RingLoop(cast(Any, supervisor), {}, comparator.step)
+    loop._rings = {1: cast(ByteRingReader, ring), 2: cast(ByteRingReader, other)}
+    loop.run()
+    supervisor.close()
+    assert sorted(pair for pair, _ in disagreements.taken) == sorted([*ring.entries, *other.entries])
