@@ -120,7 +120,7 @@ ROUTES = (
         {"POST": blocking(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
         "shared-memory",
     ),
-    Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
+    Route("/v2/debug/requests", _FINISHED, "logging"),  # ours
     Route("/v2/debug/log", _LOG, "logging"),  # ours
     Route("/v2/recording", _RECORDING, "trace"),  # ours
     Route("/v2/models/(?P<name>[^/]+)/rollout", _ROLLOUT, "model-repository"),  # ours

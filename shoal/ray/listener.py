@@ -7,8 +7,8 @@ port: a request passes HAProxy and Shoal, and no Python of Ray's.
 Serve has no setting for that. What is replaced are two functions of its replica's module, `start_asgi_http_server` and,
 where Serve has gRPC, `start_grpc_server`, which return the listener and a task that ends with it; tests/ray holds the
 version to that. The server has both ports from its start: Serve's controller gives a replica the same port when it is
-asked again. Where a version lacks the
-function, or the application needs what only uvicorn does (TLS, middleware, a route prefix), Serve's own listener stays.
+asked again. Where a version lacks the function, or the application needs what only uvicorn does (TLS, middleware, a
+route prefix), Serve's own listener stays.
 """
 
 import asyncio

@@ -9,7 +9,6 @@ import importlib
 import logging
 import math
 import os
-import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,16 +21,11 @@ from shoal.ray.cores import claim_cores
 from shoal.ray.listener import is_direct, listen_in_place_of_serve
 from shoal.ray.load_figures import Sample, figures_between, read_sample
 from shoal.ray.relay import Relay
-from shoal.ray.replica_server import ReplicaServer, ServerPlan
+from shoal.ray.replica_server import ReplicaServer, ServerPlan, closed_to_all
 from shoal.ray.scaling import QUEUE_AGE, UTILISATION
 
 ray: Any = importlib.import_module("ray")
 _log = logging.getLogger("ray.serve")
-
-#: All requests reach the server from this host, which would make every client an administrator: what changes the
-#: server needs a header that no client knows, unless the user's flags say otherwise.
-_ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
-_ADMIN_FLAGS = ("--allow-remote-admin", "--http-restricted-api", "--api-keys")
 
 _relay = Relay()
 
@@ -114,10 +108,4 @@ def assigned(plan: ServerPlan) -> tuple[Any, ServerPlan]:
         if claimed is None:
             _log.warning("fewer than %d cores of this node are no other replica's: the server is not pinned", number)
     cores = () if claimed is None else claimed.cores
-    return claimed, replace(plan, environment=environment, cores=cores, flags=(*plan.flags, *_admin_flags(plan.flags)))
-
-
-def _admin_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
-    if any(flag.partition("=")[0] in _ADMIN_FLAGS for flag in flags):
-        return ()
-    return (f"--http-restricted-api={_ADMINISTRATIVE}:shoal-replica-key={secrets.token_urlsafe(24)}",)
+    return claimed, replace(plan, environment=environment, cores=cores, flags=closed_to_all(plan.flags))

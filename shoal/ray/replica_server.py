@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,6 +43,22 @@ _OWN_FLAGS = frozenset(
     {"--model-repository", "--http-address", "--http-port", "--metrics-address", "--metrics-port", "--allow-metrics",
      "--allow-http", "--client-socket", "--exit-timeout-secs"}
 )  # fmt: skip
+
+#: The parts of the API that change the server, or show clients' tensors; and the flags by which a user decides who may.
+_ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
+_RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
+_ADMISSIONS = ("--allow-remote-admin", "--api-keys")
+
+
+def closed_to_all(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags of a server behind a proxy on its own host, which would make every client an administrator: what
+    changes the server needs a header, or metadata, that no client knows, unless the flags say who may."""
+    given = {flag.partition("=")[0] for flag in flags}
+    restrictions = [] if given & {*_ADMISSIONS} else [each for each in _RESTRICTIONS if each not in given]
+    return (
+        *flags,
+        *[f"{each}={_ADMINISTRATIVE}:shoal-replica-key={secrets.token_urlsafe(24)}" for each in restrictions],
+    )
 
 
 @dataclass(frozen=True, slots=True)

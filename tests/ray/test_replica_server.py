@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from shoal import AsyncClient, Client
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.ray.load_figures import figures_between, read_sample
 from shoal.ray.relay import Relay
-from shoal.ray.replica_server import ReplicaServer, ServerPlan
+from shoal.ray.replica_server import ReplicaServer, ServerPlan, closed_to_all
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, descendants, only
 
 DIGITS = (SAMPLES / "digits" / "request.json").read_bytes()
@@ -256,6 +258,31 @@ def test_a_server_whose_port_was_in_use_starts_at_another() -> None:
         started.stop()
 
 
+def test_no_client_administers_a_server_behind_a_proxy_on_its_host_unless_the_flags_say_so() -> None:
+    explicit = ("--model-control-mode=explicit", "--load-model=simple", "--http-process-count=1")
+    server = ReplicaServer(ServerPlan((str(SAMPLES),), closed_to_all(explicit)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        grpc_port = free.getsockname()[1]
+    try:
+        server.start(grpc_port=grpc_port)
+        assert asked(server, "POST", "/v2/repository/models/simple/unload").status == 403
+        for path in ("/v2/debug/requests", "/v2/debug/log", "/v2/shadow", "/v2/recording"):
+            assert asked(server, "GET", path).status == 403, path
+        assert asked(server, "GET", "/v2/models/stats").status == 200
+        with InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+            with pytest.raises(InferenceServerException, match="restricted"):
+                client.unload_model("simple")
+            with pytest.raises(InferenceServerException, match="restricted"):
+                client.update_log_settings({"log_verbose_level": 1})
+            assert client.is_model_ready("simple")
+    finally:
+        server.stop()
+    for flag in ("--allow-remote-admin", "--api-keys=keys.json"):
+        assert closed_to_all((flag,)) == (flag,)
+    own, *added = closed_to_all(("--http-restricted-api=health:x=y",))
+    assert [each.partition("=")[0] for each in added] == ["--grpc-restricted-protocol"], own
+
+
 def test_a_server_that_was_not_started_is_not_healthy() -> None:
     with pytest.raises(UnavailableError, match="has not been started"):
         ReplicaServer(ServerPlan((str(SAMPLES),))).check_health()
@@ -274,7 +301,7 @@ def test_a_repository_is_needed() -> None:
 
 REPLICA = """
 import sys
-from shoal.ray.replica_server import ReplicaServer, ServerPlan
+from shoal.ray.replica_server import ReplicaServer, ServerPlan, closed_to_all
 server = ReplicaServer(ServerPlan((sys.argv[1],), ("--model-control-mode=explicit",), cores=(int(sys.argv[2]),)))
 server.start()
 print(server._process.pid, server.client_socket, flush=True)
