@@ -58,6 +58,7 @@ def test_reads_nan_between_numbers() -> None:
         (b'"abc', "Missing a closing quotation mark in string. at 4"),
         (b"1e999", "Number too big to be stored in double. at 0"),
         (b"[" + b"1" * 5000 + b"]", "Number too big to be stored in double. at 1"),
+        (b"[NaN,1" + b"0" * 309 + b"]", "Number too big to be stored in double. at 5"),
         (b'["ab\xff"]', "Invalid encoding in string. at 4"),
         (b"1.", "Miss fraction part in number. at 2"),
         (b"{} x", "The document root must not be followed by other values. at 3"),
@@ -97,7 +98,7 @@ def test_a_large_text_leaves_other_threads_their_turn() -> None:
 
 
 def test_no_large_text_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one with an integer of more digits than Python takes, which is parsed a second time."""
+    """Nor one with an integer of more digits than Python takes."""
     text = b"[NaN" + b",1.25" * (1 << 20) + b"," + b"9" * 5000 + b"]"
     monkeypatch.setattr(rapidjson, "loads", lambda *_arguments, **_modes: pytest.fail("at once"))
     with pytest.raises(InternalError, match="Number too big to be stored in double"):
