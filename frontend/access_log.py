@@ -3,15 +3,20 @@
     access: POST /v2/models/simple/infer by 127.0.0.1: 200, 312 bytes, 4.1 ms
     access: gRPC /inference.GRPCInferenceService/ModelInfer by 127.0.0.1: 0, 41 bytes, 1.2 ms
 
-In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms. What a client has sent
-is shortened and escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes
-are those of the response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins
-when the request has come whole and a thread is free. Front-end processes; any thread.
+In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms; and trace_id, as lines
+about failures have it, where the request belongs to a trace (W3C's `traceparent`). What a client has sent is shortened
+and escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of
+the response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins when the
+request has come whole and a thread is free. Front-end processes; any thread.
 """
 
 import logging
+import re
 import time
+from collections.abc import Mapping
 from socket import socket as Socket
+
+from shoal.tracer.sampling import is_context
 
 _log = logging.getLogger("shoal")
 
@@ -20,27 +25,37 @@ HUNG_UP = 499
 #: The same of gRPC: CANCELLED.
 CANCELLED = 1
 _MAX_TEXT = 200
+_TRACE_PARENT = re.compile(rb"\r\ntraceparent:[ \t]*([!-~]+)", re.IGNORECASE)
 
 
-def log_access(method: str, target: str, client: str, status: int, nbytes: int | None, seconds: float) -> None:
-    """Log a request; `client` is its address, "" where it has none, `nbytes` None where they were not counted."""
+def _log_line(
+    method: str, target: str, client: str, status: int, nbytes: int | None, seconds: float, traced: Mapping[str, str]
+) -> None:
+    """Log a request; `client` is its address, "" where it is not known, `nbytes` None where they were not counted, and
+    `traced` headers, `traceparent` among them if the request has it."""
     method, path, ms = _printable(method), _printable(target.partition("?")[0]), round(seconds * 1000, 1)
     fields = {"method": method, "path": path, "client": client, "status": status, "bytes": nbytes, "ms": ms}
-    counted = "" if nbytes is None else f" {nbytes} bytes,"
-    _log.info(
-        "access: %s %s by %s: %d,%s %.1f ms", method, path, client or "this host", status, counted, ms, extra=fields
-    )
+    counted, trace = "" if nbytes is None else f" {nbytes} bytes,", ""
+    if is_context(parent := traced.get("traceparent", "")):
+        fields["trace_id"] = parent[3:35]
+        trace = f", trace_id {parent[3:35]}"
+    who = client or "a client that is gone"
+    _log.info("access: %s %s by %s: %d,%s %.1f ms%s", method, path, who, status, counted, ms, trace, extra=fields)
 
 
 class HttpExchange:
-    """A request on a lane and its response, as far as it has been sent."""
+    """A request of HTTP and its response, as far as it has been sent."""
 
-    __slots__ = ("_client", "_request_line", "nbytes", "status")
+    __slots__ = ("_client", "_request_line", "_traced", "nbytes", "status")
 
-    def __init__(self, data: bytes, client: Socket) -> None:
-        """`data` begins with the request's head."""
-        self._client = address_of(client)  # now: the socket of a client that has left has none
-        self._request_line = data[: 2 * _MAX_TEXT].partition(b"\r\n")[0]
+    def __init__(self, data: bytes, client: str) -> None:
+        """`data` begins with the request's head, or with a part of it; `client` is an address."""
+        end = data.find(b"\r\n\r\n")
+        head = data if end < 0 else data[:end]
+        parent = _TRACE_PARENT.search(head)
+        self._client = client
+        self._request_line = head[: 2 * _MAX_TEXT].partition(b"\r\n")[0]
+        self._traced = {} if parent is None else {"traceparent": parent[1].decode("ascii")}
         # Changed by those that send the response.
         self.status = 0
         self.nbytes = 0
@@ -53,7 +68,8 @@ class HttpExchange:
     def end(self, seconds: float, status: int = 0) -> None:
         """Log the request; `status` is 0 for that of the response."""
         method, _, rest = self._request_line.decode("latin-1").partition(" ")
-        log_access(method, rest.partition(" ")[0], self._client, status or self.status, self.nbytes, seconds)
+        target = rest.partition(" ")[0]
+        _log_line(method, target, self._client, status or self.status, self.nbytes, seconds, self._traced)
 
 
 class GrpcCalls:
@@ -63,18 +79,20 @@ class GrpcCalls:
 
     def __init__(self, client: str) -> None:
         self._client = client
-        # Changed by every call: method and beginning (monotonic, s), by the number of the stream.
-        self._open: dict[int, tuple[str, float]] = {}
+        # Changed by every call: headers and beginning (monotonic, s), by the number of the stream.
+        self._open: dict[int, tuple[Mapping[str, str], float]] = {}
 
-    def begin(self, stream_id: int, path: str, now_s: float) -> None:
-        """Note a call."""
-        self._open[stream_id] = path, now_s
+    def begin(self, stream_id: int, headers: Mapping[str, str], now_s: float) -> None:
+        """Note a call; its path is among its headers."""
+        self._open[stream_id] = headers, now_s
 
     def end(self, stream_id: int, status: int, nbytes: int | None = None) -> None:
         """Log a call that is over; nothing happens where it is over already."""
-        path, begun_s = self._open.pop(stream_id, ("", 0.0))
-        if path:
-            log_access("gRPC", path, self._client, status, nbytes, time.monotonic() - begun_s)
+        call = self._open.pop(stream_id, None)
+        if call is not None:
+            headers, begun_s = call
+            seconds = time.monotonic() - begun_s
+            _log_line("gRPC", headers[":path"], self._client, status, nbytes, seconds, headers)
 
     def cancel_all(self) -> None:
         """Log all open calls: their client is gone."""
@@ -83,12 +101,11 @@ class GrpcCalls:
 
 
 def address_of(client: Socket) -> str:
-    """The address of a connection's client; "" of a Unix socket's, and of one that is gone."""
+    """The address of a connection's client; "" of one that is gone."""
     try:
-        name = client.getpeername()
+        return str(client.getpeername()[0])
     except OSError:
         return ""
-    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def _printable(text: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 
-from shoal.frontend.access_log import GrpcCalls
+from shoal.frontend.access_log import GrpcCalls, address_of
 from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.framing import (
     HEADERS,
@@ -71,7 +71,7 @@ class GrpcConnection:
         self.service = service
         self.socket = accepted
         self.fd = accepted.fileno()
-        self.peer = _address(accepted)
+        self.peer = address_of(accepted)
         self.http2 = Http2Connection(limits, now_s)
         self.unfinished = UnfinishedMessages(self.http2.keep_received, unfinished)
         self._released = released
@@ -380,11 +380,11 @@ class GrpcConnection:
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
-        if self.access is not None:
-            self.access.end(stream_id, 0, nbytes)
         self.http2.respond(stream_id, headers(encoding), chunks, trailers_block, token, time.monotonic())
         if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
             self.cut(stream_id)
+        elif self.access is not None:
+            self.access.end(stream_id, 0, nbytes)
         return token is not None
 
     def refuse(self, stream_id: int, status: int, message: str, timing: str = "") -> None:
@@ -400,11 +400,11 @@ class GrpcConnection:
         """End a request that is no gRPC call, with an HTTP response."""
         self.http2.send_headers(stream_id, block, end_stream=True)
 
-    def finish(self, stream_id: int, status: int = 0, message: str = "") -> None:
-        """End a call that has sent its response headers."""
+    def finish(self, stream_id: int, status: int = 0, message: str = "", nbytes: int | None = None) -> None:
+        """End a call that has sent its response headers and, if that is known, `nbytes` bytes of its response."""
         self.calls.pop(stream_id, None)
         if self.access is not None:
-            self.access.end(stream_id, status)
+            self.access.end(stream_id, status, nbytes)
         self.http2.send_trailers(stream_id, trailers(status, message) if status else OK)
 
 
@@ -414,10 +414,3 @@ def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list
         message = compress(encoding, chunks)
         return [prefix(len(message), is_compressed=True), message]
     return [prefix(sum(map(len, chunks))), *chunks]
-
-
-def _address(accepted: Socket) -> str:
-    try:
-        return str(accepted.getpeername()[0])
-    except OSError:  # gone already
-        return ""

@@ -194,7 +194,7 @@ class GrpcLane(Lane[GrpcConnection]):
                 break
             opening = known.opening
             if connection.access is not None:
-                connection.access.begin(stream_id, opening.method.path, self.now_s)
+                connection.access.begin(stream_id, known.headers, self.now_s)
             connection.calls[stream_id] = call = UnaryCall(self, connection, stream_id, opening)
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
@@ -271,7 +271,7 @@ class GrpcLane(Lane[GrpcConnection]):
             connection.headers = None if has_token else headers
         opening = connection.opening
         if connection.access is not None and not isinstance(opening, bytes):
-            connection.access.begin(stream_id, headers[":path"], self.now_s)
+            connection.access.begin(stream_id, headers, self.now_s)
         if not isinstance(opening, Opening):
             if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)

@@ -53,6 +53,7 @@ class RoadCall:
         self._num_uncredited = 0  # bytes that came and that the road has not taken: they count against the window
         self._answer = bytearray()  # the beginning of the answer's head, until that is whole
         self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
+        self._nbytes = 0  # of the answer's body, once its head is whole
         self._events = select.EPOLLIN
         self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # of a client for which the road waits
         lane.listen(self)
@@ -138,7 +139,7 @@ class RoadCall:
         elif head.status:
             self._refuse(head.status, head.message)
         else:
-            self._num_left = head.response_nbytes
+            self._num_left = self._nbytes = head.response_nbytes
             self._connection.http2.send_headers(self._stream_id, HEADERS)
             self._connection.http2.send_data(self._stream_id, [prefix(self._num_left)])
             self._pass_on(bytes(self._answer[head.nbytes :]))
@@ -151,7 +152,7 @@ class RoadCall:
             self._watch()
             return
         self._end()
-        self._connection.finish(self._stream_id)
+        self._connection.finish(self._stream_id, nbytes=self._nbytes)
 
     # --- other ends of the call ---
 

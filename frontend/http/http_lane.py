@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.access_log import HttpExchange
+from shoal.frontend.access_log import HttpExchange, address_of
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http.connection import (
     QUEUED,
@@ -197,7 +197,7 @@ class HttpLane(Lane[HttpConnection]):
         while True:
             connection.buffer = b""
             if self._state.log_access:
-                connection.exchange = HttpExchange(data, connection.socket)
+                connection.exchange = HttpExchange(data, address_of(connection.socket))
             found = connection.api.find(data, connection.known)
             if found is not None:
                 known, values = found

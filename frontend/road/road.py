@@ -13,6 +13,7 @@ this file corrects that, outside the application.
 import os
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
-from shoal.frontend.access_log import log_access
+from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import error_json
@@ -194,6 +195,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """
         if conn.queued_s and has_left(_caller(conn)):
             self._application.count_abandoned()
+            if self._application.state.log_access:
+                HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.queued_s, HUNG_UP)
             return False
         is_kept = super().handle(conn) is True
         return is_kept and not conn.received.is_short
@@ -255,9 +258,10 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
     """Log a request that a thread has answered; the lane of a gRPC call logs that itself."""
     if not is_tunnel(environ["gunicorn.socket"]):
-        status, client = int((response.status or "500")[:3]), environ.get("REMOTE_ADDR", "")
-        method, target = environ["REQUEST_METHOD"], environ["RAW_URI"]
-        log_access(method, target, client, status, response.sent, took.total_seconds())
+        exchange = HttpExchange(environ[HEAD_VARIABLE], environ["REMOTE_ADDR"])
+        exchange.nbytes = response.sent
+        has_left = isinstance(sys.exc_info()[1], OSError)  # by which gunicorn has failed to send
+        exchange.end(took.total_seconds(), HUNG_UP if has_left else int((response.status or "500")[:3]))
 
 
 def _caller(connection: RoadConnection) -> Caller:

@@ -36,7 +36,11 @@ class TritonPythonModel:
 """
 BAD = b"GET /what HTTP/1.1\r\nHost: a\r\nBad\x1b[31mHeader: 1\r\n\r\n"
 #: Each path has its place in the log, in which no other request is.
-INFER, GENERATE = "/v2/models/steady/infer", "/v2/models/steady/generate"
+INFER, GENERATE, READY = [f"/v2/models/steady/{verb}" for verb in ("infer", "generate", "ready")]
+TRACED = "/v2/models/steady/versions/1/infer"
+#: A client's trace, W3C's example.
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACE_PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 
 
 class Log(NamedTuple):
@@ -64,6 +68,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
         speak_http(server)
         speak_grpc(server)
         hang_up(server, fifo)
+        hang_up(server, fifo, b"TE: trailers\r\n")
         assert fetch(server.http_port, "/v2/models/talker/infer", {**asking(1, 2, 3, 4), "id": "six"}).status == 500
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", server.http_port), DEADLINE_S) as connection:
@@ -95,6 +100,10 @@ def speak_http(server: Server) -> None:
         ("/v2/repository/index", "", {}),
         ("/v2/health/live", None, {}),
         ("/v2/models/%1b[2J/infer" + "x" * 300, None, {}),
+        (READY, None, {"TraceParent": TRACE_PARENT}),
+        (READY, None, {"traceparent": TRACE_PARENT, "TE": "trailers"}),
+        (READY, None, {"traceparent": f"ff{TRACE_PARENT[2:]}"}),
+        *[(TRACED, body, {"traceparent": TRACE_PARENT})] * 4,
     ):
         connection.request("GET" if sent is None else "POST", path, sent, fields)
         connection.getresponse().read()
@@ -109,22 +118,25 @@ def speak_grpc(server: Server) -> None:
         with pytest.raises(InferenceServerException):
             client.infer("none", inputs)
         client.get_model_repository_index()
-        client.start_stream(lambda result, error: None)
+        for _ in range(4):
+            client.is_model_ready("steady", headers={"traceparent": TRACE_PARENT})
+        client.start_stream(lambda result, error: None, headers={"traceparent": TRACE_PARENT})
         client.async_stream_infer("steady", inputs)
         client.stop_stream()
 
 
-def hang_up(server: Server, fifo: Path) -> None:
+def hang_up(server: Server, fifo: Path, fields: bytes = b"") -> None:
     """A client that resets its connection while its model executes."""
-    body = json.dumps(asking(0, 0, 0, 0)).encode()
+    start, body = len(server.log), json.dumps(asking(0, 0, 0, 0)).encode()
     connection = socket.create_connection(("127.0.0.1", server.http_port), DEADLINE_S)
-    connection.sendall(b"POST /v2/models/talker/infer HTTP/1.1\r\nHost: x\r\n")
+    connection.sendall(b"POST /v2/models/talker/infer HTTP/1.1\r\nHost: x\r\n" + fields)
     connection.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
     released = os.open(fifo, os.O_WRONLY)  # returns once the model has the request, which reads until this is closed
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-    assert server.read_log(b"/v2/models/talker/infer by 127.0.0.1: 499")
+    assert server.read_log(b"/v2/models/talker/infer by 127.0.0.1: ", start=start)
     os.close(released)
+    assert server.read_log(b"complained", start=start)  # the model has closed its end
 
 
 def kill_while_it_executes(server: Server, worker: int, fifo: Path) -> None:
@@ -162,7 +174,8 @@ def test_a_request_on_a_lane_has_a_line(log: Log) -> None:
     assert nbytes > len('data: {"B":[1,2,3,4]}')
     assert [each[:3] for each in log.of("/v2/repository/index")] == [("road", "POST", 200)]
     assert [each[:3] for each in log.of("/v2/health/live")] == [("http", "GET", 200)]
-    assert [each[2] for each in log.of("/v2/models/talker/infer")] == [499, 500, 500]
+    left = [each[:3] for each in log.of("/v2/models/talker/infer")]
+    assert left == [("http", "POST", 499), ("road", "POST", 499), ("http", "POST", 500), ("http", "POST", 500)]
 
 
 def test_a_line_has_no_query_and_no_bytes_of_a_client(log: Log) -> None:
@@ -184,8 +197,24 @@ def test_a_call_of_grpc_has_a_line(log: Log) -> None:
     assert [each[:3] for each in answered] == [("grpc", "gRPC", 0)] * 4
     assert all(nbytes > 0 for *_, nbytes in answered)
     assert refused == ("grpc", "gRPC", 5, None)
-    assert log.of(f"{service}/RepositoryIndex") == [("grpc", "gRPC", 0, None)]
+    [(*index, nbytes)] = log.of(f"{service}/RepositoryIndex")  # which the road answers
+    assert (index, nbytes > len("steady" + "talker")) == (["grpc", "gRPC", 0], True)
     assert log.of(f"{service}/ModelStreamInfer") == [("grpc", "gRPC", 0, None)]
+
+
+def test_a_request_of_a_trace_has_its_id(log: Log) -> None:
+    def traces(path: str) -> list[tuple[str, str | None]]:
+        lines = [line for line in log.lines if line.get("path") == path]
+        assert all(line["message"].endswith(f", trace_id {line['trace_id']}") for line in lines if "trace_id" in line)
+        return [(line["process"], line.get("trace_id")) for line in lines]
+
+    assert traces(READY) == [("http", TRACE_ID), ("road", TRACE_ID), ("http", None)]
+    assert traces(TRACED) == [("http", TRACE_ID)] * 4
+    assert {trace for _, trace in traces(INFER)} == {None}
+    service = "/inference.GRPCInferenceService"
+    assert traces(f"{service}/ModelReady") == [("grpc", TRACE_ID)] * 4
+    assert traces(f"{service}/ModelStreamInfer") == [("grpc", TRACE_ID)]
+    assert {trace for _, trace in traces(f"{service}/ModelInfer")} == {None}
 
 
 def test_an_error_names_stage_model_instance_process_signal_and_request(log: Log) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from shoal.frontend.access_log import GrpcCalls
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import trailers
 from tests.certificates import Certificates
@@ -24,6 +25,7 @@ from tests.frontend.grpc.http2.peer import (
 #: The end of a call that has succeeded.
 _OK = trailers(0)
 MEMORY = bytes(range(256)) * 3000
+RESOURCE_EXHAUSTED = 8
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -92,6 +94,18 @@ def test_what_is_compressed_is_a_copy_and_free_before_it_leaves(pair: Pair) -> N
     message = b"".join(each.payload for each in frames_in(received) if each.kind == DATA)[5:]
     assert gzip.decompress(message) == b"front" + MEMORY
     assert pair.released == []  # whoever asked gives it back
+
+
+def test_a_response_that_is_cut_at_once_is_logged_with_its_status(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    shut(pair, 1)
+    pair.kept.most_bytes = 0
+    pair.connection.access = access = GrpcCalls("10.0.0.1")
+    access.begin(1, {":path": "/x"}, 0.0)
+    with caplog.at_level("INFO", "shoal"):
+        assert not pair.connection.respond(1, [memoryview(MEMORY)], None)
+    assert [record.__dict__["status"] for record in caplog.records] == [RESOURCE_EXHAUSTED]
 
 
 def test_what_is_compressed_holds_its_block_where_there_is_no_room_for_it(pair: Pair) -> None:
