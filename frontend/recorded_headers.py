@@ -1,11 +1,12 @@
-"""Recorded headers: the values of those HTTP headers, or gRPC metadata, of a request that recordings have beside its
-tensors (`--record-config headers=…`). Pure; front-end processes.
+"""The part of a request that its HTTP headers, or gRPC metadata, say beside its body: those that recordings have beside
+its tensors (`--record-config headers=…`), and the key by which its version is chosen. Pure; front-end processes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.unversioned import with_sticky_key
 from shoal.request import RecordedHeaders
 
 
@@ -14,12 +15,10 @@ def recorded_headers(names: Sequence[str], headers: Mapping[str, str]) -> Record
     return tuple([(name, _encodable(headers[name])) for name in names if name in headers])
 
 
-def with_recorded_headers(
-    prepared: PreparedRequest, names: Sequence[str], headers: Mapping[str, str]
-) -> PreparedRequest:
-    """The request with those of its headers that are recorded."""
+def with_headers(prepared: PreparedRequest, names: Sequence[str], headers: Mapping[str, str]) -> PreparedRequest:
+    """The request with those of its headers that are recorded, and with its sticky key."""
     found = recorded_headers(names, headers) if names else ()
-    return replace(prepared, headers=found) if found else prepared
+    return with_sticky_key(replace(prepared, headers=found) if found else prepared, headers)
 
 
 def _encodable(value: str) -> str:

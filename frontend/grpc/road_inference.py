@@ -8,9 +8,9 @@ from shoal.frontend.access.authorisation import check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
 from shoal.frontend.header_forwarding import forwarded_metadata
-from shoal.frontend.recorded_headers import with_recorded_headers
+from shoal.frontend.recorded_headers import with_headers
 from shoal.frontend.road.inference import with_model
-from shoal.frontend.unversioned import as_answered, with_sticky_key
+from shoal.frontend.unversioned import as_answered
 from shoal.star.models import ModelEntry
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def model_infer(
 
     def attempt(entry: ModelEntry) -> Rendered:
         prepared = infer.prepare(entry, request, raws, forwarded, call.state.regions)
-        prepared = with_recorded_headers(prepared, call.state.recorded_headers, call.metadata)
-        prepared = replace(with_sticky_key(prepared, call.metadata), deadline_ns=call.deadline_ns)
+        prepared = with_headers(prepared, call.state.recorded_headers, call.metadata)
+        prepared = replace(prepared, deadline_ns=call.deadline_ns)
         answer = run(prepared)
         try:
             return Rendered(

@@ -24,12 +24,12 @@ from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import status_and_fields
 from shoal.frontend.prepared import PreparedRequest, submit_copy
-from shoal.frontend.recorded_headers import with_recorded_headers
+from shoal.frontend.recorded_headers import with_headers
 from shoal.frontend.response import Headers, Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
-from shoal.frontend.unversioned import as_answered, with_sticky_key
+from shoal.frontend.unversioned import as_answered
 from shoal.shm.port import Port, Reply
 from shoal.star.refusal import answered, other_version
 
@@ -91,8 +91,7 @@ class Generations:
         call = HandlerCall(state, None, head.headers, body, found.name, found.version, found.query, fields)
         plan = PLANNERS[found.handler](call)
         rendering = plan.prepare(state.models.lookup(plan.name, plan.version))
-        prepared = with_recorded_headers(rendering.prepared, state.recorded_headers, head.headers)
-        rendering.prepared = prepared = with_sticky_key(prepared, head.headers)
+        rendering.prepared = prepared = with_headers(rendering.prepared, state.recorded_headers, head.headers)
         connection.number = number = submit_copy(self._port, prepared, start_ns)
         connection.stage = STREAMING
         connection.deadline_s = now_s + self._timeout_s

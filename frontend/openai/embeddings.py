@@ -21,6 +21,7 @@ from shoal.frontend.openai.errors import InvalidRequestError, NoSuchModelError
 from shoal.frontend.openai.request import model_of, read_body
 from shoal.frontend.openai.text_model import EMBEDDING_REQUEST, EmbeddingModel, embedding_model
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.recorded_headers import with_headers
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.road.inference import with_model
 from shoal.request import TensorRef
@@ -77,6 +78,7 @@ def _embed(
             "'embedding', or parameters 'text_input' and 'embedding_output' in its config.pbtxt that name its own"
         )
     batches = [prepared_of(entry, id_of(call.headers), each, call) for each in _batches(entry, request, texts, model)]
+    batches = [with_headers(each, call.state.recorded_headers, call.headers) for each in batches]
     found = _ask(batches, call, model)
     vectors = [vector for batch in found for vector in batch.vectors]
     if len(vectors) != len(texts):
@@ -157,7 +159,7 @@ def _read(answer: "ModelResponse", entry: ModelEntry, model: EmbeddingModel) -> 
             num_tokens = whole_number(ref, answer.block)
         elif ref.name == model.embedding:
             vectors = _vectors(ref, answer.block, entry)
-    return _Batch(vectors, num_tokens if type(num_tokens) is int else None)
+    return _Batch(vectors, num_tokens if type(num_tokens) is int and num_tokens >= 0 else None)
 
 
 def _vectors(ref: TensorRef, block: memoryview, entry: ModelEntry) -> Sequence[Vector]:

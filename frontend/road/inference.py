@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.generation import PLANNERS, Planner, respond
-from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.recorded_headers import with_recorded_headers
+from shoal.frontend.recorded_headers import with_headers
 from shoal.frontend.response import Response
-from shoal.frontend.unversioned import as_answered, with_sticky_key
+from shoal.frontend.unversioned import as_answered
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
 from shoal.frontend.v2.infer import prepare, render
@@ -51,7 +50,8 @@ def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
 def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], None]) -> Response:
     limit, regions = call.state.http_max_input_size, call.state.regions
     body = decompress(call.headers, call.body, limit, call.state.max_expansion, expand)
-    prepared = _of_call(prepare(entry, call.headers, body, limit, call.forwarded, regions), call)
+    prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
+    prepared = with_headers(prepared, call.state.recorded_headers, call.headers)
     reply = _transport(call).infer(prepared)
     try:
         response = render(as_answered(prepared, reply.other_version), reply.response, reply.block)
@@ -62,12 +62,6 @@ def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], No
     return reply.send(compressed)
 
 
-def _of_call(prepared: PreparedRequest, call: HandlerCall) -> PreparedRequest:
-    """The request with what the headers of its call say beside its body."""
-    prepared = with_recorded_headers(prepared, call.state.recorded_headers, call.headers)
-    return with_sticky_key(prepared, call.headers)
-
-
 def generating(plan: Planner) -> Handler:
     """The handler of requests that `plan` understands; a lane submits such a request by itself."""
 
@@ -76,7 +70,7 @@ def generating(plan: Planner) -> Handler:
 
         def attempt(entry: ModelEntry) -> Response:
             rendering = planned.prepare(entry)
-            rendering.prepared = _of_call(rendering.prepared, call)
+            rendering.prepared = with_headers(rendering.prepared, call.state.recorded_headers, call.headers)
             return respond(rendering, _transport(call))
 
         return with_model(lambda: call.state.models.lookup(planned.name, planned.version), attempt)

@@ -56,8 +56,9 @@ class TritonPythonModel:
         if b"?" in texts:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("no questions"))
         rows = np.array([[len(text), text[0], text[-1]] for text in texts], np.float32)
+        count = -1 if b"-" in texts else sum(map(len, texts))
         return pb_utils.InferenceResponse(
-            [pb_utils.Tensor("embedding", rows)], parameters={"num_input_tokens": sum(map(len, texts))}
+            [pb_utils.Tensor("embedding", rows)], parameters={"num_input_tokens": count}
         )
 """
 
@@ -234,6 +235,7 @@ def test_texts_become_vectors(ask: Any) -> None:
     said = ask(EMBEDDINGS, {"model": "vectors", "input": texts}).json
     assert [(each["index"], each["embedding"]) for each in said["data"]] == list(enumerate(expected))
     assert said["usage"] == {"prompt_tokens": 55, "total_tokens": 55}
+    assert ask(EMBEDDINGS, {"model": "vectors", "input": "-"}).json["usage"] is None  # a count below zero is none
     [row] = ask(EMBEDDINGS, {"model": "vectors", "input": "j" * 10, "encoding_format": "base64"}).json["data"]
     assert np.frombuffer(base64.b64decode(row["embedding"]), "<f4").tolist() == [10.0, 106.0, 106.0]
 

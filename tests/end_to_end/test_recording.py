@@ -3,6 +3,7 @@ leaves a file with which an instance crashes again."""
 
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -65,8 +66,24 @@ class TritonPythonModel:
             for each in arrays
         ]
 """
+VECTORS = """
+backend: "python"
+input { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "embedding" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+VECTORS_CODE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("embedding", np.ones(1, np.float32))]) for _ in requests]
+"""
 #: The samples that are asked, and the steps of the ensemble among them.
 MODELS = ("simple", "repeat_int32", "text_ensemble", "tokenizer", "encoder", "postprocessing")
+#: Requests to `simple` before the crash: by HTTP, with a secret, and those of `speak_with_headers`.
+NUM_SIMPLE = 20 + 1 + 5 * 3 + 2 * 3
 SECRET = "a secret that no file may have"
 GUILTY = 13.0
 
@@ -111,7 +128,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         shutil.copytree(SAMPLES / name, repository / name)
     settings = ("redact=parameters.token", "max-size=64MiB", "headers=X-User, traceparent")
     flags = [f"--record={folder}", *[f"--record-config={each}" for each in settings]]
-    models = only("batched", "simple", "repeat_int32", "text_ensemble")
+    add_model(repository, "vectors", VECTORS, VECTORS_CODE)
+    models = only("vectors", "batched", "simple", "repeat_int32", "text_ensemble")
     with serving_to_the_end(repository, *models, *flags, "--grpc-port=0", "--poison-refusal-secs=0") as server:
         row = np.arange(16, dtype=np.int32).reshape(1, 16)
         for number in range(20):
@@ -141,7 +159,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def speak_with_headers(server: Server) -> None:
-    """Requests with and without recorded headers: on a lane, known and not, on the road, and over gRPC."""
+    """Requests with and without recorded headers: on a lane, known and not, on the road, and over gRPC, in streams
+    too; to `vectors` by OpenAI's API."""
     zeros = np.zeros((1, 16), np.int32)
     values = {"datatype": "INT32", "shape": [1, 16], "data": zeros.ravel().tolist()}
     asked = {"inputs": [{"name": name, **values} for name in ("INPUT0", "INPUT1")]}
@@ -155,6 +174,15 @@ def speak_with_headers(server: Server) -> None:
         for number in range(3):
             client.infer("simple", inputs, request_id=f"grpc-{number}", headers={"x-user": f"grpc-{number}"})
             client.infer("simple", inputs, request_id=f"grpc-bare-{number}")
+        for stream, metadata in (("stream", {"x-user": "stream"}), ("stream-bare", None)):
+            answers = queue.SimpleQueue[Any]()
+            client.start_stream(lambda result, error, answers=answers: answers.put(error), headers=metadata)
+            for number in range(3):
+                client.async_stream_infer("simple", inputs, request_id=f"{stream}-{number}")
+                assert answers.get(timeout=DEADLINE_S) is None
+            client.stop_stream()
+    headers = {"X-User": "embeddings", "X-Request-Id": "embeddings"}
+    assert fetch(server.http_port, "/v1/embeddings", {"model": "vectors", "input": "a"}, headers=headers).status == 200
 
 
 def shoal(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -186,8 +214,12 @@ def test_the_headers_on_the_list_are_recorded(recorded: Recorded) -> None:
     users = {each.id: dict(each.headers) for each in found}
     ways, numbers = ("http", "road", "grpc"), range(3)
     with_headers = {f"{way}-{number}": {"x-user": f"{way}-{number}"} for way in ways for number in numbers}
-    without: dict[str, dict[str, str]] = {f"{way}-{number}": {} for way in ("bare", "grpc-bare") for number in numbers}
-    assert users == with_headers | without
+    in_stream = {f"stream-{number}": {"x-user": "stream"} for number in numbers}
+    bare = ("bare", "grpc-bare", "stream-bare")
+    without = {f"{way}-{number}": dict[str, str]() for way in bare for number in numbers}
+    assert users == with_headers | in_stream | without
+    (embedding,) = [each for each in Recording(recorded.before) if each.model == "vectors"]
+    assert dict(embedding.headers) == {"x-user": "embeddings"}
     shown = shoal("records", f"{recorded.before}#{found[0].number}")
     assert "header      x-user: http-0" in shown.stdout
 
@@ -227,7 +259,7 @@ def test_a_replay_answers_the_same_bits(recorded: Recorded) -> None:
     simple = shoal("replay", recorded.before, "--against", recorded.server.client_socket, "--model", "simple", "--json")
     assert simple.returncode == 0, (simple.stdout, simple.stderr)
     told = json.loads(simple.stdout)
-    assert (told["requests"], told["equal"], told["differences"]) == (36, 36, [])
+    assert (told["requests"], told["equal"], told["differences"]) == (NUM_SIMPLE, NUM_SIMPLE, [])
     # a batch of three waits for its third request: all come at once
     batched = ("--model", "batched", "--speed", "0", "--json")
     done = shoal("replay", recorded.before, "--against", recorded.server.client_socket, *batched)
@@ -277,14 +309,14 @@ def test_a_recorded_crash_crashes_again_in_a_server(recorded: Recorded) -> None:
 def test_records_are_counted(recorded: Recorded) -> None:
     found = samples(recorded.server.metrics_port)
     counted = found['shoal_recorded_requests_total{model="simple",version="1"}']
-    assert counted >= 36
+    assert counted >= NUM_SIMPLE
     assert found['shoal_record_dropped_total{model="simple",version="1"}'] == 0
 
 
 def test_records_are_listed_shown_and_exported(recorded: Recorded, tmp_path: Path) -> None:
     listed = shoal("records", recorded.before, "--model", "simple")
     assert listed.returncode == 0
-    assert len(listed.stdout.splitlines()) == 37
+    assert len(listed.stdout.splitlines()) == NUM_SIMPLE + 1
     shown = shoal("records", f"{recorded.before}#2")
     assert "INPUT0  INT32 [1, 16]" in shown.stdout
     assert "OUTPUT1" in shown.stdout

@@ -96,9 +96,7 @@ def test_what_is_compressed_is_a_copy_and_free_before_it_leaves(pair: Pair) -> N
     assert pair.released == []  # whoever asked gives it back
 
 
-def test_a_response_that_is_cut_at_once_is_logged_with_its_status(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_response_that_is_cut_at_once_is_logged_with_its_status(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     shut(pair, 1)
     pair.kept.most_bytes = 0
     pair.connection.access = access = GrpcCalls("10.0.0.1")
