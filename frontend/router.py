@@ -16,6 +16,7 @@ from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Refuse, Route
 from shoal.frontend.generation import PLANNERS
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
+from shoal.frontend.openai.errors import unrouted
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.road.inference import infer
 from shoal.frontend.routes import ROUTES, SMALL_BODIES, model_is_ready
@@ -71,27 +72,32 @@ class RouteMatch(NamedTuple):
 Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
 
 
-def _not_allowed(methods: Sequence[str]) -> Response:
+def not_allowed(methods: Sequence[str]) -> Response:
+    """The refusal of a method other than those that a path has."""
     return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
+
+
+def _unrouted(path: str, methods: Sequence[str]) -> Response:
+    if path.startswith("/v1/"):
+        return unrouted(path, methods)
+    return not_allowed(methods) if methods else error_json(404, "Not Found")
 
 
 class Router:
     """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
 
-    `unmatched` is the response for a path that none of them matches, `not_allowed` makes that for a method other than
-    those that it is given, `refuse` that for a name that no model can have.
+    `unrouted` makes the response for a path, and for a method other than those that the path has; with no methods, for
+    a path that there is not. `refuse` makes that for a name that no model can have.
     """
 
     def __init__(
         self,
         api: str,
         routes: Sequence[Route],
-        unmatched: Response,
-        not_allowed: Callable[[Sequence[str]], Response] = _not_allowed,
+        unrouted: Callable[[str, Sequence[str]], Response],
         refuse: Callable[[ShoalError], Response] = error_response,
     ) -> None:
-        self._unmatched = unmatched
-        self._not_allowed = not_allowed
+        self._unrouted = unrouted
         self._refuse = refuse
         self._scopes = {each.pattern: scopes_of(api, each.path, each.methods) for each in routes}
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
@@ -120,14 +126,15 @@ class Router:
 
         HEAD has the handler of GET (RFC 9110, section 9.3.2); the sender of the response leaves the body out.
         """
-        matched = self._match(path_of(target))
+        path = path_of(target)
+        matched = self._match(path)
         if matched is None:
-            return self._unmatched
+            return self._unrouted(path, ())
         route, name, version = matched
         method = "GET" if method == "HEAD" else method
         handler = route.methods.get(method)
         if handler is None:
-            return self._not_allowed(tuple(route.methods))
+            return self._unrouted(path, tuple(route.methods))
         try:
             decoded = decode_name(name)
         except InvalidArgumentError as error:
@@ -195,5 +202,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern + "".join(f"{group})?" for group in missing))
 
 
-#: Triton's HTTP API.
-HTTP = Router("http", ROUTES, error_json(404, "Not Found"))
+#: Triton's HTTP API, and OpenAI's below /v1.
+HTTP = Router("http", ROUTES, _unrouted)

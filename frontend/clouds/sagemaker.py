@@ -17,7 +17,7 @@ from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
 from shoal.frontend.road.inference import generate, generate_stream, infer
-from shoal.frontend.router import RouteMatch, Router
+from shoal.frontend.router import RouteMatch, Router, not_allowed
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, ready
 from shoal.repository.identifier import is_model_name
@@ -153,7 +153,7 @@ ROUTES = (
     Route("/models/(?P<name>[^/]+)", _MODEL, "model-repository"),
     Route("/models/(?P<name>[^/]+)/invoke", {"POST": _refusing(_invoke)}, "inference"),
 )
-SAGEMAKER = Router("sagemaker", ROUTES, unmatched=Response(400))
+SAGEMAKER = Router("sagemaker", ROUTES, lambda _path, methods: not_allowed(methods) if methods else Response(400))
 
 
 def admit_sagemaker(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:

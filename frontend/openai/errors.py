@@ -1,5 +1,7 @@
 """Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. Pure; front-end processes."""
 
+from collections.abc import Sequence
+
 import orjson
 
 from shoal.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, ShoalError, UnauthenticatedError
@@ -29,6 +31,15 @@ def refusal(error: ShoalError) -> Response:
     return json_response(error.http_status, error_object(error), headers)
 
 
+def unrouted(path: str, methods: Sequence[str]) -> Response:
+    """The response for a path that the API lacks, or, with its methods, for a method that it lacks there."""
+    kind, shown, allowed = "invalid_request_error", path[:200], ", ".join(methods)
+    if not methods:
+        return json_response(404, _object(f"Invalid URL: there is no {shown}", kind))
+    refused = _object(f"Not allowed on {shown}: use {allowed}", kind, code="method_not_supported")
+    return json_response(405, refused, (("Allow", allowed),))
+
+
 def error_text(error: ShoalError) -> bytes:
     """An error as JSON, for an event in a stream."""
     return orjson.dumps(error_object(error))
@@ -40,8 +51,12 @@ def error_object(error: ShoalError) -> dict[str, object]:
     param = error.param if isinstance(error, InvalidRequestError) else None
     if isinstance(error, NoSuchModelError):
         param = "model"
+    return _object(str(error), kind, param, code)
+
+
+def _object(sentence: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
     # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
-    message = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    message = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -34,7 +34,6 @@ def router_of(apis: Sequence[str]) -> Router:
     return Router(
         "torchserve",
         [*described, *routes],
-        refusal_response(RESOURCE_NOT_FOUND),
-        not_allowed=lambda _methods: refusal_response(METHOD_NOT_ALLOWED),
+        lambda _path, methods: refusal_response(METHOD_NOT_ALLOWED if methods else RESOURCE_NOT_FOUND),
         refuse=error_response,
     )

@@ -310,6 +310,13 @@ def test_openai_s_own_client(server: Server, keys: dict[str, str]) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             client.chat.completions.create(model="nix", messages=HELLO)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.NotFoundError, match="there is no /v1/images/generations") as missing:
+            client.images.generate(model="babble", prompt="A shoal")
+        assert (missing.value.type, missing.value.param, missing.value.code) == ("invalid_request_error", None, None)
+        with pytest.raises(openai.APIStatusError, match="Not allowed on /v1/models/babble: use GET") as refused:
+            client.models.delete("babble")
+        assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
+        assert refused.value.response.headers["Allow"] == "GET"
         with pytest.raises(openai.BadRequestError, match="calls of tools"):
             client.chat.completions.create(**babble(messages=HELLO, tools=[{"type": "function"}]))
     with (

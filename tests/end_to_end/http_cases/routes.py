@@ -21,6 +21,12 @@ ONLY_GET = error(405, "Method Not Allowed", Allow="GET")
 ONLY_POST = error(405, "Method Not Allowed", Allow="POST")
 
 
+def openai_s(status: int, message: str, code: str | None = None, **headers: str) -> Answer:
+    """An error in the form of OpenAI's API."""
+    said = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return Answer(status, compact({"error": said}), JSON | headers)
+
+
 def unknown(reason: str, status: int = 404) -> Answer:
     return error(status, f"Request for unknown model: {reason}")
 
@@ -69,7 +75,6 @@ NO_SUCH_PATH = [
         "/v2/models/fixed/versions/1/trace/setting",
         "/v2/models/a/b/infer",
         "/v2/models//infer",
-        "/v1/models/fixed:predict",
         "/metrics",
         "/ui",
         "/ui/figures",
@@ -77,9 +82,17 @@ NO_SUCH_PATH = [
         "/openapi.json",
     ]
 ]
+NO_SUCH_PATH.append(
+    get("kserve-v1", "/v1/models/fixed:predict", openai_s(404, "Invalid URL: there is no /v1/models/fixed:predict"))
+)
 NO_SUCH_PATH += [Case(f"post-{path}", "POST", path, NOT_FOUND) for path in ("/", "/ui", "/ui/access", "/openapi.json")]
 
 WRONG_METHOD = [
+    get(
+        "get-chat",
+        "/v1/chat/completions",
+        openai_s(405, "Not allowed on /v1/chat/completions: use POST", "method_not_supported", Allow="POST"),
+    ),
     Case("post-reasons", "POST", "/v2/health/reasons", ONLY_GET),
     Case("post-live", "POST", "/v2/health/live", ONLY_GET),
     Case("post-healthz", "POST", "/-/healthz", ONLY_GET),
