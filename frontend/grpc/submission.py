@@ -373,11 +373,9 @@ class GrpcSubmission:
         return metadata.get("triton_grpc_error") == "true"
 
     def refused_message(self, error: ShoalError, message: bytes | memoryview) -> bytes:
-        """Implements `InferenceProtocol.refused_message`."""
         return infer.stream_error(str(error), message)
 
     def refused_request(self, error: ShoalError, asked: SubmittedMessage) -> bytes:
-        """Implements `InferenceProtocol.refused_request`."""
         entry = asked.found.entry
         return wire.stream_error(str(error), asked.id, entry.name, str(entry.version))
 

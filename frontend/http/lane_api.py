@@ -88,11 +88,9 @@ class TritonApi(Submission):
         self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
 
     def parse_head(self, raw: bytes) -> Head | None:
-        """Implements `LaneApi.parse_head`."""
         return parse_head(raw)
 
     def is_for_road(self, head: Head) -> bool:
-        """Implements `LaneApi.is_for_road`."""
         if HTTP.restricted(self._state, head.path, head.headers):
             # The road refuses or admits it; requests admitted here are known by their whole head only.
             return True
@@ -111,20 +109,16 @@ class TritonApi(Submission):
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 
     def place(self, head: Head) -> Place:
-        """Implements `LaneApi.place`."""
         return Place(body_offset(head), HEADER_BYTES)
 
     def rendered(self, _connection: HttpConnection, asked: Any, reply: Reply) -> Chunks:
-        """Implements `LaneApi.rendered`."""
         return self.response(asked, reply)
 
     def answer(self, _connection: HttpConnection, head: Head, body: memoryview) -> Response:
-        """Implements `LaneApi.answer`."""
         found = head.found
         return found if isinstance(found, Response) else answer(found, self._state, None, head.headers, body)
 
     def refusal(self, _connection: HttpConnection, error: ShoalError) -> Response:
-        """Implements `LaneApi.refusal`."""
         return error_response(error)
 
 

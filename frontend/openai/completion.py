@@ -88,7 +88,6 @@ class Completion:
     # --- the model's responses ---
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
-        """Implements `Rendering.add`."""
         raw = b""
         reported: dict[str, Any] = {name: value for name, value in response.parameters.items() if name in _REPORTED}
         for ref in response.outputs:
@@ -132,7 +131,6 @@ class Completion:
         return self._stops.is_found
 
     def end(self) -> bytes:
-        """Implements `Rendering.end`."""
         data = self._add_text(self._rest()) + self._chunk({"content": ""}, self._finish_reason())
         usage = self._usage()
         if self._request.includes_usage and usage is not None:
@@ -140,7 +138,6 @@ class Completion:
         return data + DONE
 
     def body(self) -> Response:
-        """Implements `Rendering.body`."""
         self._add_text(self._rest())
         text = "".join(self._texts)
         content: dict[str, Any] = (
@@ -160,7 +157,6 @@ class Completion:
         return Failure(made.status, made.headers, bytes(made.chunks[0]), is_over=True)
 
     def refusal(self, error: ShoalError) -> Response:
-        """Implements `Rendering.refusal`."""
         return refusal(error)
 
     # --- OpenAI's objects ---

@@ -46,7 +46,6 @@ class TracedTransport:
         return self._transport.several()
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport.ask."""
         return self._transport.ask(verb, arguments, timeout_s)
 
     def see_off(self, response: Response) -> Response:

@@ -169,7 +169,6 @@ class PortTransport:
 
     @contextmanager
     def several(self, waiter: Waiter | None = None) -> Iterator[Executions]:
-        """Run several requests, see Transport.several."""
         opened = PortExecutions(self, queue.SimpleQueue() if waiter is None else waiter)
         try:
             yield opened
@@ -234,7 +233,6 @@ class PortTransport:
                 replies.put(None)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see SharedPort.ask."""
         return self.shared.ask(verb, arguments, timeout_s)
 
     def count_answer(self, status: int) -> None:
@@ -354,7 +352,6 @@ class WatchedTransport:
             yield opened
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport.ask."""
         return self._transport.ask(verb, arguments, timeout_s)
 
 
@@ -368,13 +365,11 @@ class PortExecutions:
         self._open: dict[int, PreparedRequest] = {}
 
     def start(self, prepared: PreparedRequest) -> int:
-        """Implements `Executions.start`."""
         number = self._transport.submit(prepared, self._waiter)
         self._open[number] = prepared
         return number
 
     def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
-        """Implements `Executions.next`."""
         end_s = time.monotonic() + limit_s
         while True:
             try:
@@ -397,14 +392,12 @@ class PortExecutions:
             return reply.number, self._transport.part(prepared, reply)
 
     def next_in_time(self) -> tuple[int, StreamedResponse]:
-        """Implements `Executions.next_in_time`."""
         found = self.next(self._transport.request_timeout_s)
         if found is None:
             raise self._transport.no_answer()
         return found
 
     def cancel(self, number: int) -> None:
-        """Implements `Executions.cancel`."""
         if self._open.pop(number, None) is not None:
             self._transport.cancel(number)
 

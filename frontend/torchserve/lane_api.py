@@ -103,7 +103,6 @@ class TorchServeApi:
         """Implements `LaneApi.known_response`: each response has an id of its own."""
 
     def is_for_road(self, head: Head) -> bool:
-        """Implements `LaneApi.is_for_road`."""
         found = head.found
         if self._has_tokens and not self._tokens.admits("inference", head.headers, datetime.now().astimezone()):
             return True  # which refuses it
@@ -128,7 +127,6 @@ class TorchServeApi:
             return True  # which asks the supervisor whether the model has 0 workers
 
     def place(self, head: Head) -> Place:
-        """Implements `LaneApi.place`."""
         try:
             template = self._template(head)
         except ShoalError:  # the model has gone: the request is refused once its body has come
@@ -136,7 +134,6 @@ class TorchServeApi:
         return Place(BODY_OFFSET, template.nbytes - BODY_OFFSET - head.content_length)
 
     def model_of(self, head: Head) -> int:
-        """Implements `LaneApi.model_of`."""
         try:
             return self._template(head).prepared.entry.model_id
         except ShoalError:
@@ -145,7 +142,6 @@ class TorchServeApi:
     def submit(
         self, head: Head, body: memoryview, block: Block | None, _before: Head | None = None
     ) -> tuple[int, Prediction]:
-        """Implements `LaneApi.submit`."""
         start_ns = time.monotonic_ns()
         found = head.found
         assert isinstance(found, RouteMatch), "a refusal is answered before its body is read"
@@ -211,14 +207,12 @@ class TorchServeApi:
         return [response_head(self._finish(connection, made, asked.id)), *made.chunks]
 
     def answer(self, connection: HttpConnection, head: Head, body: memoryview) -> Response:
-        """Implements `LaneApi.answer`."""
         found = head.found
         if not isinstance(found, Response):
             found = answer(found, self._state, None, head.headers, body, refuse=error_response)
         return self._finish(connection, found, new_id())
 
     def refusal(self, connection: HttpConnection, error: ShoalError) -> Response:
-        """Implements `LaneApi.refusal`."""
         return self._finish(connection, error_response(error), new_id())
 
     def _finish(self, connection: HttpConnection, response: Response, request_id: str) -> Response:

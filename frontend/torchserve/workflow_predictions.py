@@ -94,7 +94,6 @@ class _Nodes:
         self._executions = executions
 
     def start(self, node: str, fields: Fields | None) -> int:
-        """Implements `Work.start`."""
         call = self._call
         entry = look_up(call.state, f"{call.name}__{node}", None)
         headers = spelled_headers(call.head) if call.head else dict(call.headers)
@@ -110,7 +109,6 @@ class _Nodes:
         return self._executions.start(prepare(entry, self._request_id, described, element_of(pieces)))
 
     def next(self, limit_s: float) -> tuple[int, Part] | None:
-        """Implements `Work.next`."""
         found = self._executions.next(limit_s)
         if found is None:
             return None
@@ -125,5 +123,4 @@ class _Nodes:
             reply.release()
 
     def cancel(self, number: int) -> None:
-        """Implements `Work.cancel`."""
         self._executions.cancel(number)

@@ -46,8 +46,10 @@ class _Flat:
     def __init__(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
 
+    def end(self) -> bytes:
+        return b""
+
     def refusal(self, error: ShoalError) -> Response:
-        """Implements `Rendering.refusal`."""
         return error_response(error)
 
     def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
@@ -74,10 +76,6 @@ class FlatOnce(_Flat):
         self._text = flatten(self.prepared, response, block)
         return b""
 
-    def end(self) -> bytes:
-        """Implements `Rendering.end`."""
-        return b""
-
     def body(self) -> Response:
         """Implements `Rendering.body`. Raises InternalError where there was no response."""
         if self._text is None:
@@ -91,15 +89,9 @@ class FlatStream(_Flat):
     is_stream = True
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
-        """Implements `Rendering.add`."""
         return event(flatten(self.prepared, response, block))
 
-    def end(self) -> bytes:
-        """Implements `Rendering.end`."""
-        return b""
-
     def body(self) -> Response:
-        """Implements `Rendering.body`."""
         raise AssertionError("a stream has no body")
 
 

@@ -114,7 +114,6 @@ class TorchServePredictions:
         return number, SubmittedPrediction(prepared, version, request.sequenceId or str(prepared.correlation_id or ""))
 
     def model_of(self, message: bytes | memoryview) -> int:
-        """Implements `InferenceProtocol.model_of`."""
         try:
             request = parse(PredictionsRequest, message)
             return look_up(self._state, request.model_name, request.model_version).model_id
@@ -124,7 +123,6 @@ class TorchServePredictions:
     def response(
         self, asked: SubmittedPrediction, reply: Reply, *, stream: bool = False, final: bool = True
     ) -> wire.Chunks:
-        """Implements `InferenceProtocol.response`."""
         entry = asked.found.entry
         try:
             _, response, block = answer_in(entry, asked.found.id, reply)
@@ -139,11 +137,9 @@ class TorchServePredictions:
         """Implements `InferenceProtocol.empty_final`: there is none."""
 
     def ends_with_error(self, path: str, _metadata: Mapping[str, str]) -> bool:
-        """Implements `InferenceProtocol.ends_with_error`."""
         return path != STREAM_PREDICTIONS_2
 
     def refused_message(self, error: ShoalError, message: bytes | memoryview) -> bytes:
-        """Implements `InferenceProtocol.refused_message`."""
         try:
             sequence_id = str(PredictionsRequest.FromString(message).sequenceId)
         except Exception:  # noqa: BLE001  protobuf's DecodeError, of bytes that may be anything
@@ -151,7 +147,6 @@ class TorchServePredictions:
         return _with_status(error, sequence_id)
 
     def refused_request(self, error: ShoalError, asked: SubmittedPrediction) -> bytes:
-        """Implements `InferenceProtocol.refused_request`."""
         return _with_status(error, asked.sequence_id)
 
 
