@@ -6,6 +6,7 @@ Front-end processes only.
 """
 
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import orjson
@@ -13,6 +14,8 @@ import orjson
 from shoal.errors import InvalidArgumentError, ShoalError, UnauthenticatedError
 
 Headers = tuple[tuple[str, str], ...]
+
+_PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 #: The head of a response that is nothing but JSON; its length is to be filled in.
@@ -38,6 +41,25 @@ class Response(NamedTuple):
     close: Callable[[], None] | None = None
     stream: Iterator[bytes] | None = None
     phrase: str | None = None  # the reason phrase; None: that of the status
+
+
+def response_head(response: Response) -> bytes:
+    """A response's status line and header fields, Content-Length among them."""
+    length = sum([len(chunk) for chunk in response.chunks])
+    begun = status_and_fields(response.status, response.headers, response.phrase)
+    return f"{begun}Content-Length: {length}\r\n\r\n".encode("latin-1")
+
+
+def status_and_fields(status: int, headers: Headers, phrase: str | None = None) -> str:
+    """A status line and header fields, without the empty line behind them."""
+    fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    phrase = _PHRASES.get(status, "") if phrase is None else phrase
+    return f"HTTP/1.1 {status} {phrase}\r\n{fields}"
+
+
+def as_bytes(response: Response) -> bytes:
+    """The whole of a response that is no stream, as it is sent."""
+    return b"".join([response_head(response), *response.chunks])
 
 
 def json_response(status: int, value: Any, headers: Headers = ()) -> Response:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Container
 
 from shoal.frontend.access_log import HUNG_UP
 from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnection
-from shoal.frontend.http.submission import JOIN_BYTES, response_head
+from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.response import Response
+from shoal.frontend.response import Response, response_head
 from shoal.frontend.slow_readers import HOLD_S, SEND_S, SlowReaderLog
 from shoal.shm.port import Port
 from shoal.timing import Timing, as_header

@@ -16,10 +16,9 @@ from contextlib import suppress
 from shoal.errors import UnavailableError
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.http.connection import READ_BYTES
-from shoal.frontend.http.submission import response_head
 from shoal.frontend.lane_loop import LINGER_S
 from shoal.frontend.relayed_socket import make_pair, read_note
-from shoal.frontend.response import CLOSE, error_response
+from shoal.frontend.response import CLOSE, as_bytes, error_response
 from shoal.frontend.slow_readers import SEND_S
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.open_files import explain
@@ -241,7 +240,7 @@ class Relays:
         response = error_response(UnavailableError(sentence))
         response = response._replace(headers=response.headers + CLOSE)
         try:
-            client.send(b"".join([response_head(response), *response.chunks]))
+            client.send(as_bytes(response))
             client.shutdown(socket.SHUT_WR)
         except OSError:  # gone, or it does not read
             client.close()

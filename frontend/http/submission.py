@@ -12,7 +12,6 @@ mean nothing here, neither head nor JSON is parsed (known_request.py).
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from http import HTTPStatus
 
 import orjson
 
@@ -30,7 +29,7 @@ from shoal.frontend.http.templates import KnownRequest, RequestTemplate, Respons
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
 from shoal.frontend.recorded_headers import recorded_headers
 from shoal.frontend.region_tensors import region_block
-from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
+from shoal.frontend.response import JSON_HEAD, Response, error_response, response_head
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.unversioned import as_answered, with_sticky_key
@@ -52,7 +51,6 @@ _MAX_TEMPLATES = 512
 #: The room for the header in a block that a body is received into.
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
-_PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Known requests are found by request line and size: the most pairs of these, and the most requests of one pair (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
 #: The key of a template: model, JSON without what is cut out, place of the first tensor, number of bytes behind the
@@ -484,17 +482,3 @@ def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
 def body_offset(head: Head) -> int:
     """The offset in its block at which a body is received so that its first tensor lies on a cache line."""
     return aligned(head.json_length or 0) - (head.json_length or 0)
-
-
-def response_head(response: Response) -> bytes:
-    """A response's status line and header fields, Content-Length among them."""
-    length = sum([len(chunk) for chunk in response.chunks])
-    begun = status_and_fields(response.status, response.headers, response.phrase)
-    return f"{begun}Content-Length: {length}\r\n\r\n".encode("latin-1")
-
-
-def status_and_fields(status: int, headers: Headers, phrase: str | None = None) -> str:
-    """A status line and header fields, without the empty line behind them."""
-    fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    phrase = _PHRASES.get(status, "") if phrase is None else phrase
-    return f"HTTP/1.1 {status} {phrase}\r\n{fields}"

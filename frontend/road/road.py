@@ -30,7 +30,7 @@ from shoal.frontend import handover
 from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
-from shoal.frontend.response import error_json
+from shoal.frontend.response import CLOSE, as_bytes, error_json
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_tunnel, parsed
@@ -439,11 +439,7 @@ def error_writer(state: ServerState, endpoints: Mapping[str, Endpoint]) -> Write
             refusal = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
             response = endpoints[name].finish(refusal)
         else:
-            response = error_json(status, sentence or reason, (("Connection", "close"),))
-        (body,) = response.chunks
-        fields = (*response.headers, ("Content-Length", str(len(body))))
-        head = "".join(f"{name}: {value}\r\n" for name, value in fields)
-        head = f"HTTP/1.1 {status} {reason}\r\n{head}\r\n"
-        gunicorn.util.write_nonblock(sock, head.encode("latin-1") + bytes(body))
+            response = error_json(status, sentence or reason, CLOSE)
+        gunicorn.util.write_nonblock(sock, as_bytes(response._replace(phrase=reason)))
 
     return write_error

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from urllib.parse import quote
 
 from shoal.errors import ShoalError
 from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S
-from shoal.frontend.response import CONTINUE, error_response
+from shoal.frontend.response import CLOSE, CONTINUE, as_bytes, error_response
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection
 from shoal.frontend.state import ServerState
@@ -233,10 +232,4 @@ def refusal(error: ShoalError, *, is_tunnel: bool) -> bytes:
         return (
             f"HTTP/1.1 200 OK\r\ngrpc-status: {status}\r\ngrpc-message: {message}\r\nContent-Length: 0\r\n\r\n".encode()
         )
-    response = error_response(error)
-    (body,) = response.chunks
-    fields = (*response.headers, ("Connection", "close"), ("Content-Length", str(len(body))))
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields)
-    return f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n{head}\r\n".encode("latin-1") + bytes(
-        body
-    )
+    return as_bytes(error_response(error, CLOSE))

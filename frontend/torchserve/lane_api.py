@@ -20,9 +20,8 @@ from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import MAX_KEPT_HEAD, Head
 from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place, may_pass
-from shoal.frontend.http.submission import response_head
 from shoal.frontend.prepared import PreparedRequest, submit_block
-from shoal.frontend.response import Headers, Response
+from shoal.frontend.response import Headers, Response, response_head
 from shoal.frontend.router import RouteMatch, answer
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.common_headers import common_headers, with_common_headers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
 from shoal.frontend.http.request_options import cut, is_right
-from shoal.frontend.http.submission import response_head
+from shoal.frontend.response import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
 from tests.frontend.lane_star import ONE, Star, binary, inputs, used_template

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from shoal.frontend.http.submission import response_head
+from shoal.frontend.response import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.port import Reply
