@@ -84,6 +84,14 @@ class Lane(ABC, Generic[ConnectionT]):
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         """Take over a connection, new or back from the road, with the bytes that have been read from it already."""
 
+    def _endpoint_of(self, accepted: socket.socket) -> str:
+        """The name of the endpoint that a connection came to; "" if its client is gone."""
+        try:
+            address, port = accepted.getsockname()[:2]
+        except OSError:
+            return ""
+        return self._state.endpoint_at(address, port)
+
     @abstractmethod
     def _serve(self, connection: ConnectionT, event: int) -> None:
         """Handle an event of a connection."""

@@ -118,7 +118,7 @@ class GrpcLane(Lane[GrpcConnection]):
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = GrpcConnection(
             accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished,
-            self._service_of(accepted) if self._services else self._triton,
+            self._services.get(self._endpoint_of(accepted), self._triton) if self._services else self._triton,
         )  # fmt: skip
         if self._state.log_access:
             connection.access = GrpcCalls(connection.peer)
@@ -131,14 +131,6 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._stops_at_s:
             connection.go_away()
             self.has_output(connection)
-
-    def _service_of(self, accepted: socket.socket) -> Service:
-        """The service of the port that a connection came to."""
-        try:
-            address, port = accepted.getsockname()[:2]
-        except OSError:  # its client is gone
-            return self._triton
-        return self._services.get(self._state.endpoint_at(address, port), self._triton)
 
     def close(self, connection: GrpcConnection) -> None:
         if self._connections.get(connection.fd) is connection:

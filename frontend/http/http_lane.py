@@ -91,7 +91,7 @@ class HttpLane(Lane[HttpConnection]):
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        api = self._api_of(accepted) if self._apis else self._triton
+        api = self._apis.get(self._endpoint_of(accepted), self._triton) if self._apis else self._triton
         connection = self._make_connection(accepted, self.now_s + patience_s, api)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
@@ -100,14 +100,6 @@ class HttpLane(Lane[HttpConnection]):
 
     def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
         return HttpConnection(accepted, self.now_s, deadline_s, api)
-
-    def _api_of(self, accepted: socket.socket) -> LaneApi:
-        """The API of the port that a connection came to."""
-        try:
-            address, port = accepted.getsockname()[:2]
-        except OSError:  # its client is gone
-            return self._triton
-        return self._apis.get(self._state.endpoint_at(address, port), self._triton)
 
     def _forget(self, connection: HttpConnection) -> None:
         """Forget a connection; its blocks in shared memory are released."""

@@ -55,13 +55,6 @@ class HttpTlsLane(HttpLane):
     def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
         return TlsHttpConnection(accepted, self.now_s, deadline_s, api)
 
-    def _endpoint_of(self, accepted: socket.socket) -> str:
-        try:
-            address, port = accepted.getsockname()[:2]
-        except OSError:  # its client is gone
-            return ""
-        return self._state.endpoint_at(address, port)
-
     def _greet(self, client: TlsSocket) -> None:
         """Add the connection of a client whose handshake is complete."""
         if not self._serves(client):
