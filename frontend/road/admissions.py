@@ -20,8 +20,7 @@ from shoal.frontend.access.admission_words import (
     unpack_question,
 )
 from shoal.frontend.access.key_limits import KeyLimitError, KeyUses
-from shoal.frontend.relayed_socket import RelayedSocket
-from shoal.frontend.unix_socket import UnixConnection
+from shoal.frontend.road.connection import is_of_lane
 
 #: Messages of one lane that are answered before other connections have their turn (ours: 2 ms).
 _MAX_MESSAGES = 64
@@ -41,8 +40,7 @@ class Admissions:
 
     def take_over(self, accepted: socket.socket, data: bytes) -> bool:
         """Serve a socket that a lane has handed over for its questions; False if it is another connection."""
-        is_lanes = accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
-        if not is_lanes or data != GREETING:
+        if not is_of_lane(accepted) or data != GREETING:
             return False
         accepted.setblocking(False)
         self._begun[accepted] = {}

@@ -99,7 +99,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
     def __init__(self, cfg: Any, accepted: socket.socket, client: Any, server: Any, *, is_lent: bool) -> None:
         super().__init__(cfg, accepted, client, server)
         self.is_lent = is_lent
-        self.is_tunnel = is_tunnel(accepted)
+        self.is_tunnel = is_of_lane(accepted)
         self.address = client[0] if isinstance(client, tuple) else ""
         self.received = ReceivedBytes()
         # Changed by the event loop (uploads.py).
@@ -112,8 +112,9 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.parser.mesg_class = SpelledRequest
 
 
-def is_tunnel(accepted: socket.socket) -> bool:
-    """Whether a connection is a call of gRPC that a lane has passed on."""
+def is_of_lane(accepted: socket.socket) -> bool:
+    """Whether a connection is no client's, but of a pair whose other end a lane of gRPC has: for a call that it passes
+    on, or for its questions about keys (admissions.py)."""
     return accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
 
 

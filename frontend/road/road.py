@@ -33,7 +33,7 @@ from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import CLOSE, as_bytes, error_json
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
-from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_tunnel, parsed
+from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_of_lane, parsed
 from shoal.frontend.road.endpoints import (
     HEAD_VARIABLE,
     TRANSPORT_VARIABLE,
@@ -257,7 +257,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
     """Log a request that a thread has answered; the lane of a gRPC call logs that itself."""
-    if not is_tunnel(environ["gunicorn.socket"]):
+    if not is_of_lane(environ["gunicorn.socket"]):
         exchange = HttpExchange(environ[HEAD_VARIABLE], environ["REMOTE_ADDR"])
         exchange.nbytes = response.sent
         has_left = isinstance(sys.exc_info()[1], OSError)  # by which gunicorn has failed to send
