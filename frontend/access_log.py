@@ -33,7 +33,7 @@ def _log_line(
 ) -> None:
     """Log a request; `client` is its address, "" where it is not known, `nbytes` None where they were not counted, and
     `traced` headers, `traceparent` among them if the request has it."""
-    method, path, ms = _printable(method), _printable(target.partition("?")[0]), round(seconds * 1000, 1)
+    method, path, ms = printable(method), printable(target.partition("?")[0]), round(seconds * 1000, 1)
     fields = {"method": method, "path": path, "client": client, "status": status, "bytes": nbytes, "ms": ms}
     counted, trace = "" if nbytes is None else f" {nbytes} bytes,", ""
     if is_context(parent := traced.get("traceparent", "")):
@@ -108,6 +108,7 @@ def address_of(client: Socket) -> str:
         return ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text of a client's for a line of the log: shortened, and escaped where a character could forge another line."""
     text = text[:_MAX_TEXT]
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 from shoal.api_keys import ApiKey
+from shoal.frontend.access_log import printable
 
 _log = logging.getLogger("shoal")
 
 #: Lines about refused requests in any second of a process (ours).
 REFUSED_PER_S = 5
-_MAX_TEXT = 200
 
 
 class Audit:
@@ -32,7 +32,7 @@ class Audit:
 
     def answered(self, what: str, key: ApiKey | None, address: str, outcome: object) -> None:
         """Log a request that was let in, and how it was answered: an HTTP status, or a gRPC code's number."""
-        _log.info("admin: %s by %s: %s", _printable(what), _who(key, address), outcome)
+        _log.info("admin: %s by %s: %s", printable(what), _who(key, address), outcome)
 
     def refused(self, what: str, address: str, outcome: object) -> None:
         """Log a request that was not let in."""
@@ -46,7 +46,7 @@ class Audit:
                 return
             num_silent, self._num_silent = self._num_silent, 0
         more = f"; {num_silent} more before it, of which there is no line" if num_silent else ""
-        _log.warning("admin: %s by %s refused: %s%s", _printable(what), _who(None, address), outcome, more)
+        _log.warning("admin: %s by %s refused: %s%s", printable(what), _who(None, address), outcome, more)
 
 
 #: The process's own.
@@ -55,8 +55,3 @@ AUDIT = Audit()
 
 def _who(key: ApiKey | None, address: str) -> str:
     return f"key '{key.name}' at {address or 'this host'}" if key is not None else address or "this host"
-
-
-def _printable(text: str) -> str:
-    text = text[:_MAX_TEXT]
-    return text if text.isascii() and text.isprintable() else ascii(text)
