@@ -9,7 +9,7 @@ from math import inf
 from operator import itemgetter
 
 from shoal.frontend.grpc.connection import GrpcConnection, Token
-from shoal.frontend.slow_readers import HOLD_S, SlowReaderLog
+from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
 from shoal.shm.port import Port
 
 
@@ -19,7 +19,7 @@ class Recall:
     def __init__(self, port: Port, cut: Callable[[GrpcConnection, int], None]) -> None:
         self._port = port
         self._cut = cut
-        self.given_up = SlowReaderLog("calls")
+        self.given_up = slow_reader_log("calls")
 
     def recall(
         self, connections: Iterable[GrpcConnection], segments: Container[int], now_s: float, *, is_urgent: bool

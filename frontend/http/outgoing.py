@@ -13,7 +13,7 @@ from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnect
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response, response_head
-from shoal.frontend.slow_readers import HOLD_S, SEND_S, SlowReaderLog
+from shoal.frontend.slow_readers import HOLD_S, SEND_S, slow_reader_log
 from shoal.shm.port import Port
 from shoal.timing import Timing, as_header
 
@@ -30,7 +30,7 @@ class OutgoingResponses:
         self._close = close
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
-        self.given_up = SlowReaderLog("connections")
+        self.given_up = slow_reader_log("connections")
         # Changed by every method: how much is copied; the connections that are being sent to, and since when, the
         # oldest first; of those that have no copy for want of room, how much was unsent, and since when.
         self.kept = KeptMemory()

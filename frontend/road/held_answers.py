@@ -18,7 +18,7 @@ from typing import Protocol
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, SlowReaderLog
+from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
 from shoal.shm.port import Port
 
 #: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
@@ -45,7 +45,7 @@ class HeldAnswers:
         self.port = port
         self.lock = lock
         self.kept = kept
-        self._given_up = SlowReaderLog("responses")
+        self._given_up = slow_reader_log("responses")
         # Changed under the lock: responses that still hold a block, the oldest first.
         self.holding: dict[HeldAnswer, None] = {}
         self.unread: dict[UnsentReplies, None] = {}  # queues in which replies that hold a block wait

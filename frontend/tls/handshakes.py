@@ -10,7 +10,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from shoal.frontend.access_log import address_of
 from shoal.frontend.connection_sources import MAX_ACCEPTED
+from shoal.frontend.counted_warning import CountedWarning
 from shoal.frontend.tls.tls_socket import TlsSocket
 
 _log = logging.getLogger("shoal")
@@ -21,8 +23,6 @@ _CONNECTIONS_PER_HANDSHAKE = 10
 #: Steps of handshakes in one pass of the loop: a handshake has two, so they keep up with the connections that a pass
 #: accepts. Further steps wait for the next pass, which comes at once.
 _MAX_STEPS = 2 * MAX_ACCEPTED
-#: The log has one line for all handshakes that failed within this time.
-_LOG_S = 1.0
 
 
 class Handshakes:
@@ -54,7 +54,7 @@ class Handshakes:
         # Changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
-        self._failures = Failures(clients)
+        self._failures = CountedWarning(f"TLS handshakes of {clients} that failed: %d, the last from ")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -110,7 +110,7 @@ class Handshakes:
         self._forget(client)
         if client.has_spoken:
             self._failed()
-            self._failures.add(client, reason, now_s)
+            self._failures.add(now_s, f"{address_of(client) or 'a client that has gone'}: {reason}")
         client.close()
 
     def end_pass(self) -> None:
@@ -134,30 +134,3 @@ class Handshakes:
         for client in list(self._open.values()):
             self._forget(client)
             client.close()
-
-
-class Failures:
-    """The handshakes that have failed, for the log."""
-
-    def __init__(self, clients: str) -> None:
-        self._clients = clients
-        # Changed by add and log.
-        self._num = 0
-        self._last = ""
-        self._logged_s = 0.0
-
-    def add(self, client: TlsSocket, reason: str, now_s: float) -> None:
-        """Count a failed handshake; `reason` is a clause about it."""
-        try:
-            address = client.getpeername()[0]
-        except OSError:  # gone already
-            address = "a client that has gone"
-        self._num += 1
-        self._last = f"the last from {address}: {reason}"
-        self.log(now_s)
-
-    def log(self, now_s: float) -> None:
-        """Log their number and the last one, at most once a second."""
-        if self._num and now_s - self._logged_s >= _LOG_S:
-            _log.warning("TLS handshakes of %s that failed: %d, %s", self._clients, self._num, self._last)
-            self._num, self._logged_s = 0, now_s
