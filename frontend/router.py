@@ -19,9 +19,10 @@ from shoal.frontend.model_name import decode_name
 from shoal.frontend.openai.errors import unrouted
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.road.inference import infer
-from shoal.frontend.routes import ROUTES, SMALL_BODIES, model_is_ready
+from shoal.frontend.routes import ROUTES, SMALL_BODIES
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
+from shoal.frontend.v2.health import model_ready
 from shoal.star.readiness import asks_model
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class RouteMatch(NamedTuple):
         return self.handler in SMALL_BODIES
 
     def asks_model(self, state: ServerState) -> bool:
-        """Whether the handler must wait because the model itself decides on its readiness (model_is_ready), so that
+        """Whether the handler must wait because the model itself decides on its readiness (model_ready), so that
         only the road may call it."""
-        return self.handler is model_is_ready and asks_model(state, self.name, self.version)
+        return self.handler is model_ready and asks_model(state, self.name, self.version)
 
 
 #: Finds a request's handler, or its refusal, before a byte of its body is read: from the state, its method, its

@@ -67,7 +67,7 @@ def _status(error: ShoalError) -> int:
 
 
 def _ping(call: HandlerCall) -> Response:
-    return live(call.state) if call.state.sagemaker_ping_mode == "live" else ready(call.state)
+    return live(call) if call.state.sagemaker_ping_mode == "live" else ready(call)
 
 
 def _invocations(call: HandlerCall) -> Response:

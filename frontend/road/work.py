@@ -12,14 +12,14 @@ from shoal.frontend.call import BLOCKING
 from shoal.frontend.openai.embeddings import embeddings
 from shoal.frontend.road.inference import infer
 from shoal.frontend.router import HTTP, RouteMatch
-from shoal.frontend.routes import model_is_ready
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
 from shoal.frontend.torchserve.routes import router_of
+from shoal.frontend.v2.health import model_ready
 
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _GRPC_MODELS = ("/ModelInfer", "/ModelReady")
 _TORCHSERVE = router_of(["inference"])
-_MODELS = frozenset({infer, model_is_ready, embeddings})
+_MODELS = frozenset({infer, model_ready, embeddings})
 
 
 class Work(Enum):

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError
+from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.errors import error_response, pretty, refusal_of
 from shoal.frontend.torchserve.parameters import boolean, integer
@@ -16,14 +17,15 @@ from shoal.frontend.v2.model_instances import number_of
 from shoal.star.questions import Ask
 
 
-def scale_workers(ask: Ask, name: str, version: str | None, query: str) -> Response:
+@blocking
+def scale_workers(call: HandlerCall) -> Response:
     """The response to a request to scale: 202 at once, or with `synchronous=true` 200 once the instances are there."""
-    parameters = dict(parse_qsl(query))
+    name, version, parameters = call.name, call.version, dict(parse_qsl(call.query))
     is_synchronous = boolean(parameters.get("synchronous", ""))
     wanted = version or parameters.get("model_version") or None
     try:
         least, most = _counts(parameters)
-        _scale(ask, name, wanted, least, most, is_synchronous=is_synchronous)
+        _scale(call.ask, name, wanted, least, most, is_synchronous=is_synchronous)
     except ShoalError as error:
         return error_response(error)
     if not is_synchronous:

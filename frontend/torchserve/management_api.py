@@ -17,7 +17,7 @@ MANAGEMENT_ROUTES = (
         f"/models/{_NAME}(?:/{_VERSION})?",
         {
             "GET": blocking(describe),
-            "PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query)),
+            "PUT": scale_workers,
             "DELETE": blocking(unregister),
         },
         "model-repository",

@@ -13,22 +13,22 @@ from urllib.parse import parse_qs
 
 from shoal.errors import InvalidArgumentError
 from shoal.finished_request import FinishedRequest
+from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.star.models import ModelEntry
-from shoal.star.questions import Ask
 from shoal.timing import timing
 
 #: Requests of either kind without `limit`, and the most there can be (ours).
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
 
 
-def finished_requests(state: ServerState, ask: Ask, query: str) -> Response:
+@blocking
+def finished_requests(call: HandlerCall) -> Response:
     """The slowest requests, the slowest first, and the failed ones, the last first. Raises InvalidArgumentError."""
-    asked = parse_qs(query, keep_blank_values=True)
+    asked = parse_qs(call.query, keep_blank_values=True)
     limit = _limit(asked.get("limit", [str(DEFAULT_LIMIT)])[-1])
-    found = ask("finished_requests", {"model": asked.get("model", [""])[-1], "limit": limit})
-    entries = {entry.model_id: entry for entry in state.models.entries()}
+    found = call.ask("finished_requests", {"model": asked.get("model", [""])[-1], "limit": limit})
+    entries = {entry.model_id: entry for entry in call.state.models.entries()}
     now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
 
     def described(values: list[Any]) -> dict[str, Any]:

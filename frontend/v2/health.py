@@ -8,41 +8,41 @@ is stopping answers 503 with an error text. A further address, not in Triton, ha
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.star.models import NO_VERSION, ModelEntry
-from shoal.star.questions import Ask
 from shoal.star.readiness import is_live, is_model_ready, is_server_ready, is_settled
 
 _YES = Response(200)
 _NO = Response(400)
 
 
-def live(state: ServerState) -> Response:
+def live(call: HandlerCall) -> Response:
     """200 once the server has started."""
-    return _YES if is_live(state) else _NO
+    return _YES if is_live(call.state) else _NO
 
 
-def ready(state: ServerState) -> Response:
+def ready(call: HandlerCall) -> Response:
     """200 once the server has started; under strict readiness only while every model can answer."""
-    return _YES if is_server_ready(state) else _NO
+    return _YES if is_server_ready(call.state) else _NO
 
 
-def reasons(state: ServerState) -> Response:
+def reasons(call: HandlerCall) -> Response:
     """The result of `ready` as 200 or 503, with a row for each version that cannot answer or has lost an instance.
 
     A row begins like one in Triton's repository index. Why an instance ended is only in the log: this address is as
     public as the models.
     """
-    is_ready = is_server_ready(state)
-    rows = [_row(entry) for entry in state.models.entries() if not _is_whole(entry)]
+    is_ready = is_server_ready(call.state)
+    rows = [_row(entry) for entry in call.state.models.entries() if not _is_whole(entry)]
     return json_response(200 if is_ready else 503, {"ready": is_ready, "reasons": rows})
 
 
-def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> Response:
+def model_ready(call: HandlerCall) -> Response:
     """200 if this version, or the model's default version, has a live instance and its own is_ready, if any, does
-    not deny it. Raises InvalidArgumentError if it is not ready."""
-    if not is_model_ready(state, ask, name, version):
+    not deny it (a lane hands such a request over: RouteMatch.asks_model). Raises InvalidArgumentError if it is not
+    ready."""
+    if not is_model_ready(call.state, call.ask, call.name, call.version):
         raise InvalidArgumentError("Model version not ready")
     return _YES
 

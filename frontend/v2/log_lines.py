@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 
 #: Lines without `lines`, and the most there can be (ours).
 DEFAULT_LINES, MAX_LINES = 200, 1000
@@ -31,18 +31,20 @@ class LogLines(NamedTuple):
     is_cut: bool  # lines before these, but behind the position that was asked for, are left out
 
 
-def log_lines(state: ServerState, query: str) -> Response:
+@blocking
+def log_lines(call: HandlerCall) -> Response:
     """The response with the last lines. Raises InvalidArgumentError, or UnavailableError if the file cannot be read."""
-    asked = parse_qs(query, keep_blank_values=True)
+    asked = parse_qs(call.query, keep_blank_values=True)
     count = _number("lines", asked, DEFAULT_LINES, MAX_LINES)
     after = _number("after", asked, 0, 1 << 62, least=0)
-    if not state.log_file:
+    path = call.state.log_file
+    if not path:
         return _response("", LogLines([], 0, is_cut=False), note=_NO_FILE)
     try:
-        found = read_last(state.log_file, count, after)
+        found = read_last(path, count, after)
     except OSError as error:
-        raise UnavailableError(f"the log file '{state.log_file}' cannot be read: {error.strerror}") from None
-    return _response(state.log_file, found)
+        raise UnavailableError(f"the log file '{path}' cannot be read: {error.strerror}") from None
+    return _response(path, found)
 
 
 def read_last(path: str, count: int, after: int) -> LogLines:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.errors import InternalError, UnavailableError, UnsupportedError
 from shoal.frontend import read_json as door
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 
@@ -25,14 +25,16 @@ SETTINGS: dict[str, tuple[str, Any, str]] = {
 }
 
 
-def log_settings(state: ServerState) -> Response:
+def log_settings(call: HandlerCall) -> Response:
     """The response with all settings."""
-    return json_response(200, describe(state, state.log_settings))
+    return json_response(200, describe(call.state, call.state.log_settings))
 
 
-def change_log_settings(state: ServerState, ask: Ask, body: memoryview) -> Response:
+@blocking
+def change_log_settings(call: HandlerCall) -> Response:
     """Change the settings that the body names; the response has all settings."""
-    return json_response(200, change(state, ask, parse_changes(door.read_json(body, state.http_max_input_size))))
+    changes = parse_changes(door.read_json(call.body, call.state.http_max_input_size))
+    return json_response(200, change(call.state, call.ask, changes))
 
 
 def change(state: ServerState, ask: Ask, changes: dict[str, Any]) -> dict[str, Any]:

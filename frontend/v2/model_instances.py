@@ -9,33 +9,35 @@ import json
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.star.models import parse_version
-from shoal.star.questions import Ask
 
 #: The largest number that the message to the supervisor can hold; a model's own bound is far below.
 _MAX_COUNT = 2**31 - 1
 _MAX_SHOWN = 40
 
 
-def instances(ask: Ask, name: str, version: str | None) -> Response:
+@blocking
+def instances(call: HandlerCall) -> Response:
     """State, process, device, load and memory of each instance."""
-    return json_response(200, ask("instances", {"model": name, "version": number_of(version)}))
+    return json_response(200, call.ask("instances", {"model": call.name, "version": number_of(call.version)}))
 
 
-def batches(ask: Ask, name: str, version: str | None) -> Response:
+@blocking
+def batches(call: HandlerCall) -> Response:
     """Why the last batches of each version had the size they had, and what was learned and measured about larger
     ones."""
-    return json_response(200, ask("explain", {"model": name, "version": number_of(version)}))
+    return json_response(200, call.ask("explain", {"model": call.name, "version": number_of(call.version)}))
 
 
-def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: memoryview) -> Response:
+@blocking
+def scale(call: HandlerCall) -> Response:
     """Start instances or retire some; the response is like that of `instances`. Raises InvalidArgumentError or
     InternalError for a malformed body."""
-    number = number_of(version)
-    request = read_json(body, state.http_max_input_size) if body else {}
+    name, number = call.name, number_of(call.version)
+    request = read_json(call.body, call.state.http_max_input_size) if call.body else {}
     if type(request) is not dict or "count" not in request:
         raise _wrong(name, 'an object with the number of instances, like {"count": 2}', request)
     count, wait = request["count"], request.get("wait", True)
@@ -44,7 +46,7 @@ def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: me
     if type(wait) is not bool:
         raise _wrong(name, "'wait' to be true or false", wait)
     arguments = {"model": name, "version": number, "count": count, "wait": wait}
-    return json_response(200, ask("scale", arguments))
+    return json_response(200, call.ask("scale", arguments))
 
 
 def number_of(version: str | None) -> int | None:

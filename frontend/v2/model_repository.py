@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.frontend import read_json as door
+from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
@@ -19,13 +20,14 @@ from shoal.star.questions import Ask
 _DONE = Response(200, JSON_CONTENT)
 
 
-def index(state: ServerState, ask: Ask, body: memoryview) -> Response:
+@blocking
+def index(call: HandlerCall) -> Response:
     """A row for each known version, and for each model on disk that was never loaded. Raises InvalidArgumentError."""
-    request = read_json(body, state.http_max_input_size) if body else {}
+    request = read_json(call.body, call.state.http_max_input_size) if call.body else {}
     only_ready = request["ready"] if door.has(request, "ready") else False
     if type(only_ready) is not bool:
         raise InvalidArgumentError("Invalid value for 'ready': expected a boolean")
-    return json_response(200, rows(state, ask, only_ready=only_ready))
+    return json_response(200, rows(call.state, call.ask, only_ready=only_ready))
 
 
 def rows(state: ServerState, ask: Ask, *, only_ready: bool) -> list[dict[str, Any]]:
@@ -34,10 +36,12 @@ def rows(state: ServerState, ask: Ask, *, only_ready: bool) -> list[dict[str, An
     return [row for row in ask("index", {}) if not only_ready or row.get("state") == "READY"]
 
 
-def load(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
-    """Load a model, or its newest files if it is loaded; responds once it serves. `body` may contain a configuration
+@blocking
+def load(call: HandlerCall) -> Response:
+    """Load a model, or its newest files if it is loaded; responds once it serves. The body may contain a configuration
     and files."""
-    load_model(state, ask, name, *_parse_load(read_json(body, state.max_request_bytes) if body else {}))
+    request = read_json(call.body, call.state.max_request_bytes) if call.body else {}
+    load_model(call.state, call.ask, call.name, *_parse_load(request))
     return _DONE
 
 
@@ -68,14 +72,15 @@ def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
     return config, contents
 
 
-def unload(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
+@blocking
+def unload(call: HandlerCall) -> Response:
     """Begin to unload a model: requests that it has are finished, new ones are refused."""
-    request = read_json(body, state.http_max_input_size) if body else {}
+    request = read_json(call.body, call.state.http_max_input_size) if call.body else {}
     parameters = request["parameters"] if door.has(request, "parameters") else {}
     unload_dependents = door.has(parameters, "unload_dependents") and door.as_bool(
         parameters["unload_dependents"], "unload_dependents"
     )
-    unload_model(state, ask, name, unload_dependents=unload_dependents)
+    unload_model(call.state, call.ask, call.name, unload_dependents=unload_dependents)
     return _DONE
 
 

@@ -8,35 +8,36 @@ server says where its files are.
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.recording_settings import MAX_LIVE_S, duration_s, share, size
 
 _MEMBERS = frozenset({"model", "for", "sample", "max"})
 
 
-def recording(ask: Ask) -> Response:
+@blocking
+def recording(call: HandlerCall) -> Response:
     """The folder of the server's recordings, and what is being recorded."""
-    return json_response(200, _asked(ask, "", 0.0, 1.0, 0))
+    return json_response(200, _asked(call.ask, "", 0.0, 1.0, 0))
 
 
-def record(state: ServerState, ask: Ask, body: memoryview) -> Response:
+@blocking
+def record(call: HandlerCall) -> Response:
     """Record a model from now on; the answer is that of `recording`, once the batcher has been told. Raises
     InvalidArgumentError."""
-    said = read_json(body, state.http_max_input_size)
+    said = read_json(call.body, call.state.http_max_input_size)
     if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
         raise InvalidArgumentError('a recording is as {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}')
     model = said["model"]
-    if not state.models.ready_entries(model):
+    if not call.state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
     for_s = duration_s(_text(said.get("for", "10m")))
     if for_s > MAX_LIVE_S:
         raise InvalidArgumentError(f"a model is recorded for at most {MAX_LIVE_S // 86400:.0f}d at a time")
     sample = share(_text(said.get("sample", "1")))
     max_bytes = size(_text(said["max"])) if "max" in said else 0
-    return json_response(200, _asked(ask, model, for_s, sample, max_bytes))
+    return json_response(200, _asked(call.ask, model, for_s, sample, max_bytes))
 
 
 def _asked(ask: Ask, model: str, for_s: float, sample: float, max_bytes: int) -> dict[str, Any]:

@@ -9,34 +9,34 @@ POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends it. 
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.rollout_settings import read_plan
 
 
-def rollout(ask: Ask, model: str) -> Response:
+@blocking
+def rollout(call: HandlerCall) -> Response:
     """How the model's rollout stands, or how the last one has ended."""
-    return json_response(200, _asked(ask, model, "", {}))
+    return json_response(200, _asked(call, "", {}))
 
 
-def change_rollout(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
+@blocking
+def change_rollout(call: HandlerCall) -> Response:
     """Begin, change or end a rollout; the answer is that of `rollout` afterwards. Raises InvalidArgumentError."""
-    given = read_json(body, state.http_max_input_size)
+    given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict:
         raise InvalidArgumentError('a rollout is as {"version": 3, "steps": "1,10,50,100", "every": "10m"}')
     if "action" not in given:
-        return json_response(200, _asked(ask, model, "begin", read_plan(given).members()))
+        return json_response(200, _asked(call, "begin", read_plan(given).members()))
     if given.keys() != {"action"} or type(given["action"]) is not str:
         raise InvalidArgumentError('a change of a rollout is as {"action": "abort"}, and nothing beside that')
     if given["action"] not in ("abort", "promote", "pause", "resume", "unpin"):
         raise InvalidArgumentError(
             f"a rollout has no action '{given['action'][:40]}'; there are abort, promote, pause, resume, unpin"
         )
-    return json_response(200, _asked(ask, model, given["action"], {}))
+    return json_response(200, _asked(call, given["action"], {}))
 
 
-def _asked(ask: Ask, model: str, action: str, plan: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = ask("rollout", {"model": model, "action": action, "plan": plan}, ANSWER_S)
-    return answer
+def _asked(call: HandlerCall, action: str, plan: dict[str, Any]) -> Any:
+    return call.ask("rollout", {"model": call.name, "action": action, "plan": plan}, ANSWER_S)

@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ServerState
 from shoal.recording_settings import share
 from shoal.tolerance import read_tolerance
 
@@ -23,23 +22,25 @@ _SYNTAX = (
 )
 
 
-def shadows(ask: Ask, query: str) -> Response:
+@blocking
+def shadows(call: HandlerCall) -> Response:
     """All pairs of versions that are or were mirrored, or those of one model, with figures and the worst examples."""
-    asked = _asked(ask, primary=0)
-    if names := parse_qs(query).get("model"):
+    asked = _asked(call.ask, primary=0)
+    if names := parse_qs(call.query).get("model"):
         asked["shadows"] = [each for each in asked["shadows"] if each["model"] == names[-1]]
     return json_response(200, asked)
 
 
-def shadow(state: ServerState, ask: Ask, body: memoryview) -> Response:
+@blocking
+def shadow(call: HandlerCall) -> Response:
     """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError."""
-    given = read_json(body, state.http_max_input_size)
+    given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict or not given.keys() <= _MEMBERS or type(given.get("model")) is not str:
         raise InvalidArgumentError(_SYNTAX)
     model, stop, compare = given["model"], given.get("stop", False), given.get("compare", "")
     if type(stop) is not bool or type(compare) is not str or not model:
         raise InvalidArgumentError(_SYNTAX)
-    if not state.models.ready_entries(model):
+    if not call.state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
     read_tolerance(compare)
     primary, version = _version(given, "of"), 0 if stop else _version(given, "version")
@@ -47,7 +48,7 @@ def shadow(state: ServerState, ask: Ask, body: memoryview) -> Response:
     if isinstance(part, bool) or not isinstance(part, (str, int, float)):
         raise InvalidArgumentError(_SYNTAX)
     wanted = share(part if isinstance(part, str) else f"{part:.17f}")
-    answer = _asked(ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
+    answer = _asked(call.ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
     return json_response(200, answer)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
 from shoal.shm.cuda_regions import check_handle
@@ -18,21 +18,22 @@ from shoal.shm.cuda_regions import check_handle
 _DONE = Response(200, JSON_CONTENT)
 
 
-def regions(state: ServerState, kind: str, name: str) -> Response:
-    """The registered regions of a kind ("system" or "cuda"), or the one called `name` unless that is ""."""
-    return json_response(200, state.regions.status(kind, name))
+def regions(call: HandlerCall, kind: str) -> Response:
+    """The registered regions of a kind ("system" or "cuda"), or the one that the path names."""
+    return json_response(200, call.state.regions.status(kind, call.name))
 
 
-def register(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
+@blocking
+def register(call: HandlerCall) -> Response:
     """Register a part of an object in /dev/shm under a name. Raises ShoalError."""
-    state.regions.require_allowed()
-    _check_name("system", name)
-    request = door.read_json(body, state.http_max_input_size)
+    call.state.regions.require_allowed()
+    _check_name("system", call.name)
+    request = door.read_json(call.body, call.state.http_max_input_size)
     key = _required(request, "key")
     if type(key) is not str:
         raise InternalError(door.wrong_type("string"))
     offset = _uint(request["offset"]) if door.has(request, "offset") else 0
-    register_system(state, ask, name, key, offset, _uint(_required(request, "byte_size")))
+    register_system(call.state, call.ask, call.name, key, offset, _uint(_required(request, "byte_size")))
     return _DONE
 
 
@@ -43,10 +44,11 @@ def register_system(state: ServerState, ask: Ask, name: str, key: str, offset: i
     ask("register_region", {"name": name, "key": key, "offset": offset, "byte_size": byte_size}, ANSWER_S)
 
 
-def register_cuda(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
+@blocking
+def register_cuda(call: HandlerCall) -> Response:
     """Register memory of a GPU under a name. Raises ShoalError."""
-    _check_gpus(state, name)
-    request = door.read_json(body, state.http_max_input_size)
+    _check_gpus(call.state, call.name)
+    request = door.read_json(call.body, call.state.http_max_input_size)
     encoded = door.find(_required(request, "raw_handle"), "b64") or ""
     if type(encoded) is not str:
         raise InternalError(door.wrong_type("string"))
@@ -55,7 +57,8 @@ def register_cuda(state: ServerState, ask: Ask, name: str, body: memoryview) -> 
     except ValueError:
         handle = b""
     byte_size = _uint(_required(request, "byte_size"))
-    register_cuda_handle(state, ask, name, handle, _uint(_required(request, "device_id")), byte_size)
+    device_id = _uint(_required(request, "device_id"))
+    register_cuda_handle(call.state, call.ask, call.name, handle, device_id, byte_size)
     return _DONE
 
 

@@ -6,24 +6,26 @@ The supervisor holds the settings. Front-end processes; waits for the supervisor
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 from shoal.tracer.settings import Changes, read_changes
 
 
-def trace_settings(state: ServerState, ask: Ask, model: str) -> Response:
-    """The settings in force for a model, or those for all models if `model` is ""."""
-    check_model(state, model)
-    return json_response(200, settings_of(ask, model, None))
+@blocking
+def trace_settings(call: HandlerCall) -> Response:
+    """The settings in force for a model, or those for all models if the path names none."""
+    check_model(call.state, call.name)
+    return json_response(200, settings_of(call.ask, call.name, None))
 
 
-def change_trace_settings(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
+@blocking
+def change_trace_settings(call: HandlerCall) -> Response:
     """Change settings; the response has those in force then. Every process has them before the response is sent."""
-    check_model(state, model)
-    changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
-    return json_response(200, settings_of(ask, model, changes))
+    check_model(call.state, call.name)
+    changes = read_changes(read_json(call.body, call.state.http_max_input_size)) if call.body else {}
+    return json_response(200, settings_of(call.ask, call.name, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:

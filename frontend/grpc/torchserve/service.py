@@ -77,10 +77,6 @@ def _parameter(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _scale(call: HandlerCall) -> Response:
-    return scale_workers(call.ask, call.name, call.version, call.query)
-
-
 def _register(call: GrpcCall, request: Message) -> Message:
     if not call.state.torchserve.enable_model_api:
         raise CallError(_PERMISSION_DENIED, METHOD_NOT_ALLOWED.message)
@@ -143,7 +139,8 @@ _APIS: Mapping[str, Mapping[str, Method]] = {
             _management("ListModels", _managing(models, _fields("limit", "next_page_token"))),
             _management("RegisterModel", _register),
             _management(
-                "ScaleWorker", _managing(_scale, _fields("min_worker", "max_worker", "synchronous"), is_text=True)
+                "ScaleWorker",
+                _managing(scale_workers, _fields("min_worker", "max_worker", "synchronous"), is_text=True),
             ),
             _management("SetDefault", _managing(set_default, _fields(), is_text=True)),
             _management("UnregisterModel", _unregister),

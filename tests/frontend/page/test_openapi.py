@@ -11,6 +11,7 @@ from shoal.frontend.page.openapi import describe
 from shoal.frontend.router import HTTP, RouteMatch, dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.metadata import model_metadata
+from tests.frontend.calls import call_of
 from tests.frontend.conftest import SIMPLE
 
 
@@ -46,7 +47,7 @@ def test_it_has_the_models_that_are_ready_and_no_others(document: dict[str, Any]
 
 
 def test_the_tensors_are_those_of_the_metadata(document: dict[str, Any], state: ServerState) -> None:
-    told = json.loads(bytes(model_metadata(state, "simple", None).chunks[0]))
+    told = json.loads(bytes(model_metadata(call_of(state, name="simple")).chunks[0]))
     listed = schema(document, "/v2/models/simple/infer").schema["properties"]["inputs"]["items"]["oneOf"]
     assert [(each["properties"]["name"]["const"], each["properties"]["datatype"]["const"]) for each in listed] == [
         (each["name"], each["datatype"]) for each in told["inputs"]

@@ -6,8 +6,10 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.frontend.response import Response
+from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.torchserve_errors import torchserve_error
+from tests.frontend.calls import call_of
 
 #: The supervisor's answer for a model that is not of the store.
 NOT_OF_THE_STORE = torchserve_error(404, "ModelNotFoundException", "Model not found: m")
@@ -43,7 +45,7 @@ PROCESSING = status(202, "Processing worker updates...")
 )
 def test_scaling(transport: Any, version: str | None, query: str, arguments: Any, response: Response) -> None:
     transport.answers |= {"scale": {}, "ts_scale": NOT_OF_THE_STORE}
-    assert scale_workers(transport.ask, "m", version, query) == response
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", version, query=query)) == response
     number, count, wait = arguments
     assert [verb for verb, _ in transport.asked] == ["ts_scale", "scale"]
     assert transport.asked[-1] == ("scale", {"model": "m", "version": number, "count": count, "wait": wait})
@@ -52,7 +54,7 @@ def test_scaling(transport: Any, version: str | None, query: str, arguments: Any
 def test_a_model_of_the_store_is_scaled_by_its_text_and_down_to_nothing(transport: Any) -> None:
     transport.answers["ts_scale"] = {}
     query = "min_worker=0&max_worker=2&synchronous=true"
-    assert scale_workers(transport.ask, "m", "1.0", query) == status(
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", "1.0", query=query)) == status(
         200, "Workers scaled to 0 for model: m, version: 1.0"
     )
     wanted = {"model": "m", "version": "1.0", "min_worker": 0, "max_worker": 2, "synchronous": True}
@@ -67,7 +69,9 @@ def test_a_model_of_the_store_is_scaled_by_its_text_and_down_to_nothing(transpor
     ],
 )
 def test_numbers_that_make_no_sense(transport: Any, query: str, message: str) -> None:
-    assert scale_workers(transport.ask, "m", None, query) == error(400, "BadRequestException", message)
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", None, query=query)) == error(
+        400, "BadRequestException", message
+    )
     assert transport.asked == []
 
 
@@ -82,12 +86,12 @@ def test_numbers_that_make_no_sense(transport: Any, query: str, message: str) ->
 )
 def test_refusals_have_torchserve_s_shape(transport: Any, raised: ShoalError, code: int, kind: str) -> None:
     transport.answers |= {"scale": raised, "ts_scale": NOT_OF_THE_STORE}
-    assert scale_workers(transport.ask, "m", "1", "") == error(code, kind, "no")
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", "1", query="")) == error(code, kind, "no")
     known = "Model not found: m" if code == 404 else "no"
-    assert scale_workers(transport.ask, "m", None, "") == error(code, kind, known)
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", None, query="")) == error(code, kind, known)
 
 
 def test_a_version_that_is_no_number(transport: Any) -> None:
     transport.answers["ts_scale"] = NOT_OF_THE_STORE
-    assert scale_workers(transport.ask, "m", "x", "").status == 400
+    assert scale_workers(call_of(ServerState(), transport.ask, "m", "x", query="")).status == 400
     assert [verb for verb, _ in transport.asked] == ["ts_scale"]

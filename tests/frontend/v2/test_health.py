@@ -12,29 +12,30 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.messages.to_client import ModelChanged
 from shoal.star.readiness import asks_model
+from tests.frontend.calls import call_of
 
 Message = Callable[..., ModelChanged]
 YES, NO = Response(200), Response(400)
 
 
-def nobody_asks(_verb: str, _arguments: dict[str, Any]) -> Any:
+def nobody_asks(_verb: str, _arguments: dict[str, Any], _timeout_s: float | None) -> Any:
     raise AssertionError
 
 
 def test_a_server_is_alive_and_ready_once_it_has_started() -> None:
     state = ServerState()
-    assert (live(state), ready(state)) == (NO, NO)
+    assert (live(call_of(state)), ready(call_of(state))) == (NO, NO)
     state.started = True
-    assert (live(state), ready(state)) == (YES, YES)
+    assert (live(call_of(state)), ready(call_of(state))) == (YES, YES)
 
 
 def test_a_stopping_server_says_so(state: ServerState) -> None:
     state.exiting = True
     for handler in (live, ready, reasons):
         with pytest.raises(UnavailableError, match=r"^Server exiting$"):
-            handler(state)
+            handler(call_of(state))
     with pytest.raises(UnavailableError, match=r"^Server not ready$"):
-        model_ready(state, nobody_asks, "simple", None)
+        model_ready(call_of(state, nobody_asks, "simple"))
 
 
 @pytest.mark.parametrize(
@@ -56,15 +57,15 @@ def test_under_strict_readiness_every_model_counts(
     state = ServerState(started=True)
     state.models.apply(make_message("good", 1, 1, None))
     state.models.apply(make_message("other", version, 2, None, **model))
-    assert ready(state) == expected
+    assert ready(call_of(state)) == expected
     state.strict_readiness = False
-    assert ready(state) == YES
+    assert ready(call_of(state)) == YES
 
 
 def test_a_model_is_ready_while_an_instance_lives(state: ServerState) -> None:
-    assert model_ready(state, nobody_asks, "simple", None) == YES
+    assert model_ready(call_of(state, nobody_asks, "simple")) == YES
     with pytest.raises(InvalidArgumentError, match=r"^Model version not ready$"):
-        model_ready(state, nobody_asks, "asleep", "7")
+        model_ready(call_of(state, nobody_asks, "asleep", "7"))
 
 
 def test_a_model_with_a_word_in_it_is_asked(make_message: Message) -> None:
@@ -75,20 +76,20 @@ def test_a_model_with_a_word_in_it_is_asked(make_message: Message) -> None:
     assert [asks_model(state, "m", version) for version in ("3", "4")] == [True, False]
     asked = []
 
-    def ask(verb: str, arguments: dict[str, Any]) -> bool:
+    def ask(verb: str, arguments: dict[str, Any], _timeout_s: float | None) -> bool:
         asked.append((verb, arguments))
         return len(asked) == 1
 
-    assert model_ready(state, ask, "m", None) == YES
+    assert model_ready(call_of(state, ask, "m")) == YES
     with pytest.raises(InvalidArgumentError, match=r"^Model version not ready$"):
-        model_ready(state, ask, "m", "3")
+        model_ready(call_of(state, ask, "m", "3"))
     assert asked == [("is_ready", {"model": 2})] * 2
-    assert ready(state) == YES  # the server's is not affected
+    assert ready(call_of(state)) == YES  # the server's is not affected
 
 
 def told(state: ServerState) -> tuple[int, Any]:
     """What `reasons` answers: the status and the JSON."""
-    answer = reasons(state)
+    answer = reasons(call_of(state))
     return answer.status, orjson.loads(b"".join(answer.chunks))
 
 

@@ -10,10 +10,13 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.log_lines import MAX_CHARACTERS, MAX_READ_BYTES, log_lines
+from tests.frontend.calls import call_of
 
 
 def told(path: Path | str, query: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(b"".join(log_lines(ServerState(log_file=str(path)), query).chunks))
+    found: dict[str, Any] = json.loads(
+        b"".join(log_lines(call_of(ServerState(log_file=str(path)), query=query)).chunks)
+    )
     return found
 
 

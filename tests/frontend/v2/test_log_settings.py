@@ -9,6 +9,7 @@ from shoal.errors import InternalError, ShoalError, UnavailableError, Unsupporte
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings, parse_changes
+from tests.frontend.calls import call_of
 
 SETTINGS = {"log_verbose": 3, "log_info": False, "log_warning": True, "log_error": True, "log_format": "ISO8601"}
 TOLD = {
@@ -39,14 +40,15 @@ class Supervisor:
 
 
 def test_the_settings_as_triton_orders_them() -> None:
-    told = body(log_settings(ServerState(log_file="/var/log/x", log_settings=SETTINGS)))
+    told = body(log_settings(call_of(ServerState(log_file="/var/log/x", log_settings=SETTINGS))))
     assert list(told.items()) == list(TOLD.items())
 
 
 def test_a_change_is_asked_for_and_the_answer_told() -> None:
     supervisor = Supervisor(SETTINGS)
     text = b'{"log_verbose_level":3,"log_format":"ISO8601","log_info":false,"log_error":null,"other":1}'
-    assert body(change_log_settings(ServerState(log_file="/var/log/x"), supervisor.ask, memoryview(text))) == TOLD
+    state = ServerState(log_file="/var/log/x")
+    assert body(change_log_settings(call_of(state, supervisor.ask, body=text))) == TOLD
     changes = {"log_verbose": 3, "log_format": "ISO8601", "log_info": False}
     assert supervisor.asked == [("log_settings", {"changes": changes})]
 
@@ -78,14 +80,14 @@ def test_what_is_refused_changes_nothing(request_: Any, error: type[ShoalError],
     # Beside a change that is right.
     for first in ({"log_error": False} | request_, request_ | {"log_error": request_.get("log_error", False)}):
         with pytest.raises(error) as refusal:
-            change_log_settings(ServerState(), supervisor.ask, memoryview(json.dumps(first).encode()))
+            change_log_settings(call_of(ServerState(), supervisor.ask, body=json.dumps(first).encode()))
         assert (type(refusal.value), str(refusal.value)) == (error, sentence)
     assert supervisor.asked == []
 
 
 def test_an_empty_body_is_no_json() -> None:
     with pytest.raises(InternalError, match=r"^failed to parse the request JSON buffer: The document is empty\. at 0$"):
-        change_log_settings(ServerState(), Supervisor(SETTINGS).ask, memoryview(b""))
+        change_log_settings(call_of(ServerState(), Supervisor(SETTINGS).ask))
 
 
 def test_the_log_s_settings_are_changed_by_the_supervisor(client: Any, transport: Any) -> None:

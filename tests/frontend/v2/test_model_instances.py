@@ -8,15 +8,16 @@ import pytest
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.model_instances import instances, scale
+from tests.frontend.calls import call_of
 
 TOLD = {"model": "m", "versions": [{"version": "1", "instances": []}]}
 
 
-def test_instances_of_all_versions_or_of_one(transport: Any) -> None:
+def test_instances_of_all_versions_or_of_one(state: ServerState, transport: Any) -> None:
     transport.answers["instances"] = TOLD
-    response = instances(transport.ask, "m", None)
+    response = instances(call_of(state, transport.ask, "m"))
     assert (response.status, json.loads(bytes(response.chunks[0]))) == (200, TOLD)
-    instances(transport.ask, "m", "007")
+    instances(call_of(state, transport.ask, "m", "007"))
     assert transport.asked == [
         ("instances", {"model": "m", "version": None}),
         ("instances", {"model": "m", "version": 7}),
@@ -33,7 +34,7 @@ def test_instances_of_all_versions_or_of_one(transport: Any) -> None:
 )
 def test_scaling(state: ServerState, transport: Any, version: str | None, sent: bytes, arguments: Any) -> None:
     transport.answers["scale"] = TOLD
-    response = scale(state, transport.ask, "m", version, memoryview(sent))
+    response = scale(call_of(state, transport.ask, "m", version, sent))
     assert (response.status, json.loads(bytes(response.chunks[0]))) == (200, TOLD)
     number, count, wait = arguments
     assert transport.asked == [("scale", {"model": "m", "version": number, "count": count, "wait": wait})]
@@ -61,18 +62,18 @@ def test_sentences_say_what_was_expected_and_what_came(
     state: ServerState, transport: Any, sent: bytes, expected: str, got: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        scale(state, transport.ask, "m", None, memoryview(sent))
+        scale(call_of(state, transport.ask, "m", None, sent))
     assert str(raised.value) == f"cannot scale model 'm': expected {expected}, got: {got}"
     assert transport.asked == []
 
 
 def test_a_body_that_is_no_json_is_refused_as_everywhere(state: ServerState, transport: Any) -> None:
     with pytest.raises(InternalError, match=r"^failed to parse the request JSON buffer: "):
-        scale(state, transport.ask, "m", None, memoryview(b"two"))
+        scale(call_of(state, transport.ask, "m", None, b"two"))
 
 
 def test_a_version_beyond_64_bits(state: ServerState, transport: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"\(details: stol\)"):
-        scale(state, transport.ask, "m", "9" * 20, memoryview(b'{"count":1}'))
+        scale(call_of(state, transport.ask, "m", "9" * 20, b'{"count":1}'))
     with pytest.raises(InvalidArgumentError, match=r"\(details: stol\)"):
-        instances(transport.ask, "m", "9" * 20)
+        instances(call_of(state, transport.ask, "m", "9" * 20))

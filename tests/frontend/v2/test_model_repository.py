@@ -19,6 +19,7 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.star.model_control import MAX_CONFIG_BYTES
 from shoal.star.questions import NoAnswerError
+from tests.frontend.calls import call_of
 
 JSON = (("Content-Type", "application/json"),)
 DONE = Response(200, JSON)
@@ -61,7 +62,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_index_is_the_supervisor_s(state: ServerState, transport: Any, request_: Any, rows: Any) -> None:
     transport.answers["index"] = ROWS
-    response = index(state, transport.ask, body(request_))
+    response = index(call_of(state, transport.ask, body=body(request_)))
     assert (response.status, response.headers, json.loads(bytes(response.chunks[0]))) == (200, JSON, rows)
     assert transport.asked == [("index", {})]
 
@@ -69,7 +70,7 @@ def test_the_index_is_the_supervisor_s(state: ServerState, transport: Any, reque
 @pytest.mark.parametrize("value", ["true", 1, None, []])
 def test_ready_is_a_boolean(state: ServerState, transport: Any, value: Any) -> None:
     refused(
-        lambda: index(state, transport.ask, body({"ready": value})),
+        lambda: index(call_of(state, transport.ask, body=body({"ready": value}))),
         InvalidArgumentError,
         "Invalid value for 'ready': expected a boolean",
     )
@@ -82,13 +83,13 @@ def test_ready_is_a_boolean(state: ServerState, transport: Any, value: Any) -> N
 def test_a_load_without_a_body(explicit: ServerState, transport: Any) -> None:
     transport.answers["load"] = None
     for sent in (b"", b"{}", b'{"parameters":{}}', b"[]"):
-        assert load(explicit, transport.ask, "m", body(sent)) == DONE
+        assert load(call_of(explicit, transport.ask, "m", body=body(sent))) == DONE
         assert transport.asked.pop() == ("load", {"model": "m", "config": None, "directory": None})
 
 
 def test_a_load_with_a_configuration(explicit: ServerState, transport: Any, temporary: Path) -> None:
     transport.answers["load"] = None
-    assert load(explicit, transport.ask, "m", body({"parameters": {"config": ""}})) == DONE
+    assert load(call_of(explicit, transport.ask, "m", body=body({"parameters": {"config": ""}}))) == DONE
     assert transport.asked == [("load", {"model": "m", "config": "", "directory": None})]
     assert list(temporary.iterdir()) == []
 
@@ -98,7 +99,7 @@ FILES = {"parameters": {"file:1/m": "AAEC", "config": "{}", "file:l": ""}}
 
 def test_files_are_handed_over_to_the_supervisor(explicit: ServerState, transport: Any, temporary: Path) -> None:
     transport.answers["load"] = None
-    assert load(explicit, transport.ask, "m", body(FILES)) == DONE
+    assert load(call_of(explicit, transport.ask, "m", body=body(FILES))) == DONE
     ((verb, arguments),) = transport.asked
     directory = Path(arguments["directory"])
     assert (verb, arguments["config"], directory.parent) == ("load", "{}", temporary)
@@ -108,14 +109,16 @@ def test_files_are_handed_over_to_the_supervisor(explicit: ServerState, transpor
 def test_what_the_supervisor_refuses_stays_nowhere(explicit: ServerState, transport: Any, temporary: Path) -> None:
     transport.answers["load"] = InvalidArgumentError("load failed for model 'm': …")
     refused(
-        lambda: load(explicit, transport.ask, "m", body(FILES)), InvalidArgumentError, "load failed for model 'm': …"
+        lambda: load(call_of(explicit, transport.ask, "m", body=body(FILES))),
+        InvalidArgumentError,
+        "load failed for model 'm': …",
     )
     assert list(temporary.iterdir()) == []
 
 
 def test_what_the_supervisor_may_still_load_stays(explicit: ServerState, transport: Any, temporary: Path) -> None:
     transport.answers["load"] = NoAnswerError("late")
-    refused(lambda: load(explicit, transport.ask, "m", body(FILES)), NoAnswerError, "late")
+    refused(lambda: load(call_of(explicit, transport.ask, "m", body=body(FILES))), NoAnswerError, "late")
     assert len(list(temporary.iterdir())) == 1
 
 
@@ -128,7 +131,7 @@ def test_unloading(explicit: ServerState, transport: Any) -> None:
         ({"parameters": {"unload_dependents": False, "x": 1}}, False),
         ({"parameters": {"unload_dependents": True}}, True),
     ):
-        assert unload(explicit, transport.ask, "m", body(sent)) == DONE
+        assert unload(call_of(explicit, transport.ask, "m", body=body(sent))) == DONE
         assert transport.asked.pop() == ("unload", {"model": "m", "unload_dependents": dependents})
 
 
@@ -174,8 +177,7 @@ def test_nobody_is_asked_about_what_is_refused(
     explicit: ServerState, transport: Any, temporary: Path, handler: Any, sent: Any, kind: Any, sentence: str
 ) -> None:
     explicit.max_request_bytes = 1 << 30
-    named = () if handler is index else ("m",)
-    refused(lambda: handler(explicit, transport.ask, *named, body(sent)), kind, sentence)
+    refused(lambda: handler(call_of(explicit, transport.ask, "m", body=body(sent))), kind, sentence)
     assert (transport.asked, list(temporary.iterdir())) == ([], [])
 
 
@@ -186,8 +188,10 @@ def test_the_mode_comes_after_the_json_and_before_the_files(
 ) -> None:
     state.model_control_mode = mode
     for sent in (b"", {"parameters": {"file:../x": ""}}, FILES):
-        refused(lambda sent=sent: handler(state, transport.ask, "m", body(sent)), UnavailableError, CONTROL)
-    refused(lambda: handler(state, transport.ask, "m", body(b"{1")), InternalError, BROKEN)
+        refused(
+            lambda sent=sent: handler(call_of(state, transport.ask, "m", body=body(sent))), UnavailableError, CONTROL
+        )
+    refused(lambda: handler(call_of(state, transport.ask, "m", body=body(b"{1"))), InternalError, BROKEN)
     assert (transport.asked, list(temporary.iterdir())) == ([], [])
 
 
@@ -195,17 +199,17 @@ def test_a_server_that_stops_does_neither(explicit: ServerState, transport: Any)
     explicit.exiting = True
     for handler in (load, unload):
         refused(
-            lambda handler=handler: handler(explicit, transport.ask, "m", body(b"")),
+            lambda handler=handler: handler(call_of(explicit, transport.ask, "m", body=body(b""))),
             UnavailableError,
             "Server not ready",
         )
-    refused(lambda: index(explicit, transport.ask, body(b"")), UnavailableError, "Server not ready")
+    refused(lambda: index(call_of(explicit, transport.ask)), UnavailableError, "Server not ready")
 
 
 def test_a_load_may_be_as_large_as_a_body(explicit: ServerState, transport: Any) -> None:
     transport.answers["load"] = None
     explicit.http_max_input_size, explicit.max_request_bytes = 10, 1000
-    assert load(explicit, transport.ask, "m", body({"parameters": {"config": "x" * 100}})) == DONE
+    assert load(call_of(explicit, transport.ask, "m", body=body({"parameters": {"config": "x" * 100}}))) == DONE
 
 
 def test_repositories_have_no_names_here() -> None:

@@ -12,6 +12,7 @@ from shoal.frontend.regions import Regions
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
+from tests.frontend.calls import call_of
 
 DONE = Response(200, (("Content-Type", "application/json"),))
 
@@ -40,7 +41,7 @@ def state() -> ServerState:
 def test_a_region_is_registered(state: ServerState, supervisor: Supervisor) -> None:
     for more in ({}, {"offset": 2**64 - 1}):
         body = memoryview(json.dumps({"key": "/k", "byte_size": 8, **more}).encode())
-        assert register(state, supervisor.ask, "r", body) == DONE
+        assert register(call_of(state, supervisor.ask, "r", body=body)) == DONE
     arguments = {"name": "r", "key": "/k", "offset": 0, "byte_size": 8}
     wanted = [arguments, {**arguments, "offset": 2**64 - 1}]
     assert supervisor.asked == [("register_region", each) for each in wanted]
@@ -65,7 +66,7 @@ def test_what_is_no_registration(
     state: ServerState, supervisor: Supervisor, name: str, body: str, kind: type[ShoalError], sentence: str
 ) -> None:
     with pytest.raises(ShoalError) as refused:
-        register(state, supervisor.ask, name, memoryview(body.encode()))
+        register(call_of(state, supervisor.ask, name, body=body.encode()))
     assert (type(refused.value), str(refused.value)) == (kind, sentence)
     assert supervisor.asked == []
 
@@ -76,7 +77,7 @@ def test_memory_of_gpus_is_refused_where_there_are_none(state: ServerState, supe
         ("r", "failed to register CUDA shared memory region: 'r', GPUs not supported"),
     ):
         with pytest.raises(InvalidArgumentError) as refused:
-            register_cuda(state, supervisor.ask, name, memoryview(b"no JSON"))
+            register_cuda(call_of(state, supervisor.ask, name, body=b"no JSON"))
         assert str(refused.value) == sentence
     assert supervisor.asked == []
 
@@ -88,7 +89,7 @@ def handle_body(nbytes: int = 64, **more: object) -> memoryview:
 
 def test_memory_of_a_gpu_is_registered(supervisor: Supervisor) -> None:
     state = ServerState(regions=Regions(are_allowed=True, has_gpus=True))
-    assert register_cuda(state, supervisor.ask, "r", handle_body()) == DONE
+    assert register_cuda(call_of(state, supervisor.ask, "r", body=handle_body())) == DONE
     wanted = {"name": "r", "handle": bytes(range(64)), "device_id": 1, "byte_size": 8}
     assert supervisor.asked == [("register_cuda_region", wanted)]
 
@@ -119,7 +120,7 @@ def test_what_is_no_registration_of_a_gpu_s_memory(
 ) -> None:
     state = ServerState(regions=Regions(are_allowed=True, has_gpus=True))
     with pytest.raises(ShoalError) as refused:
-        register_cuda(state, supervisor.ask, "r", memoryview(body))
+        register_cuda(call_of(state, supervisor.ask, "r", body=body))
     assert (type(refused.value), str(refused.value)) == (kind, sentence)
     assert supervisor.asked == []
 
@@ -134,12 +135,12 @@ def test_a_region_or_all_are_unregistered(state: ServerState, supervisor: Superv
 def test_without_the_flag_there_are_no_regions(supervisor: Supervisor) -> None:
     state = ServerState()
     calls: list[Callable[[], Response]] = [
-        lambda: register(state, supervisor.ask, "", memoryview(b"{")),
-        lambda: register_cuda(state, supervisor.ask, "", memoryview(b"{")),
+        lambda: register(call_of(state, supervisor.ask, body=b"{")),
+        lambda: register_cuda(call_of(state, supervisor.ask, body=b"{")),
         lambda: unregister(state, supervisor.ask, "system", ""),
         lambda: unregister(state, supervisor.ask, "cuda", "r"),
     ]
     for call in calls:
         with pytest.raises(UnsupportedError, match=r"^Client shared memory is disabled\. Start the server with "):
             call()
-    assert regions(state, "system", "") == regions(state, "cuda", "") == DONE._replace(chunks=(b"[]",))
+    assert regions(call_of(state), "system") == regions(call_of(state), "cuda") == DONE._replace(chunks=(b"[]",))

@@ -8,6 +8,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.shm.counters import CELL, CounterTable
+from tests.frontend.calls import call_of
 
 
 def body(response: Response) -> bytes:
@@ -43,11 +44,11 @@ EXPECTED = (
 
 def test_every_figure_is_where_triton_has_it(state: ServerState, counters: CounterTable) -> None:
     count(counters)
-    assert body(model_statistics(state, "écho b", None)).decode() == EXPECTED
+    assert body(model_statistics(call_of(state, name="écho b"))).decode() == EXPECTED
 
 
 def test_before_the_first_request_every_key_is_there(state: ServerState) -> None:
-    assert body(model_statistics(state, "simple", "1")) == (
+    assert body(model_statistics(call_of(state, name="simple", version="1"))) == (
         b'{"model_stats":[{"name":"simple","version":"1","last_inference":0,"inference_count":0,"execution_count":0,'
         b'"inference_stats":{"success":{"count":0,"ns":0},"fail":{"count":0,"ns":0},"queue":{"count":0,"ns":0},'
         b'"compute_input":{"count":0,"ns":0},"compute_infer":{"count":0,"ns":0},"compute_output":{"count":0,"ns":0},'
@@ -57,7 +58,7 @@ def test_before_the_first_request_every_key_is_there(state: ServerState) -> None
 
 
 def test_all_ready_versions_by_name_and_number(state: ServerState) -> None:
-    rows = orjson.loads(body(all_statistics(state)))["model_stats"]
+    rows = orjson.loads(body(all_statistics(call_of(state))))["model_stats"]
     assert [(row["name"], row["version"]) for row in rows] == [
         ("asleep", "7"),
         ("simple", "1"),
@@ -65,7 +66,7 @@ def test_all_ready_versions_by_name_and_number(state: ServerState) -> None:
         ("stream", "1"),
         ("écho b", "1"),
     ]
-    rows = orjson.loads(body(model_statistics(state, "simple", None)))["model_stats"]
+    rows = orjson.loads(body(model_statistics(call_of(state, name="simple"))))["model_stats"]
     assert [row["version"] for row in rows] == ["1", "3"]
 
 
@@ -81,13 +82,13 @@ def test_its_refusals_have_words_of_their_own(
     state: ServerState, name: str, version: str | None, sentence: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        model_statistics(state, name, version)
+        model_statistics(call_of(state, name=name, version=version))
     assert str(raised.value) == sentence
 
 
 def test_a_stopping_server_gives_none(state: ServerState) -> None:
     state.exiting = True
     with pytest.raises(UnavailableError, match=r"^Server not ready$"):
-        all_statistics(state)
+        all_statistics(call_of(state))
     with pytest.raises(UnavailableError, match=r"^Server not ready$"):
-        model_statistics(state, "simple", None)
+        model_statistics(call_of(state, name="simple"))
