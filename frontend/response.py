@@ -69,18 +69,24 @@ def json_response(status: int, value: Any, headers: Headers = ()) -> Response:
 
 def error_response(error: ShoalError, headers: Headers = ()) -> Response:
     """A response for an error: the body is exactly `{"error":"TEXT"}`, the status is that of the error's class."""
-    if error.retry_after_s:
-        headers = (*headers, ("Retry-After", str(error.retry_after_s)))
-    if isinstance(error, UnauthenticatedError):
-        headers = (*headers, *CHALLENGE)
-    return error_json(error.http_status, str(error), headers)
+    return error_json(error.http_status, str(error), headers + headers_of(error))
+
+
+def headers_of(error: ShoalError) -> Headers:
+    """The header fields that an error has in the form of any protocol."""
+    retry: Headers = (("Retry-After", str(error.retry_after_s)),) if error.retry_after_s else ()
+    return retry + CHALLENGE if isinstance(error, UnauthenticatedError) else retry
 
 
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
     """A response like that of `error_response`, for statuses that no ShoalError has (404 for a path, 405)."""
-    # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
-    printable = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
-    return json_response(status, {"error": printable}, headers)
+    return json_response(status, {"error": encodable(sentence)}, headers)
+
+
+def encodable(text: str) -> str:
+    """A text for JSON that may quote what a client or a model sent. Lone surrogates, which have no UTF-8 and which
+    orjson refuses, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def body_cut_short(received: int, announced: int) -> InvalidArgumentError:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import orjson
 
 from shoal.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, ShoalError, UnauthenticatedError
-from shoal.frontend.response import CHALLENGE, Headers, Response, json_response
+from shoal.frontend.response import Response, encodable, headers_of, json_response
 
 
 class InvalidRequestError(InvalidArgumentError):
@@ -23,12 +23,7 @@ class NoSuchModelError(NotFoundError):
 
 def refusal(error: ShoalError) -> Response:
     """The response for an error; clients of OpenAI's package raise their own errors by its status."""
-    headers: Headers = ()
-    if error.retry_after_s:
-        headers = (("Retry-After", str(error.retry_after_s)),)
-    if isinstance(error, UnauthenticatedError):
-        headers = (*headers, *CHALLENGE)
-    return json_response(error.http_status, error_object(error), headers)
+    return json_response(error.http_status, error_object(error), headers_of(error))
 
 
 def unrouted(path: str, methods: Sequence[str]) -> Response:
@@ -55,9 +50,7 @@ def error_object(error: ShoalError) -> dict[str, object]:
 
 
 def _object(sentence: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
-    message = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": encodable(sentence), "type": kind, "param": param, "code": code}}
 
 
 def _kind(error: ShoalError) -> tuple[str, str | None]:

@@ -12,7 +12,7 @@ import orjson
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.page.files import NOT_FOUND, SAFE
-from shoal.frontend.response import JSON_CONTENT, Headers, Response
+from shoal.frontend.response import JSON_CONTENT, Headers, Response, encodable
 from shoal.frontend.reused import Reused
 from shoal.frontend.state import ServerState
 from shoal.star.models import NO_VERSION, ModelEntry
@@ -61,12 +61,12 @@ def describe(state: ServerState, now_ns: int) -> dict[str, Any]:
 def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
     row = state.read_counters(entry)
     return {
-        "name": _printable(entry.name),
-        "namespace": _printable(entry.namespace),
+        "name": encodable(entry.name),
+        "namespace": encodable(entry.namespace),
         "version": None if entry.version == NO_VERSION else str(entry.version),
         "id": entry.model_id,  # another one after a reload, whose counts begin at 0
         "state": entry.state,
-        "reason": _printable(entry.reason),
+        "reason": encodable(entry.reason),
         "instances": entry.num_instances,
         "instances_up": entry.num_instances_up,
         "platform": entry.config.get("platform") or entry.config.get("backend", ""),
@@ -84,8 +84,3 @@ def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
             for phase, counts in row.histograms.items()
         },
     }
-
-
-def _printable(text: str) -> str:
-    """A text without lone surrogates, which have no UTF-8: a name may hold any bytes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -20,7 +20,7 @@ from shoal.errors import (
     UnavailableError,
 )
 from shoal.frontend.access.key_limits import KeyLimitError
-from shoal.frontend.response import CHALLENGE, JSON_CONTENT, Headers, Response
+from shoal.frontend.response import CHALLENGE, JSON_CONTENT, Headers, Response, encodable
 from shoal.reasons import ModelGoneError, PoisonRefusedError, QueueFullError, WorkerDiedError
 from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 
@@ -97,9 +97,7 @@ def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -
 def refusal_response(fault: TorchServeFault, headers: Headers = ()) -> Response:
     """The response for a refusal."""
     code, kind, message = fault
-    # A message may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
-    printable = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    return pretty(code, {"code": code, "type": kind, "message": printable}, headers)
+    return pretty(code, {"code": code, "type": kind, "message": encodable(message)}, headers)
 
 
 def error_response(error: ShoalError, model: str = "", version: str | None = None) -> Response:

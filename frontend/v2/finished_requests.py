@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from shoal.errors import InvalidArgumentError
 from shoal.finished_request import FinishedRequest
 from shoal.frontend.call import HandlerCall, blocking
-from shoal.frontend.response import Response, json_response
+from shoal.frontend.response import Response, encodable, json_response
 from shoal.star.models import ModelEntry
 from shoal.timing import timing
 
@@ -53,7 +53,7 @@ def describe(request: FinishedRequest, entries: Mapping[int, ModelEntry]) -> dic
     times = timing(request.points, request.execution, groups=groups, version=str(version))
     error = request.error(name, version, groups)
     return {
-        "model": name.encode("utf-8", "backslashreplace").decode(),
+        "model": encodable(name),
         "id": request.id,
         "trace_id": request.trace_id,
         "asker": request.asker,
