@@ -5,9 +5,10 @@ it closes those without an open call that have been silent for longest. Their cl
 gRPC connects again for its next call, and no call fails.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import nsmallest
-from typing import Protocol, TypeVar
+
+from shoal.frontend.grpc.connection import GrpcConnection
 
 #: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
 #: connected is about to call).
@@ -16,21 +17,7 @@ LEAST_IDLE_S = 1.0
 PART = 64
 
 
-class Idle(Protocol):
-    """A connection: its open calls, when bytes came last, and whether it has been told to end."""
-
-    @property
-    def calls(self) -> Mapping[int, object]: ...
-    @property
-    def begun_s(self) -> float: ...
-    @property
-    def is_ending(self) -> bool: ...
-
-
-ConnectionT = TypeVar("ConnectionT", bound=Idle)
-
-
-def longest_idle(connections: Iterable[ConnectionT], most: int, now_s: float) -> list[ConnectionT]:
+def longest_idle(connections: Iterable[GrpcConnection], most: int, now_s: float) -> list[GrpcConnection]:
     """The connections to end, where `most` are open, the most that there may be; empty if there is room, or if enough
     of them are ending already. `now_s` is in monotonic seconds."""
     everything = list(connections)

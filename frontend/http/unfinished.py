@@ -5,24 +5,13 @@ all that arrive share the memory of --max-upload-mib, and have the deadline of -
 memory is bounded however many clients send a byte a second. One thread, the lane's.
 """
 
-from typing import Protocol
+from shoal.frontend.http.connection import HttpConnection
 
 #: Seconds that a small body may take on the lane, from the request's first byte on (ours: an honest client's comes
 #: with its head, or within a round trip of it).
 BODY_S = 2.0
 #: Bytes that the beginnings of all requests may take in a lane (ours: 280 of the largest, 48 KiB and a head).
 MAX_UNFINISHED_BYTES = 16 << 20
-
-
-class Reader(Protocol):
-    """A connection on which a request is arriving."""
-
-    #: The bytes that have come. Changed here, and by the lane.
-    buffer: bytes
-    #: The bytes of `buffer` that are counted. Changed here alone.
-    num_counted: int
-    begun_s: float
-    deadline_s: float
 
 
 class UnfinishedRequests:
@@ -33,7 +22,7 @@ class UnfinishedRequests:
         #: Bytes that are counted. Changed by every method.
         self.nbytes = 0
 
-    def keep(self, connection: Reader, data: bytes, patience_s: float) -> bool:
+    def keep(self, connection: HttpConnection, data: bytes, patience_s: float) -> bool:
         """Keep the beginning of a request until more of it comes, for at most `patience_s` from its first byte on:
         further bytes give it no more time. False, and no effect, if there is no room."""
         if self.nbytes + len(data) > self._most_bytes:
@@ -44,7 +33,7 @@ class UnfinishedRequests:
         connection.deadline_s = min(connection.deadline_s, connection.begun_s + patience_s)
         return True
 
-    def release(self, connection: Reader) -> None:
+    def release(self, connection: HttpConnection) -> None:
         """Count a connection's bytes no longer: more have come, or the connection leaves the lane."""
         self.nbytes -= connection.num_counted
         connection.num_counted = 0
