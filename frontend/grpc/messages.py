@@ -1,7 +1,7 @@
 """The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and health's, made here.
 
-grpcio's health package would be a dependency for two messages, and Ray one for two more. These lie in a descriptor pool
-of their own, so that either may still be imported. gRPC front ends.
+grpcio's health package would be a dependency for two messages. These lie in a descriptor pool of their own, so that the
+package may still be imported. gRPC front ends.
 """
 
 from typing import Any
@@ -42,23 +42,9 @@ def _health_proto() -> descriptor_pb2.FileDescriptorProto:
     return file
 
 
-def _serve_proto() -> descriptor_pb2.FileDescriptorProto:
-    """What Ray Serve's HAProxy asks of a listener behind it, as in src/ray/protobuf/serve.proto of Ray's repository."""
-    file = descriptor_pb2.FileDescriptorProto(name="ray/serve/healthz.proto", package="ray.serve", syntax="proto3")
-    file.message_type.add(name="HealthzRequest")
-    response = file.message_type.add(name="HealthzResponse")
-    label, string = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL, descriptor_pb2.FieldDescriptorProto.TYPE_STRING
-    response.field.add(name="message", number=1, label=label, type=string)
-    return file
-
-
 _pool = descriptor_pool.DescriptorPool()
 _pool.AddSerializedFile(_health_proto().SerializeToString())
-_pool.AddSerializedFile(_serve_proto().SerializeToString())
 #: The file of the health service, for reflection.
 HEALTH_FILE: Any = _pool.FindFileByName("grpc/health/v1/health.proto")
 HealthCheckRequest: Any = message_factory.GetMessageClass(HEALTH_FILE.message_types_by_name["HealthCheckRequest"])
 HealthCheckResponse: Any = message_factory.GetMessageClass(HEALTH_FILE.message_types_by_name["HealthCheckResponse"])
-_SERVE_FILE: Any = _pool.FindFileByName("ray/serve/healthz.proto")
-HealthzRequest: Any = message_factory.GetMessageClass(_SERVE_FILE.message_types_by_name["HealthzRequest"])
-HealthzResponse: Any = message_factory.GetMessageClass(_SERVE_FILE.message_types_by_name["HealthzResponse"])

@@ -11,7 +11,9 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import StringValue
 
 from shoal.api_keys import ApiKey
 from shoal.errors import (
@@ -30,7 +32,7 @@ from shoal.frontend.access.restrictions import missing
 from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
 from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse, HealthzRequest, HealthzResponse
+from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.model_name import check_name
 from shoal.frontend.state import ServerState
@@ -271,8 +273,9 @@ def _health_check_waits(state: ServerState, data: bytes | memoryview) -> bool:
 
 
 def _healthz(call: GrpcCall, _request: Message) -> Message:
-    """Answer Ray Serve's HAProxy, which looks for the word among the bytes of the answer, whatever its status."""
-    return HealthzResponse(message="success" if is_server_ready(call.state) else "the server is not ready")
+    """Answer Ray Serve's HAProxy, which looks for the word among the bytes of the answer, whatever its status. Ray's
+    own messages (src/ray/protobuf/serve.proto) have the forms of these two: nothing, and a string as first field."""
+    return StringValue(value="success" if is_server_ready(call.state) else "the server is not ready")
 
 
 def _is_known(state: ServerState, model: str) -> bool:
@@ -329,9 +332,19 @@ def _refuse_repository_name(request: Message) -> None:
 # Shared memory
 
 
-def _system_regions(call: GrpcCall, request: Message) -> Message:
-    regions = {region["name"]: region for region in call.state.regions.status("system", request.name)}
-    return pb.SystemSharedMemoryStatusResponse(regions=regions)
+def _regions(kind: str, response: Callable[..., Message]) -> Handler:
+    def handle(call: GrpcCall, request: Message) -> Message:
+        return response(regions={each["name"]: each for each in call.state.regions.status(kind, request.name)})
+
+    return handle
+
+
+def _unregister(kind: str, response: Callable[..., Message]) -> Handler:
+    def handle(call: GrpcCall, request: Message) -> Message:
+        shared_memory.unregister(call.state, call.ask, kind, request.name)
+        return response()
+
+    return handle
 
 
 def _register_system(call: GrpcCall, request: Message) -> Message:
@@ -340,25 +353,10 @@ def _register_system(call: GrpcCall, request: Message) -> Message:
     return pb.SystemSharedMemoryRegisterResponse()
 
 
-def _unregister_system(call: GrpcCall, request: Message) -> Message:
-    shared_memory.unregister(call.state, call.ask, "system", request.name)
-    return pb.SystemSharedMemoryUnregisterResponse()
-
-
-def _cuda_regions(call: GrpcCall, request: Message) -> Message:
-    regions = {region["name"]: region for region in call.state.regions.status("cuda", request.name)}
-    return pb.CudaSharedMemoryStatusResponse(regions=regions)
-
-
 def _register_cuda(call: GrpcCall, request: Message) -> Message:
     arguments = request.name, request.raw_handle, request.device_id, request.byte_size
     shared_memory.register_cuda_handle(call.state, call.ask, *arguments)
     return pb.CudaSharedMemoryRegisterResponse()
-
-
-def _unregister_cuda(call: GrpcCall, request: Message) -> Message:
-    shared_memory.unregister(call.state, call.ask, "cuda", request.name)
-    return pb.CudaSharedMemoryUnregisterResponse()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -429,6 +427,9 @@ def _method(name: str, handler: Handler | None, group: str, asks: Waits = never,
     return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, model)
 
 
+_UNREGISTER_SYSTEM = _unregister("system", pb.SystemSharedMemoryUnregisterResponse)
+_UNREGISTER_CUDA = _unregister("cuda", pb.CudaSharedMemoryUnregisterResponse)
+
 METHODS = {
     method.path: method
     for method in (
@@ -444,16 +445,16 @@ METHODS = {
         _method("RepositoryIndex", _repository_index, "model-repository", always),
         _method("RepositoryModelLoad", _repository_model_load, "model-repository", always, "model_name"),
         _method("RepositoryModelUnload", _repository_model_unload, "model-repository", always, "model_name"),
-        _method("SystemSharedMemoryStatus", _system_regions, "shared-memory"),
+        _method("SystemSharedMemoryStatus", _regions("system", pb.SystemSharedMemoryStatusResponse), "shared-memory"),
         _method("SystemSharedMemoryRegister", _register_system, "shared-memory", always),
-        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", always),
-        _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
+        _method("SystemSharedMemoryUnregister", _UNREGISTER_SYSTEM, "shared-memory", always),
+        _method("CudaSharedMemoryStatus", _regions("cuda", pb.CudaSharedMemoryStatusResponse), "shared-memory"),
         _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", always),
-        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", always),
+        _method("CudaSharedMemoryUnregister", _UNREGISTER_CUDA, "shared-memory", always),
         _method("TraceSetting", _trace_setting, "trace", always, "model_name"),
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
-        Method("/ray.serve.RayServeAPIService/Healthz", HealthzRequest, _healthz, "health"),
+        Method("/ray.serve.RayServeAPIService/Healthz", Empty, _healthz, "health"),
         *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
     )
 }
