@@ -1,11 +1,37 @@
 """TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
 
-from shoal.frontend.call import Route, blocking
+import threading
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from shoal.frontend.call import HandlerCall, Route, blocking
+from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.torchserve import workflows
+from shoal.frontend.torchserve.errors import RESOURCE_NOT_FOUND, RefusedError, refused
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.registration import register, set_default, unregister
-from shoal.frontend.torchserve.token_renewal import renew_token
+from shoal.torchserve_keys import RENEWED, renew_key
+
+_lock = threading.Lock()  # held while a key is replaced: two requests must not undo one another
+
+
+def renew_token(call: HandlerCall) -> Response:
+    """Replace a key in key_file.json, where the caller finds it; the old one is admitted no longer."""
+    settings = call.state.torchserve
+    if not settings.token_file:
+        raise RefusedError(RESOURCE_NOT_FOUND)
+    kind = parse_qs(call.query).get("type", [""])[-1]
+    if kind not in RENEWED:
+        raise refused(400, "BadRequestException", f"Parameter type must be {' or '.join(RENEWED)}.")
+    try:
+        with _lock:
+            renew_key(Path(settings.token_file), kind, datetime.now(), settings.token_expiration_min)
+    except (OSError, ValueError) as error:
+        raise refused(500, "InternalServerException", f"The file of tokens cannot be written: {error}") from error
+    return Response(200, JSON_CONTENT, (b"\n",))
+
 
 _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 

@@ -7,18 +7,20 @@ QueueTime and WorkerThreadTime are means over the requests that have ended since
 TorchServe has the times of its last request. Runs on the road.
 """
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from shoal.errors import ShoalError
 from shoal.frontend.call import HandlerCall, Route, blocking
+from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import custom_lines
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.models import default_version, version_text
-from shoal.frontend.torchserve.system_metrics import system_metrics
 from shoal.shm.counters import RowView
 from shoal.star.models import ModelEntry
 
@@ -28,6 +30,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 #: Seconds in which the supervisor must answer; without it the page lacks what only the supervisor knows (ours).
 _ANSWER_S = 2.0
 _FIRST_WORKER = 9000
+_MEGABYTE, _GIGABYTE = 1 << 20, 1 << 30
 _BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
 
 
@@ -183,13 +186,38 @@ def _times(call: HandlerCall) -> Iterator[_Family]:
 
 def _machine(call: HandlerCall) -> Iterator[_Family]:
     if call.state.torchserve.system_metrics:
-        for gauge in system_metrics():
-            yield _Family(gauge.name, "gauge", gauge.unit, [(_host(), gauge.value)])
+        for name, unit, value in system_metrics():
+            yield _Family(name, "gauge", unit, [(_host(), value)])
 
 
 def _version(call: HandlerCall, entry: ModelEntry) -> str:
     """The version's text; `default`, as TorchServe has it for requests that name none, for the default version."""
     return "default" if default_version(call.state, entry.name) is entry else version_text(entry)
+
+
+@cache
+def _reader() -> Cpu:
+    """The reader of this process; the first utilization is that since it was made."""
+    return Cpu()
+
+
+def system_metrics(
+    read: Callable[[], Mapping[str, float]] | None = None,
+    disk: Callable[[str], tuple[int, int, int]] = shutil.disk_usage,
+) -> Iterator[tuple[str, str, float]]:
+    """The gauges of the machine and of its root directory's disk: name, unit and value. `read` is Cpu.read, `disk`
+    returns the total, used and free bytes of a path's file system."""
+    figures = (read or _reader().read)()
+    total, used = figures["memory_total_bytes"], figures["memory_used_bytes"]
+    _, disk_used, disk_free = disk("/")
+    yield ("CPUUtilization", "Percent", 100 * figures["utilization"])
+    yield ("MemoryUtilization", "Percent", 100 * used / total if total else 0.0)
+    yield ("MemoryUsed", "Megabytes", used / _MEGABYTE)
+    yield ("MemoryAvailable", "Megabytes", (total - used) / _MEGABYTE)
+    in_use = disk_used + disk_free
+    yield ("DiskUtilization", "Percent", 100 * disk_used / in_use if in_use else 0.0)
+    yield ("DiskUsage", "Gigabytes", disk_used / _GIGABYTE)
+    yield ("DiskAvailable", "Gigabytes", disk_free / _GIGABYTE)
 
 
 METRICS_ROUTES = (Route("/metrics", {"GET": blocking(metrics)}, "statistics"),)

@@ -5,14 +5,17 @@ The list is read from this process's table of models; a description asks the sup
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+import orjson
+
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.response import Response
-from shoal.frontend.torchserve.customized import customized_metadata
-from shoal.frontend.torchserve.errors import pretty
+from shoal.frontend.prepared import SEQUENCE_END, SEQUENCE_START
+from shoal.frontend.response import Headers, Response
+from shoal.frontend.torchserve.errors import pretty, refused
 from shoal.frontend.torchserve.models import (
     default_version,
     not_found,
@@ -22,6 +25,15 @@ from shoal.frontend.torchserve.models import (
     versions_of,
 )
 from shoal.frontend.torchserve.parameters import boolean, integer, page_of
+from shoal.frontend.torchserve.predictions import (
+    Asked,
+    answered,
+    description,
+    element_of,
+    in_sequence,
+    new_id,
+    prepare,
+)
 from shoal.star.models import NO_VERSION, ModelEntry
 
 #: Marks a function of a workflow, which is no model to those who ask for a list.
@@ -82,7 +94,7 @@ def describe(call: HandlerCall) -> Response:
     described = [_description(call, each) for each in wanted]
     if not boolean(dict(parse_qsl(call.query)).get("customized", "")):
         return pretty(200, described)
-    metadata, headers = customized_metadata(call, wanted[0].entry)
+    metadata, headers = _customized(call, wanted[0].entry)
     response = pretty(200, [{**described[0], "customizedMetadata": metadata}, *described[1:]])
     chosen = {name.lower() for name, _ in headers}
     return response._replace(headers=(*(each for each in response.headers if each[0].lower() not in chosen), *headers))
@@ -208,3 +220,35 @@ def _queue(call: HandlerCall, entry: ModelEntry | None, parameters: Mapping[str,
 
 def _numbers(parameters: Mapping[str, str], rows: Sequence[tuple[str, str, int]]) -> dict[str, int]:
     return {member: integer(parameters.get(name, ""), default) for member, name, default in rows}
+
+
+class _Customized(NamedTuple):
+    """The metadata that a handler has returned, {} where that is no JSON object, and the headers that it has set."""
+
+    metadata: dict[str, Any]
+    headers: Headers
+
+
+def _customized(call: HandlerCall, entry: ModelEntry | None) -> _Customized:
+    """Ask the handler of a version. Raises ShoalError: it fails, or there is no worker (`entry` None)."""
+    if entry is None:
+        missing = "has no worker to serve describe request. Please use scale workers API to add workers."
+        raise refused(503, "ServiceUnavailableException", f'Model "{call.name}" {missing}')
+    assert call.transport is not None, "a description is made on the road"
+    request_id, headers = new_id(), dict[str, str]()
+    sequence_id = in_sequence(entry, headers)
+    described = description(Asked(), "", headers, request_id, describe=True)
+    prepared = prepare(entry, request_id, described, element_of([]), sequence_id)
+    if sequence_id:
+        prepared = replace(prepared, flags=SEQUENCE_START | SEQUENCE_END)  # of which nothing stays
+    reply = call.transport.infer(prepared)
+    try:
+        answer = answered(reply.response, reply.block)
+        body = bytes(answer.body)
+    finally:
+        reply.release()
+    try:
+        told: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        told = {}
+    return _Customized(told if isinstance(told, dict) else {}, answer.headers)

@@ -10,7 +10,6 @@ from tests.end_to_end.server import SAMPLES
 ONNX = (SAMPLES / "simple" / "1" / "model.onnx").read_bytes()
 TENSORS = 'input { name: "X" data_type: TYPE_FP32 dims: 3 } output { name: "Y" data_type: TYPE_FP32 dims: 3 }'
 PYTHON = f'backend: "python" {TENSORS}'.encode()
-PYTORCH = f'backend: "pytorch" {TENSORS}'.encode()
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
     b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"

@@ -10,8 +10,7 @@ from shoal.errors import UnavailableError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.metrics_api import RecentMeans, metrics
-from shoal.frontend.torchserve.system_metrics import Gauge
-from shoal.frontend.torchserve.system_metrics import system_metrics as gauges
+from shoal.frontend.torchserve.metrics_api import system_metrics as gauges
 from shoal.torchserve_settings import TorchServeSettings
 from tests.messages import model_message
 
@@ -130,13 +129,13 @@ def test_names_choose_families() -> None:
 def test_the_machine_is_measured_in_torchserves_units() -> None:
     figures = {"utilization": 0.25, "memory_total_bytes": 8 << 20, "memory_used_bytes": 2 << 20}
     assert list(gauges(lambda: figures, lambda _: (10 << 30, 3 << 30, 1 << 30))) == [
-        Gauge("CPUUtilization", "Percent", 25.0),
-        Gauge("MemoryUtilization", "Percent", 25.0),
-        Gauge("MemoryUsed", "Megabytes", 2.0),
-        Gauge("MemoryAvailable", "Megabytes", 6.0),
-        Gauge("DiskUtilization", "Percent", 75.0),
-        Gauge("DiskUsage", "Gigabytes", 3.0),
-        Gauge("DiskAvailable", "Gigabytes", 1.0),
+        ("CPUUtilization", "Percent", 25.0),
+        ("MemoryUtilization", "Percent", 25.0),
+        ("MemoryUsed", "Megabytes", 2.0),
+        ("MemoryAvailable", "Megabytes", 6.0),
+        ("DiskUtilization", "Percent", 75.0),
+        ("DiskUsage", "Gigabytes", 3.0),
+        ("DiskAvailable", "Gigabytes", 1.0),
     ]
 
 
