@@ -66,7 +66,6 @@ class Roles:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "Roles":
-        """The roles that the supervisor wants."""
         wanted: dict[str, int] = json.loads(environ["SHOAL_FRONT_ENDS"])
         return cls(
             [Role(name, number, len(listener_fds(environ, name))) for name, number in wanted.items()],
@@ -90,7 +89,6 @@ class Roles:
         raise KeyError(name)
 
     def find(self, name: str) -> Role:
-        """The role of a name."""
         return next(role for role in self.roles if role.name == name)
 
 

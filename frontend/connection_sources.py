@@ -79,11 +79,9 @@ class ConnectionSources:
             self._returns.close()
 
     def has(self, fd: int) -> bool:
-        """Whether a descriptor is that of one of these sockets."""
         return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
     def is_listener(self, fd: int) -> bool:
-        """Whether a descriptor is a listening socket's."""
         return fd in self._listeners
 
     def accept(self, fd: int) -> list[Arrival]:

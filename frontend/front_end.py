@@ -33,7 +33,6 @@ class FrontEnd:
     place: Place
 
     def apply(self, message: to_client.ToClient, seq: int) -> None:
-        """Apply a message of the supervisor; see Place.apply."""
         self.place.apply(message, seq, self._apply_other)
 
     @property

@@ -14,7 +14,6 @@ class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no typ
     """gunicorn's own application, without its change of `sys.path`."""
 
     def run(self) -> None:
-        """Run the arbiter; ends by SystemExit."""
         FrontEndArbiter(self).run()
 
     def chdir(self) -> None:

@@ -41,11 +41,9 @@ class Sender:
         self.waiting_nbytes = 0
 
     def fileno(self) -> int:
-        """The channel's descriptor, for selectors."""
         return self._channel.fileno()
 
     def close(self) -> None:
-        """Close the channel: no more connections are given away."""
         self._channel.close()
 
     @property

@@ -39,7 +39,6 @@ class Regions:
         self._regions[message.name] = ClientRegion(*message.values)
 
     def add_cuda(self, message: CudaRegionRegistered) -> None:
-        """Add a registered region on a GPU."""
         self.kept.entries.clear()
         self._regions[message.name] = CudaRegion(*message.values)
 

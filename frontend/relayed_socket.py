@@ -28,7 +28,6 @@ class RelayedSocket(socket.socket):
         self.note = note  # -1 once closed
 
     def getpeername(self) -> tuple[Any, ...]:
-        """The client's address."""
         return self.client
 
     def getsockname(self) -> tuple[Any, ...]:

@@ -85,7 +85,6 @@ class ServerState(KnownServer):
 
     @property
     def upload_pace(self) -> UploadPace:
-        """How long a request's body may take."""
         return UploadPace(self.upload_timeout_s, self.min_upload_rate)
 
     @property

@@ -126,7 +126,6 @@ class TracedRequest:
         self._tensors: list[TracedTensor] = []
 
     def received(self, start_ns: int, end_ns: int) -> None:
-        """Record when the request was received."""
         self._stamps[RECV_START], self._stamps[RECV_END] = start_ns, end_ns
 
     def submitted(self, block: memoryview, span: int) -> None:

@@ -76,7 +76,6 @@ class Admissions:
         self._asked = {number: asked._replace(deadline_s=0.0) for number, asked in self._asked.items()}
 
     def serve(self, event: int) -> None:
-        """Bring answers to their streams; see CallSocket."""
         del event
         ours = self._socket
         while ours is not None and ours is self._socket:

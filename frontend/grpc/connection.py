@@ -178,7 +178,6 @@ class GrpcConnection:
         return False
 
     def shut(self) -> None:
-        """Close the sending side of the socket."""
         self.is_shut = True
         with suppress(OSError):  # gone already
             self.socket.shutdown(socket.SHUT_WR)
@@ -211,7 +210,6 @@ class GrpcConnection:
             self._released(token)
 
     def _drop(self, nbytes: int) -> None:
-        """Remove `nbytes` bytes that were sent from `unsent`."""
         unsent = self.unsent
         while unsent:
             first = unsent[0]

@@ -34,7 +34,6 @@ class Deadlines:
         return len(self._deadlines)
 
     def add(self, at_s: float, connection: GrpcConnection, stream_id: int, call: OpenCall) -> None:
-        """Add a call that expires at `at_s` (monotonic)."""
         self._num_deadlines += 1
         heapq.heappush(self._deadlines, Deadline(at_s, self._num_deadlines, connection, stream_id, call))
 

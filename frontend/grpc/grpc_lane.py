@@ -399,7 +399,6 @@ class GrpcLane(Lane[GrpcConnection]):
         return not connection.unsent or self.now_s - connection.progress_s < most_s
 
     def _cut(self, connection: GrpcConnection, stream_id: int) -> None:
-        """End a call whose client reads too slowly."""
         call = connection.calls.get(stream_id)
         if call is not None:
             call.cancel()

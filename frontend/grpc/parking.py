@@ -62,7 +62,6 @@ class Parking:
         return nbytes <= free_nbytes and may_take(self._nbytes_of.get(model, 0), free_nbytes)
 
     def park(self, call: Parked, model: int, nbytes: int) -> None:
-        """Let a call wait for a model."""
         self._add(call, model, nbytes, is_first=False)
 
     def leave(self, call: Parked, model: int) -> None:

@@ -37,7 +37,6 @@ class RegionTemplate:
     responses: dict[tuple[bytes, bool, bool], RegionResponse]
 
     def header_with(self, id_: str) -> bytes:
-        """The packed InferRequest of a request with this id."""
         before, behind = self.header
         return b"".join((before, pack_id(id_), behind))
 

@@ -108,7 +108,6 @@ class RoadCall:
     # --- the answer comes in ---
 
     def serve(self, event: int) -> None:
-        """Handle an event of the socket to the road."""
         if event & select.EPOLLOUT:
             self._send()
             self._lane.has_output(self._connection)

@@ -107,7 +107,6 @@ class Method(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The rpc's name, without its service."""
         return self.path.rpartition("/")[2]
 
     @property

@@ -126,7 +126,6 @@ class StreamCall:
         self._count_backlog()
 
     def resume(self) -> int:
-        """Submit one waiting request; see Parked."""
         num_waiting = len(self._backlog)
         model = self._ask_all(is_our_turn=True)
         self._waits_for = model

@@ -79,7 +79,6 @@ class MessageTemplate:
     responses: dict[tuple[bytes, bool, bool], KnownResponse]
 
     def place(self, id_nbytes: int) -> InBlock:
-        """The layout of such a request with an id of `id_nbytes` bytes."""
         head, tail = self.header
         packed = pack_id(" " * id_nbytes)
         head += packed[: len(packed) - id_nbytes]

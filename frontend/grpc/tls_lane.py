@@ -40,7 +40,6 @@ class GrpcTlsLane(GrpcLane):
         self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
 
     def _greet(self, client: TlsSocket) -> None:
-        """Add the connection of a client whose handshake is complete."""
         super()._add(client, b"", is_new=True)
         if client.has_received:
             connection = self._connections[client.fileno()]

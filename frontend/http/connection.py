@@ -115,9 +115,7 @@ class HttpConnection:
 
     @property
     def num_unsent(self) -> int:
-        """Number of bytes that the socket has not taken yet."""
         return sum(map(len, self.unsent))
 
     def keep_unsent(self) -> None:
-        """Copy unsent bytes out of the worker's block."""
         self.unsent = [bytes(chunk) for chunk in self.unsent]

@@ -47,14 +47,12 @@ class VariedRequest(NamedTuple):
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request, without its tensors."""
         prepared = self.template.prepared
         if self.id:
             prepared = replace(prepared, id=self.id.decode())
         return prepared if self.settings is None else with_settings(prepared, self.settings)
 
     def header(self) -> bytes:
-        """The request's packed InferRequest."""
         template, id_, settings = self
         if settings is not None:
             sequence = settings.correlation_id, settings.flags

@@ -56,7 +56,6 @@ class HttpTlsLane(HttpLane):
         return TlsHttpConnection(accepted, self.now_s, deadline_s, api)
 
     def _greet(self, client: TlsSocket) -> None:
-        """Add the connection of a client whose handshake is complete."""
         if not self._serves(client):
             self._relays.begin(client, b"", self.now_s)
             return

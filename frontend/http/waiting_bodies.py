@@ -59,7 +59,6 @@ class WaitingBodies:
         return True
 
     def forget(self, connection: HttpConnection) -> None:
-        """Forget the body of a connection that ends."""
         self._bodies.pop(connection, None)
 
     def look(self, now_s: float) -> tuple[list[WaitingBody], list[WaitingBody]]:

@@ -57,7 +57,6 @@ class Arrival:
         self._trailer_nbytes = 0
 
     def add(self, data: bytes) -> None:
-        """Look at the next bytes."""
         rest = memoryview(data)
         if not self.head:
             rest = self._add_to_head(data)

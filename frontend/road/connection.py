@@ -67,7 +67,6 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
         self.is_short = False  # whether gunicorn has wanted more than there was
 
     def push(self, data: bytes) -> None:
-        """Add received bytes."""
         if self._pieces and len(self._pieces[-1]) + len(data) <= PIECE_BYTES:
             self._pieces[-1] += data
         else:

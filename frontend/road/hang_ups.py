@@ -27,7 +27,6 @@ class Caller:
         self._can_be_asked = can_be_asked
 
     def fileno(self) -> int:
-        """The connection's descriptor."""
         return self._connection.fileno()
 
     def ask(self) -> None:
@@ -52,7 +51,6 @@ class HangUps:
         self._watched: dict[int, tuple[Caller, Notify]] = {}
 
     def start(self) -> None:
-        """Start the watching thread, a daemon."""
         threading.Thread(target=self._listen, name="shoal-hang-ups", daemon=True).start()
 
     @contextmanager

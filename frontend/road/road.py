@@ -314,7 +314,6 @@ class LateApplication:
         self._made: WSGIApplication | None = None  # changed by the first call
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
-        """Answer a request, see PEP 3333."""
         application = self._made
         if application is None:
             with self._making:
@@ -340,7 +339,6 @@ class RoadApplication:
         self.count_abandoned = count_abandoned  # counts a request whose client has gone before it was begun
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
-        """Answer a request, see PEP 3333."""
         return self._application(environ, start_response)
 
     def body_limit(self, head: ParsedHead, connection: RoadConnection) -> int | None:

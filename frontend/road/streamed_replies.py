@@ -61,11 +61,9 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         super().put(item, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next item, as the base class does."""
         return self._taken(super().get(block, timeout))
 
     def get_nowait(self) -> Any:
-        """Take the next item, as the base class does."""
         return self._taken(super().get_nowait())
 
     def _taken(self, item: Any) -> Any:

@@ -130,7 +130,6 @@ class Handshakes:
             client.handshake_ends_s = min(client.handshake_ends_s, ends_s)
 
     def close(self) -> None:
-        """Close the connections of all clients."""
         for client in list(self._open.values()):
             self._forget(client)
             client.close()

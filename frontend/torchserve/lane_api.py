@@ -77,7 +77,6 @@ class Prediction(NamedTuple):
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request, without its body."""
         return self.template.prepared
 
 

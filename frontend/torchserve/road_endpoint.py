@@ -42,7 +42,6 @@ class RoadEndpoint:
         return self._routes.admit(state, method, target, headers)
 
     def refuse(self, error: ShoalError) -> Response:
-        """The response for an error."""
         return TOO_LONG if isinstance(error, BodyTooLongError) else error_response(error)
 
     def finish(self, response: Response) -> Response:

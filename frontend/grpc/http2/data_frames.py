@@ -205,7 +205,6 @@ class DataFrames:
         return self.go_on(data, position, events)
 
     def skip(self, nbytes: int) -> None:
-        """Skip the `nbytes` bytes of an unknown frame."""
         self._skip_left = nbytes
 
     def go_on(self, data: bytes, position: int, events: list[Event]) -> int:

@@ -187,7 +187,6 @@ class Sending:
             self.streams.leave(number)
 
     def drop(self, stream: Stream) -> None:
-        """Forget a stream and its queue."""
         self._tokens += self._empty(stream)
         del self.streams.open[stream.number]
 
@@ -207,7 +206,6 @@ class Sending:
         return [each.token for each in marks]
 
     def drop_all(self) -> None:
-        """Forget all streams."""
         for stream in list(self.streams.open.values()):
             self.drop(stream)
 

@@ -60,7 +60,6 @@ class SubmittedPrediction(NamedTuple):
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request."""
         return self.found
 
     @property
