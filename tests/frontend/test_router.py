@@ -179,6 +179,8 @@ def test_what_a_target_names(method: str, target: str, name: str, version: str |
     [
         ("GET", "/v2/health/live", False, False),
         ("POST", "/v2/models/m/infer", False, False),
+        ("POST", "/v2/models/m/generate", False, False),
+        ("POST", "/v2/models/m/generate_stream", False, False),
         ("GET", "/v2/systemsharedmemory/status", False, False),
         ("POST", "/v2/repository/index", True, False),
         ("GET", f"{M}/instances", True, False),
@@ -205,15 +207,6 @@ def test_which_requests_wait_and_which_change_the_server(
 
 def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:
     assert {route.group for route in ROUTES} - {PAGE} == set(RESTRICTED_APIS)  # the page's files tell nothing
-
-
-def test_who_waits_takes_the_road() -> None:
-    waits = [("POST", "/v2/logging"), ("POST", "/v2/repository/index")]
-    models = [("POST", f"/v2/models/m/{verb}") for verb in ("infer", "generate", "generate_stream")]
-    for method, path in [*waits, ("GET", "/v2/logging"), *models]:
-        found = HTTP.resolve(method, path)
-        assert isinstance(found, RouteMatch)
-        assert found.is_blocking == ((method, path) in waits)
 
 
 def test_a_ready_probe_waits_for_a_model_that_has_a_word_in_it(make_message: Any) -> None:

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
@@ -68,22 +68,6 @@ def test_all_ready_versions_by_name_and_number(state: ServerState) -> None:
     ]
     rows = orjson.loads(body(model_statistics(call_of(state, name="simple"))))["model_stats"]
     assert [row["version"] for row in rows] == ["1", "3"]
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "sentence"),
-    [
-        ("none", None, "requested model 'none' is not available"),
-        ("gone", "1", "requested model 'gone' is not available"),
-        ("simple", "2", "requested model version is not available for model 'simple'"),
-    ],
-)
-def test_its_refusals_have_words_of_their_own(
-    state: ServerState, name: str, version: str | None, sentence: str
-) -> None:
-    with pytest.raises(InvalidArgumentError) as raised:
-        model_statistics(call_of(state, name=name, version=version))
-    assert str(raised.value) == sentence
 
 
 def test_a_stopping_server_gives_none(state: ServerState) -> None:
