@@ -22,6 +22,9 @@ from shoal.shm.segment import Segment, SegmentView
 from tests.certificates import Certificates, make_certificates
 from tests.frontend.lane_star import Star
 from tests.messages import model_message
+from tests.star.conftest import make_entry
+
+__all__ = ["make_entry"]  # one version of a model as a front end knows it
 
 
 def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:

@@ -1,13 +1,10 @@
-"""One version of a model as a front end knows it."""
+"""A model for these tests."""
 
 from collections.abc import Callable
 
 import pytest
 
 from shoal.star.models import ModelEntry
-from tests.star.conftest import LABELS, make_entry
-
-__all__ = ["LABELS", "make_entry"]
 
 
 @pytest.fixture(scope="session")
