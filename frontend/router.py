@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, PermissionDeniedError, ShoalError
 from shoal.frontend.access.doors import Scope, scopes_of
-from shoal.frontend.access.restrictions import refusal
+from shoal.frontend.access.restrictions import missing
 from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Refuse, Route
 from shoal.frontend.generation import PLANNERS
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
@@ -114,7 +114,10 @@ class Router:
         if not state.restrictions:
             return None
         matched = self._match(raw_path)
-        return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
+        if matched is None or not (name := missing(state.restrictions, matched[0].group, headers)):
+            return None
+        error = PermissionDeniedError(f"This API is restricted, expecting header '{name}'")
+        return (matched[0].refuse or error_response)(error)
 
     def group_of(self, target: str) -> str:
         """The group of the route that a target matches; "" if there is none."""

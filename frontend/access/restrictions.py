@@ -7,16 +7,8 @@ method included. The metrics port has none.
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 
-from shoal.frontend.response import Response, error_json
-
 #: Group → the name of the header and the value it must have.
 Restrictions = Mapping[str, Sequence[str]]
-
-
-def refusal(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> Response | None:
-    """A 403 if the group is restricted and its header is missing, or has another value; else None."""
-    name = missing(restrictions, group, headers)
-    return error_json(403, f"This API is restricted, expecting header '{name}'") if name else None
 
 
 def missing(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> str:

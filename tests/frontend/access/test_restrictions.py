@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.frontend.access.restrictions import refusal
+from shoal.frontend.access.restrictions import missing
 from shoal.frontend.state import ServerState
 
 RESTRICTIONS = {"logging": ("Admin-Key", "sécret"), "trace": ["k", "v"]}
@@ -24,8 +24,7 @@ SENT = "sécret".encode().decode("latin-1")
     ],
 )
 def test_who_may(group: str, headers: dict[str, str]) -> None:
-    assert refusal(RESTRICTIONS, group, headers) is None
-    assert refusal({}, group, headers) is None
+    assert missing(RESTRICTIONS, group, headers) == missing({}, group, headers) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,10 +43,7 @@ def test_who_may(group: str, headers: dict[str, str]) -> None:
     ],
 )
 def test_who_may_not(group: str, headers: dict[str, str], name: str) -> None:
-    response = refusal(RESTRICTIONS, group, headers)
-    assert response is not None
-    assert (response.status, response.headers) == (403, (("Content-Type", "application/json"),))
-    assert json.loads(bytes(response.chunks[0])) == {"error": f"This API is restricted, expecting header '{name}'"}
+    assert missing(RESTRICTIONS, group, headers) == name
 
 
 # --- through the router ---
@@ -80,6 +76,12 @@ def test_a_restriction_comes_before_everything_but_the_path(
     assert client.ask("BREW", path, headers={"KEY": "secret"})[0] == 405
     assert client.ask(method, path + "/x")[0] == 404
     assert client.ask("GET", "/v2/models/simple/stats" if group != "statistics" else "/v2")[0] == 200
+
+
+def test_openai_s_clients_are_refused_in_their_form(client: Any, state: ServerState) -> None:
+    state.restrictions = {"metadata": ("Key", "secret")}
+    status, _, body = client.ask("GET", "/v1/models")
+    assert (status, json.loads(body)["error"]["code"]) == (403, "permission_denied")
 
 
 def test_a_name_in_a_restricted_path_is_not_looked_at(client: Any, state: ServerState) -> None:
