@@ -12,14 +12,13 @@ from urllib.parse import quote
 from shoal.frontend.clouds.binary_content import asked_by_content_type
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.road.inference import infer
-from shoal.frontend.router import HTTP, Admit, RouteMatch, path_of
+from shoal.frontend.router import HTTP, Admit, RouteMatch, not_allowed, path_of
 from shoal.frontend.state import ServerState
 
 REDIRECT_HEADER = "x-vertex-ai-triton-redirect"
 BINARY_CONTENT = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 
 _UNMATCHED = Response(400)
-_ALLOW = (("Allow", "POST"),)
 _MODEL = "/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _REPOSITORY = "/v2/repository(?:/[^/]+)?"
 _REGION = "/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
@@ -45,7 +44,7 @@ def admit_vertex_ai(
     if path != state.vertex_ai_predict_route:
         return _UNMATCHED
     if method != "POST":
-        return error_json(405, "Method Not Allowed", _ALLOW)
+        return not_allowed(("POST",))
     default = f"v2/models/{quote(state.vertex_ai_default_model, safe='')}/infer"
     redirect = headers.get(REDIRECT_HEADER, default)
     if redirect == "metrics":

@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from shoal.errors import ShoalError
 from shoal.frontend.call import HandlerCall, Route, blocking
 from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import custom_lines
+from shoal.frontend.metrics.listener import read_gauges
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.models import default_version, version_text
 from shoal.shm.counters import RowView
@@ -27,8 +27,6 @@ from shoal.star.models import ModelEntry
 _CONTENT = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _NS_PER_US, _NS_PER_MS, _MS_PER_S = 1000, 1_000_000, 1000
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
-#: Seconds in which the supervisor must answer; without it the page lacks what only the supervisor knows (ours).
-_ANSWER_S = 2.0
 _FIRST_WORKER = 9000
 _MEGABYTE, _GIGABYTE = 1 << 20, 1 << 30
 _BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
@@ -97,7 +95,7 @@ def metrics(call: HandlerCall) -> Response:
     families = [*_inferences(call)]
     figures: Mapping[str, Any] = {}
     if mode == "prometheus":
-        figures = _figures(call)
+        figures = read_gauges(call.ask) or {}
         families += [*_requests(figures), *_times(call), *_machine(call)]
     wanted = [each for each in families if (not chosen or each.name in chosen) and _is_declared(call, each.name)]
     text = "".join(line for each in wanted for line in _lines(each))
@@ -108,15 +106,6 @@ def _is_declared(call: HandlerCall, name: str) -> bool:
     """Whether metrics.yaml, where there is one, has a family of the server's."""
     declared = call.state.torchserve.server_metrics
     return declared is None or name in declared
-
-
-def _figures(call: HandlerCall) -> Mapping[str, Any]:
-    """The supervisor's figures; empty if it does not answer."""
-    try:
-        figures: Mapping[str, Any] = call.ask("gauges", {}, _ANSWER_S)
-    except ShoalError:
-        return {}
-    return figures
 
 
 def _of_handlers(call: HandlerCall, figures: Mapping[str, Any], chosen: Collection[str]) -> str:
