@@ -5,7 +5,7 @@ response must call `close` exactly once: after the last chunk has been sent, or 
 Front-end processes only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -81,6 +81,11 @@ def headers_of(error: ShoalError) -> Headers:
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
     """A response like that of `error_response`, for statuses that no ShoalError has (404 for a path, 405)."""
     return json_response(status, {"error": encodable(sentence)}, headers)
+
+
+def not_allowed(methods: Sequence[str]) -> Response:
+    """The refusal of a method other than those that a path has."""
+    return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
 
 def encodable(text: str) -> str:

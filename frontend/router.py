@@ -17,7 +17,7 @@ from shoal.frontend.generation import PLANNERS
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.openai.errors import unrouted
-from shoal.frontend.response import Response, error_json, error_response
+from shoal.frontend.response import Response, error_json, error_response, not_allowed
 from shoal.frontend.road.inference import infer
 from shoal.frontend.routes import ROUTES, SMALL_BODIES
 from shoal.frontend.state import ServerState
@@ -71,11 +71,6 @@ class RouteMatch(NamedTuple):
 #: Finds a request's handler, or its refusal, before a byte of its body is read: from the state, its method, its
 #: target as it stands in the request line, and its headers, their names in lower case.
 Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
-
-
-def not_allowed(methods: Sequence[str]) -> Response:
-    """The refusal of a method other than those that a path has."""
-    return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
 
 def _unrouted(path: str, methods: Sequence[str]) -> Response:

@@ -15,9 +15,9 @@ from shoal.frontend import read_json as door
 from shoal.frontend.call import Handler, HandlerCall, Route, blocking
 from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.read_json import read_json
-from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
+from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response, not_allowed
 from shoal.frontend.road.inference import generate, generate_stream, infer
-from shoal.frontend.router import RouteMatch, Router, not_allowed
+from shoal.frontend.router import RouteMatch, Router
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, ready
 from shoal.repository.identifier import is_model_name

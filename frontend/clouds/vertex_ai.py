@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from shoal.frontend.clouds.binary_content import asked_by_content_type
-from shoal.frontend.response import Response, error_json
+from shoal.frontend.response import Response, error_json, not_allowed
 from shoal.frontend.road.inference import infer
-from shoal.frontend.router import HTTP, Admit, RouteMatch, not_allowed, path_of
+from shoal.frontend.router import HTTP, Admit, RouteMatch, path_of
 from shoal.frontend.state import ServerState
 
 REDIRECT_HEADER = "x-vertex-ai-triton-redirect"

@@ -8,7 +8,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.call import Ask
 from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import ExternalFigures, exposition
-from shoal.frontend.response import Response, error_json
+from shoal.frontend.response import Response, not_allowed
 from shoal.frontend.reused import Reused
 from shoal.frontend.state import ServerState
 from shoal.nvml import Gpus, has_library, load_nvml
@@ -48,7 +48,7 @@ class MetricsListener:
     def answer(self, method: str, path: str) -> Response:
         """The response to a request. Any path but /metrics is an empty 200, as in Triton."""
         if method not in ("GET", "HEAD"):
-            return error_json(405, "Method Not Allowed", (("Allow", "GET"),))
+            return not_allowed(("GET",))
         if path != "/metrics":
             return Response(200, CONTENT)
         gauges = read_gauges(self._transport.ask)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.frontend.call import Handler, HandlerCall, blocking
-from shoal.frontend.response import Headers, Response, error_json
+from shoal.frontend.response import Headers, Response, error_json, not_allowed
 
 _FOLDER = Path(__file__).parent / "static"
 _CONTENT_TYPES = {
@@ -92,4 +92,4 @@ def _sent(found: PageFile, call: HandlerCall) -> Response:
 
 
 def _refuse_method(call: HandlerCall) -> Response:
-    return error_json(405, "Method Not Allowed", (("Allow", "GET"),)) if call.state.has_page else NOT_FOUND
+    return not_allowed(("GET",)) if call.state.has_page else NOT_FOUND
