@@ -15,7 +15,6 @@ from shoal.frontend.grpc.framing import (
     IDENTITY,
     OK,
     PREFIX_BYTES,
-    compress,
     headers,
     only_trailers,
     prefix,
@@ -34,6 +33,7 @@ from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, ReadRate
 from shoal.frontend.slow_readers import HOLD_S
+from shoal.frontend.v2.compression import deflate
 
 READ_BYTES = 64 * 1024
 #: Bytes of one read in the middle of a large message, as from clients that cut messages into frames of 16 KiB.
@@ -409,6 +409,6 @@ class GrpcConnection:
 def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list[bytes | memoryview]:
     """A message in pieces with its length in front; a copy if it is compressed."""
     if encoding != IDENTITY:
-        message = compress(encoding, chunks)
+        message = deflate(encoding, chunks)
         return [prefix(len(message), is_compressed=True), message]
     return [prefix(sum(map(len, chunks))), *chunks]

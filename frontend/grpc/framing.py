@@ -6,11 +6,10 @@ connection, so most are made once. (gRPC's PROTOCOL-HTTP2.md.)
 
 import re
 import struct
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from shoal.errors import UnsupportedError
-from shoal.frontend.v2.compression import inflate
+from shoal.frontend.v2.compression import WBITS, inflate
 from shoal.memo import memoized
 
 #: The prefix of a message: one byte, 1 if it is compressed, and its length in four bytes.
@@ -19,7 +18,6 @@ PREFIX_BYTES = _PREFIX.size
 
 #: The encoding of messages that are not compressed.
 IDENTITY = "identity"
-_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 #: A longer status message is cut: gRPC clients refuse metadata of more than 8 KiB, and the status with it.
 _MAX_MESSAGE_BYTES = 6 * 1024
 
@@ -129,7 +127,7 @@ def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes 
     """
     if encoding == IDENTITY:
         return message
-    if encoding not in _WBITS:
+    if encoding not in WBITS:
         raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
     return inflate(message, limit)
 
@@ -141,10 +139,3 @@ def response_encoding(level: str, accepted: str) -> str:
     if level == "none" or not ranked:
         return IDENTITY
     return ranked[0] if level == "low" else ranked[-1]
-
-
-def compress(encoding: str, chunks: Sequence[bytes | memoryview]) -> bytes:
-    """A compressed message."""
-    deflater = zlib.compressobj(wbits=_WBITS[encoding])
-    compressed = [deflater.compress(chunk) for chunk in chunks]
-    return b"".join((*compressed, deflater.flush()))

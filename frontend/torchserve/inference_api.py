@@ -17,6 +17,7 @@ from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, error_
 from shoal.frontend.torchserve.forms import form_fields, is_form
 from shoal.frontend.torchserve.models import look_up, version_not_found
 from shoal.frontend.torchserve.predictions import (
+    ID_HEADER,
     Asked,
     Field,
     answered,
@@ -32,9 +33,6 @@ from shoal.frontend.torchserve.predictions import (
 from shoal.frontend.torchserve.streaming import stream
 from shoal.frontend.torchserve.workflow_predictions import predict as predict_by_workflow
 from shoal.star.models import ModelEntry
-
-#: The header by which a handler hands the id of its request to the sender of the response (common_headers.py).
-ID_HEADER = "x-request-id"
 
 
 class Prediction(NamedTuple):

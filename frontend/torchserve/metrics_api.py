@@ -20,14 +20,13 @@ from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import custom_lines
 from shoal.frontend.metrics.listener import read_gauges
 from shoal.frontend.response import Response
-from shoal.frontend.torchserve.models import default_version, version_text
+from shoal.frontend.torchserve.models import FIRST_WORKER, default_version, version_text
 from shoal.shm.counters import RowView
 from shoal.star.models import ModelEntry
 
 _CONTENT = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _NS_PER_US, _NS_PER_MS, _MS_PER_S = 1000, 1_000_000, 1000
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
-_FIRST_WORKER = 9000
 _MEGABYTE, _GIGABYTE = 1 << 20, 1 << 30
 _BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
 
@@ -165,7 +164,7 @@ def _times(call: HandlerCall) -> Iterator[_Family]:
     for name, total_ns in (("QueueTime", queued_ns), ("WorkerThreadTime", moved_ns)):
         yield _Family(name, "gauge", "Milliseconds", [(_host(), _MEANS.read(name, total_ns, count))])
     loaded = [
-        ({"WorkerName": f"W-{_FIRST_WORKER + number}-{entry.name}_{version_text(entry)}", **_host()},
+        ({"WorkerName": f"W-{FIRST_WORKER + number}-{entry.name}_{version_text(entry)}", **_host()},
          entry.load_seconds * _MS_PER_S)
         for entry in entries
         for number in range(entry.num_instances_up)

@@ -17,6 +17,7 @@ from shoal.frontend.prepared import SEQUENCE_END, SEQUENCE_START
 from shoal.frontend.response import Headers, Response
 from shoal.frontend.torchserve.errors import pretty, refused
 from shoal.frontend.torchserve.models import (
+    FIRST_WORKER,
     default_version,
     not_found,
     parameter,
@@ -57,7 +58,6 @@ _SEQUENCES = (
 )
 #: TorchServe's own default of jobQueueSize.
 _QUEUE_SIZE = 100
-_FIRST_WORKER = 9000
 
 
 def models(call: HandlerCall) -> Response:
@@ -186,7 +186,7 @@ def _description(call: HandlerCall, version: _Version) -> dict[str, Any]:
         "stateful": boolean(parameters.get("ts_sequence", "")),
         **_numbers(parameters, _SEQUENCES),
         "loadedAtStartup": boolean(parameters.get("ts_loaded_at_startup", "")),
-        "workers": [worker(number, each, time.time()) for number, each in enumerate(instances, _FIRST_WORKER)],
+        "workers": [worker(number, each, time.time()) for number, each in enumerate(instances, FIRST_WORKER)],
         "jobQueueStatus": _queue(call, entry, parameters),
     }
 

@@ -10,6 +10,9 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, refused
 from shoal.star.models import NO_VERSION, ModelEntry
 
+#: The number of a model's first worker, as TorchServe names them by ports.
+FIRST_WORKER = 9000
+
 
 def parameter(entry: ModelEntry, name: str, default: str = "") -> str:
     """A parameter of a version's configuration; `default` where it has none of that name."""

@@ -17,6 +17,7 @@ from shoal.frontend.torchserve.errors import error_response, pretty, refused
 from shoal.frontend.torchserve.forms import form_fields, is_form
 from shoal.frontend.torchserve.models import look_up, parameter
 from shoal.frontend.torchserve.predictions import (
+    ID_HEADER,
     Asked,
     Field,
     answered,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import Executions
 
 _log = logging.getLogger(__name__)
-
-ID_HEADER = "x-request-id"
 
 
 def predict(call: HandlerCall) -> Response:

@@ -6,7 +6,7 @@ bytes behind the stream, or is too large when decompressed is refused. Pure; fro
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Headers, Response
@@ -15,7 +15,8 @@ _AUTO_WBITS = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever it is: Triton detec
 #: A shorter response is not compressed (ours): of numbers in JSON zlib takes 0.08 ms for 2 KiB,
 #: 0.7 for 9, 2 to 3 for 16, and all else that a small request takes is 0.1.
 LEAST_COMPRESSED_BYTES = 16 * 1024
-_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+#: The encodings that the server reads and writes, and how zlib names them.
+WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 #: A decompressed body of at most so many bytes may have any compressed size (ours).
@@ -48,7 +49,7 @@ def decompress(
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return body
-    if encoding not in _WBITS:
+    if encoding not in WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
     expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else limit
     expand(min(expanded, limit))
@@ -98,10 +99,14 @@ def compress(response: Response, accept_encoding: str) -> Response:
     encoding = preferred_encoding(accept_encoding)
     if encoding == "identity" or sum([len(chunk) for chunk in response.chunks]) < LEAST_COMPRESSED_BYTES:
         return response
-    deflater = zlib.compressobj(wbits=_WBITS[encoding])
-    chunks = [deflater.compress(chunk) for chunk in response.chunks]
-    body = b"".join((*chunks, deflater.flush()))
-    return response._replace(headers=(*response.headers, ("Content-Encoding", encoding)), chunks=(body,))
+    headers = (*response.headers, ("Content-Encoding", encoding))
+    return response._replace(headers=headers, chunks=(deflate(encoding, response.chunks),))
+
+
+def deflate(encoding: str, chunks: Sequence[bytes | memoryview]) -> bytes:
+    """The chunks as one stream of an encoding."""
+    deflater = zlib.compressobj(wbits=WBITS[encoding])
+    return b"".join((*[deflater.compress(chunk) for chunk in chunks], deflater.flush()))
 
 
 def preferred_encoding(accept_encoding: str) -> str:
@@ -112,7 +117,7 @@ def preferred_encoding(accept_encoding: str) -> str:
         name, _, parameter = item.partition(";")
         name = name.strip().lower()
         weight = _weight(parameter.strip())
-        if (name == "identity" or name in _WBITS) and weight > best_weight:
+        if (name == "identity" or name in WBITS) and weight > best_weight:
             best, best_weight = name, weight
     return best
 

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import orjson
 
 from shoal.errors import ShoalError
-from shoal.frontend.call import HandlerCall
+from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.grpc.service import GrpcCall, Message, Method, always, never
 from shoal.frontend.grpc.torchserve import open_inference
 from shoal.frontend.grpc.torchserve.errors import CallError, managed
@@ -27,7 +27,6 @@ from shoal.frontend.torchserve.registration import register, set_default, unregi
 from shoal.torchserve_settings import TorchServeSettings
 
 _PERMISSION_DENIED = 7
-_Handler = Callable[[HandlerCall], Response]
 
 
 def methods_of(apis: Sequence[str], settings: TorchServeSettings) -> Mapping[str, Method]:
@@ -50,7 +49,7 @@ def _text_of(response: Response) -> str:
 # Management
 
 
-def _managing(handler: _Handler, query_of: Callable[[Message], Mapping[str, Any]], *, is_text: bool = False) -> Any:
+def _managing(handler: Handler, query_of: Callable[[Message], Mapping[str, Any]], *, is_text: bool = False) -> Any:
     """The handler of an rpc that HTTP's `handler` answers, with a query made of the message. `is_text`: of an answer,
     only the status counts."""
 
