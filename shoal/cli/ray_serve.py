@@ -56,8 +56,6 @@ def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         at = words.index("--")
         words, flags = words[:at], words[at + 1 :]
     parser = Parser(prog="shoal ray", usage=_USAGE, add_help=False)
-    # Repositories may follow options.
-    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign, assignment]
     parser.add_argument("verb", nargs="?")
     parser.add_argument("repository", nargs="*")
     parser.add_argument("--address", default="auto")

@@ -24,8 +24,6 @@ from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, large
 from shoal.store_settings import StoreSettings
 from shoal.tracer.command_line import check_export, understand
 
-#: The paths of a command line that takes any, in its usage.
-_PATHS = " [<path> …]"
 #: Words of --help for defaults that follow another flag.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
@@ -58,7 +56,7 @@ def serve(
     """
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
-        is_empty = not argv and not implied_flags(environ) and "_ARGCOMPLETE" not in environ
+        is_empty = not argv and "model-repository" not in implied_flags(environ) and "_ARGCOMPLETE" not in environ
         if takes_paths and is_empty:
             raise CommandLineError("What is to be served? Name a repository, a model or its file: shoal serve models")
         archives = [path for path in paths if path.suffix == ARCHIVE]
@@ -77,9 +75,7 @@ def serve(
 
             return run(options)
     except (CommandLineError, PathError) as error:
-        print(
-            f"{error}\nUsage: {prog}{_PATHS * takes_paths} [options]\n'{prog} --help' explains them.", file=sys.stderr
-        )
+        print(f"{error}\nUsage: {_usage(prog)}\n'{prog} --help' explains them.", file=sys.stderr)
         return 1
 
 
@@ -159,9 +155,21 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]  # of its two forms, the one that is used
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Like `ArgumentParser.parse_args`; ends the process after its answer where a shell asks."""
+        """Like `ArgumentParser.parse_intermixed_args`: words may follow options. Where a shell asks, it is answered, and
+        the process ends."""
         self.answer_shell()
-        return super().parse_args(args, namespace or argparse.Namespace())
+        known, unknown = self.parse_known_intermixed_args(args, namespace or argparse.Namespace())
+        if unknown:
+            raise CommandLineError(self.unknown(unknown[0]))
+        return known
+
+    def unknown(self, argument: str) -> str:
+        """What is said of an argument that has no place in the command."""
+        if not argument.startswith("-"):
+            return f"Unexpected argument: {argument}"  # Triton's words
+        written = argument.partition("=")[0]
+        close = difflib.get_close_matches(written, self._option_string_actions, n=1)
+        return f"unrecognized option '{written}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
     def answer_shell(self) -> None:
         """Answer, and end the process, where the command was run by a shell that completes it."""
@@ -175,11 +183,15 @@ class Parser(argparse.ArgumentParser):
         raise CommandLineError(message)
 
 
+def _usage(prog: str) -> str:
+    return f"{prog} [<path> …] [options]" if prog == "shoal serve" else f"{prog} [options]"
+
+
 def _parser(prog: str, defaults: ServerOptions) -> Parser:
     """An ArgumentParser with getopt_long's rules, and for --help; values stay texts."""
     parser = Parser(
         prog=prog,
-        usage=f"{prog} --model-repository <directory or URL> [options]",
+        usage=_usage(prog),
         description="Serve the models of a repository over HTTP and gRPC, as Triton does. `shoal serve` may begin with "
         "paths: of repositories, of single models' directories, or of model files and directories of them (.onnx, .pt, "
         ".pt2, .xml, .plan, .py, forests of XGBoost, LightGBM and treelite, TorchServe's .mar), each served under its "
@@ -234,17 +246,9 @@ def _read(parser: Parser, argv: Sequence[str]) -> dict[str, list[str]]:
     parser.answer_shell()
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
-        raise CommandLineError(_unknown(unknown[0]))
+        more = f"\nA model repository follows its flag: --model-repository={unknown[0]}"
+        raise CommandLineError(parser.unknown(unknown[0]) + ("" if unknown[0].startswith("-") else more))
     return {name: texts for name, texts in vars(known).items() if texts is not None}
-
-
-def _unknown(argument: str) -> str:
-    if not argument.startswith("-"):
-        # The first sentence is Triton's.
-        return f"Unexpected argument: {argument}\nA model repository follows its flag: --model-repository={argument}"
-    written = argument.partition("=")[0]
-    close = difflib.get_close_matches(written, [f"--{flag.name}" for flag in FLAGS], n=1)
-    return f"unrecognized option '{written}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
 def _value(flag: Flag, text: str) -> Any:

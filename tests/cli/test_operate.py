@@ -50,7 +50,8 @@ def test_where_it_asks(
         (["--timeout=soon"], "argument --timeout: expected seconds, up to a day, got 'soon'"),
         (["--header=X"], "argument --header: expected '<name>: <value>', got 'X'"),
         (["--header=X: a\nY: b"], "argument --header: expected '<name>: <value>', got 'X: a\nY: b'"),
-        (["more"], "unrecognized arguments: more"),
+        (["more"], "Unexpected argument: more"),
+        (["--tmeout=3"], "unrecognized option '--tmeout'; did you mean '--timeout'?"),
     ],
     ids=str,
 )

@@ -90,6 +90,10 @@ def test_a_model_may_call_those_that_are_loaded_beside_it(capsys: pytest.Capture
     assert complaint.endswith("\nWhat the model calls is loaded from beside it: --load <model>.\n")
 
 
+def test_inputs_may_follow_options(capsys: pytest.CaptureFixture[str], echo: Path) -> None:
+    assert run(capsys, echo, "--output", "Y", "X=[1,2]") == (0, "Y  FP32 [1, 2]\n  [[1. 2.]]\n", "")
+
+
 def test_a_version_and_an_output_are_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_identity(tmp_path)
     (tmp_path / "echo" / "3").mkdir()

@@ -73,7 +73,7 @@ def test_reload_is_polling_every_second(started: list[ServerOptions], capsys: py
 
 
 def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
-    started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
+    started: list[ServerOptions], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tritonserver(["--nonsense"]) == 1
     printed = capsys.readouterr()
@@ -81,6 +81,9 @@ def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
     assert printed.err == (
         "unrecognized option '--nonsense'\nUsage: tritonserver [options]\n'tritonserver --help' explains them.\n"
     )
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
+    monkeypatch.setenv("SHOAL_LOG_FORMAT", "json")  # the image has it
     assert main(["serve"]) == 1
     assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
     assert main(["serve", "--http-port=0"]) == 1

@@ -36,7 +36,7 @@ def test_servers_are_found_by_their_sockets() -> None:
         (TABLE, ["--pid=7"], "process 7 is no Shoal server of this version or later"),
         (TABLE, ["--pid-file=/x/pid"], "--pid-file: '/x/pid' has no pid: "),
         (TABLE, ["--pid=42", "--pid-file=/x/pid"], "not allowed with"),
-        (TABLE, ["--nonsense"], "unrecognized arguments"),
+        (TABLE, ["--nonsense"], "unrecognized option"),
         (TABLE, ["--pid=42"], "process 42 cannot be asked: Connection refused"),
     ],
 )
