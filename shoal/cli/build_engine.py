@@ -1,11 +1,11 @@
 """The verb `build-engine`: builds a TensorRT engine from an ONNX file, once, on the GPU that will run it."""
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
 
 PROG = "shoal build-engine"
@@ -18,11 +18,10 @@ Examples:
 
 
 def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Build an engine, or copy the one built before; returns the exit code. Raises CommandLineError."""
+    """Build an engine, or copy the one built before; returns the exit code."""
     from shoal.workers.backends.tensorrt.build import Order, build  # imported here: it brings numpy
 
-    try:
-        given = _parser().parse_args(list(argv))
+    def work(given: argparse.Namespace) -> int:
         order = Order(
             _file(given.onnx),
             dict(given.shape),
@@ -34,14 +33,10 @@ def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         if not target.absolute().parent.is_dir():
             raise CommandLineError(f"there is no directory '{target.parent}' to put '{target.name}' into")
         build(order, target, _cache_directory(given.cache_directory, environ), print)
-    except (CommandLineError, ShoalError, OSError) as error:
-        print(
-            f"{error}\nUsage: {PROG} <model.onnx> <model.plan> [options]\n'{PROG} --help' explains them.",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"Wrote {target}")
-    return 0
+        print(f"Wrote {target}")
+        return EXIT_DONE
+
+    return run_verb(_parser(), argv, "", work, ShoalError, OSError)
 
 
 def _file(text: str) -> Path:
@@ -56,7 +51,7 @@ def _cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
     return Path(flag or Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "engines"))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     from shoal.workers.backends.tensorrt.build import read_shape
 
     parser = Parser(

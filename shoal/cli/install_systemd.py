@@ -17,10 +17,12 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser, parse
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.cloud_url import is_cloud
 from shoal.options import Endpoint, ServerOptions, endpoints
 
 PROG = "shoal install-systemd"
+USAGE = f"{PROG} --model-repository <directory or URL> [options] [-- serve flags]"
 UNIT = Path("/etc/systemd/system/shoal.service")
 INSTANCES = UNIT.with_name("shoal@.service")
 #: The directory of the files with the flags of one instance each.
@@ -42,25 +44,24 @@ Examples:
 def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the unit, or print it; returns the exit code."""
     own, serve_flags = _split(argv)
-    try:
-        arguments = _parser().parse_args(own)
-        path = Path(arguments.output or (INSTANCES if arguments.instances else UNIT))
-        units = render(arguments, serve_flags, environ, path)
-        if arguments.output == "-":
-            print("\n".join(units.values()), end="")
-            return 0
-        for each, text in units.items():
-            _write(each.absolute(), text, overwrite=arguments.force)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {PROG} [options] [-- serve flags]\n'{PROG} --help' explains them.", file=sys.stderr)
-        return 1
+    return run_verb(_parser(), own, "", lambda arguments: _install(arguments, serve_flags, environ))
+
+
+def _install(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> int:
+    path = Path(arguments.output or (INSTANCES if arguments.instances else UNIT))
+    units = render(arguments, serve_flags, environ, path)
+    if arguments.output == "-":
+        print("\n".join(units.values()), end="")
+        return EXIT_DONE
+    for each, text in units.items():
+        _write(each.absolute(), text, overwrite=arguments.force)
     enabled = [each.name for each in units if each.suffix == ".socket"] + [path.name]
     if arguments.instances:
         enabled = [path.name.replace("@.", "@NAME.")]
         print(f"An instance's own flags are SHOAL_FLAGS in {FLAGS_DIRECTORY}/NAME.env.")
     written = ", ".join(str(each.absolute()) for each in units)
     print(f"Wrote {written}. Next:\n\n  systemctl daemon-reload\n  systemctl enable --now {' '.join(enabled)}")
-    return 0
+    return EXIT_DONE
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -72,10 +73,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return own[:at], own[at + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} --model-repository <directory or URL> [options] [-- serve flags]",
+        usage=USAGE,
         description="Write the unit that runs this server as a service of systemd. What follows -- is given to\n"
         "`shoal serve` as it stands.",
         epilog=_EXAMPLES,

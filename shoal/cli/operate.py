@@ -1,14 +1,13 @@
 """The common parts of the verbs that operate a running server: flags, and their help."""
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from shoal.cli import client_tls
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_MISUSED, ask_server
+from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -52,17 +51,12 @@ def operate(
 ) -> int:
     """Parse the arguments, call `work` with the server, and print what `work` returns; returns the exit code."""
 
-    def ask() -> int:
-        arguments = parser.parse_args(list(argv))
+    def ask(arguments: argparse.Namespace) -> int:
         with closing(_server(arguments, environ)) as server:
             print(work(arguments, server))
         return EXIT_DONE
 
-    try:
-        return ask_server(parser.prog, ask)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return ask_server(parser.prog, lambda: run_verb(parser, argv, "", ask))
 
 
 def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> RemoteServer:

@@ -155,8 +155,8 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]  # of its two forms, the one that is used
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Like `ArgumentParser.parse_intermixed_args`: words may follow options. Where a shell asks, it is answered, and
-        the process ends."""
+        """Like `ArgumentParser.parse_intermixed_args`: words may follow options. A shell that asks is answered, and the
+        process ends."""
         self.answer_shell()
         known, unknown = self.parse_known_intermixed_args(args, namespace or argparse.Namespace())
         if unknown:

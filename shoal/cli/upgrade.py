@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_MISUSED, EXIT_NO_ANSWER, EXIT_REFUSED
+from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, EXIT_REFUSED, run_verb
 from shoal.control import ADDRESS_PREFIX, GONE, Channel, join, peer_of
 from shoal.messages.message import Message, MessageError
 from shoal.messages.upgrade import TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
@@ -39,19 +39,14 @@ server has ended.
 
 #: An abstract address of a supervisor in /proc/net/unix, which begins with its pid.
 _ADDRESS = re.compile(rf"@({ADDRESS_PREFIX}([0-9]+)-[0-9a-f]{{32}})$")
+_SOCKETS = Path("/proc/net/unix")
 #: What the server may take beyond its own time limit: it ends the new server first (ours).
 SLACK_S = 120.0
 
 
 def upgrade(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Upgrade a server; returns the exit code."""
-    try:
-        arguments = _parser().parse_args(list(argv))
-        pid, address = _choose(arguments, servers(Path("/proc/net/unix").read_text()))
-        return _ask(pid, address)
-    except CommandLineError as error:
-        print(f"{error}\n'shoal upgrade --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return run_verb(_parser(), argv, "", lambda given: _ask(*_choose(given, servers(_SOCKETS.read_text()))))
 
 
 def _parser() -> Parser:

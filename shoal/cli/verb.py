@@ -30,14 +30,16 @@ def run_verb(
     *misuse: type[Exception],
 ) -> int:
     """Call `work` with the arguments, and return the exit code that it returns; with --help, print `help_text` instead.
+    Without a text the parser has its own --help.
 
     A CommandLineError, and exceptions of the classes `misuse`, are printed with the usage; the exit code is then 1.
     """
     wrong: tuple[type[Exception], ...] = (CommandLineError, *misuse)
-    parser.add_argument("--help", "-h", action="store_true")
+    if help_text:
+        parser.add_argument("--help", "-h", action="store_true")
     try:
         arguments = parser.parse_args(list(argv))
-        if arguments.help:
+        if help_text and arguments.help:
             print(f"Usage: {parser.usage}\n\n{help_text}", end="")
             return EXIT_DONE
         return work(arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.cli.install_systemd import _is_in_a_home, install, quote
+from shoal.cli.install_systemd import USAGE, _is_in_a_home, install, quote
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -24,7 +24,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str)
     assert run(*arguments, **environ) == 1
     printed = capsys.readouterr()
     sentence, usage, _ = printed.err.split("\n", 2)
-    assert (printed.out, usage) == ("", "Usage: shoal install-systemd [options] [-- serve flags]")
+    assert (printed.out, usage) == ("", f"Usage: {USAGE}")
     return sentence
 
 
@@ -142,7 +142,7 @@ def test_it_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pytes
         ("--model-repository / --user daemon --output /nowhere/s.service",
          "cannot write /nowhere/s.service: No such file or directory. "
          "Run it with sudo, or print the unit with --output -"),
-        ("--model-repository / --user daemon --color", "unrecognized arguments: --color"),
+        ("--model-repository / --user daemon --color", "unrecognized option '--color'"),
         # As `shoal serve` would, but before it is a service that does not start.
         ("--model-repository / --user daemon -- --nonsense", "unrecognized option '--nonsense'"),
     ],
