@@ -89,7 +89,6 @@ def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequ
     all distances are 0, as those of texts are."""
     arrivals = {request.number: request.arrival_ns for request, _ in pairs}
     first_ns = min(arrivals.values(), default=0)
-    far = sorted([each for each in unequal if each.max_abs > 0], key=lambda each: -each.max_abs)[:_MAX_POINTS]
 
     def points(distance: "Mapping[int, float]") -> list[tuple[float, float, str]]:
         return [
@@ -97,14 +96,20 @@ def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequ
             for number, value in distance.items()
         ]
 
-    absolute, relative = (
-        {each.number: value for each in far if (value := getattr(each, name)) < float("inf")}
-        for name in ("max_abs", "max_rel")
-    )
-    if not any(absolute.values()):
+    absolute = _largest(unequal, "max_abs")
+    if not absolute:
         return ""
     series = [
         Series("absolute", points(absolute), is_line=False),
-        Series("of the value", points(relative), is_line=False),
+        Series("of the value", points(_largest(unequal, "max_rel")), is_line=False),
     ]
     return svg("Largest distance of a value from the recorded one", series, across="s from the first request", unit="")
+
+
+def _largest(unequal: "Sequence[Difference]", figure: str) -> dict[int, float]:
+    """Number of a request → the largest of its outputs' distances that is finite, for those that are the farthest."""
+    found: dict[int, float] = {}
+    for each in unequal:
+        if 0 < (value := getattr(each, figure)) < float("inf"):
+            found[each.number] = max(value, found.get(each.number, 0.0))
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:_MAX_POINTS])

@@ -38,6 +38,7 @@ def test_the_page_has_latencies_and_distances(requests: list[RecordedRequest]) -
     answers = [Answer([{"OUT": np.array([[3, 4]], np.float32)}], time_ns=5 * 10**6) for _ in requests]
     unequal = [
         Difference(2, "values", "output <OUT>: 1 of 2 values differ", 0.25, float("inf")),
+        Difference(2, "values", "output NEAR: 1 of 2 values differ", 0.125, 0.0),
         Difference(3, "outcome", "recorded: answered; replayed: Internal"),
     ]
     page = as_page("Replay of <recordings>", TOLD, list(zip(requests, answers, strict=True)), unequal)
