@@ -87,6 +87,8 @@ def top(
 
     def look(server: RemoteServer, model: str) -> Look:
         rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}
+        if model and not rows:
+            raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         return Look(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:

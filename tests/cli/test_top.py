@@ -119,6 +119,12 @@ def test_the_memory_of_each_model_is_asked_for(server: Answering, capsys: pytest
     assert (figures["memory_mib"], figures["gpu_memory_mib"]) == (3, None)
 
 
+def test_a_model_that_is_not_there_is_refused(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer(STATS, {"model_stats": [BUSY]})
+    assert top(["nope", "--count=1", f"--url={server.url}"], environ={}, sleep=lambda _: None) == 2
+    assert capsys.readouterr() == ("", "No version of model 'nope' is ready. 'shoal models' says why.\n")
+
+
 def request(model: str, **more: Any) -> dict[str, Any]:
     """A request as GET /v2/debug/requests lists it."""
     return {
