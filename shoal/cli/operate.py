@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 
 from shoal.cli import client_tls
 from shoal.cli.remote import RemoteServer
@@ -59,6 +60,15 @@ def operate(
     return ask_server(parser.prog, lambda: run_verb(parser, argv, "", ask))
 
 
+def client_place(given: str | None, environ: Mapping[str, str]) -> str | None:
+    """The place at which shoal.Client asks: that of a flag, else of $SHOAL_URL; None: this user's server. host:port
+    means http://host:port, as for RemoteServer; a path is a socket's."""
+    place = given or environ.get("SHOAL_URL") or None
+    if place is None or "://" in place or "/" in place or Path(place).exists():
+        return place
+    return f"http://{place}"
+
+
 def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> RemoteServer:
     url = arguments.url or environ.get("SHOAL_URL") or DEFAULT_URL
     try:
@@ -70,7 +80,7 @@ def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Remote
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not text.isprintable():
+    if not colon or not name.strip() or not text.isprintable() or not text.isascii():
         raise argparse.ArgumentTypeError(f"expected '<name>: <value>', got '{text}'")
     return name.strip(), value.strip()
 

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.request_arguments import count
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 
@@ -55,7 +56,7 @@ def _parser() -> Parser:
     parser.add_argument("recording", nargs="?")
     parser.add_argument("--model")
     parser.add_argument("--failed", action="store_true")
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--limit", type=count)
     parser.add_argument("--export", choices=("npz", "json", "perf-analyzer", "parquet"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
@@ -64,6 +65,7 @@ def _parser() -> Parser:
 
 def open_recording(text: str | None) -> "tuple[Recording, int]":
     """A recording and the number behind its `#`, 0 without one. Raises CommandLineError."""
+    from shoal.recorder.folder import SUFFIX, files_of
     from shoal.recorder.recorded import Recording
 
     if not text:
@@ -75,6 +77,8 @@ def open_recording(text: str | None) -> "tuple[Recording, int]":
             path, number = Path(name), int(digits)
     if not path.exists():
         raise CommandLineError(f"There is no recording '{path}'.")
+    if not files_of(path):
+        raise CommandLineError(f"There is no recording in '{path}': its files end in {SUFFIX}.")
     return Recording(path), number
 
 

@@ -7,7 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.operate import client_place
 from shoal.cli.records import complain, open_recording, read
+from shoal.cli.request_arguments import count
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
@@ -58,7 +60,7 @@ def replay(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     def work(arguments: argparse.Namespace) -> int:
         return _replay(arguments, environ)
 
-    return ask_server("shoal replay …", lambda: run_verb(_parser(), argv, _HELP, work))
+    return ask_server("shoal replay …", lambda: run_verb(_parser(), argv, _HELP, work), "--against")
 
 
 def _parser() -> Parser:
@@ -70,7 +72,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", type=int)
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--model")
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--limit", type=count)
     parser.add_argument("--compare")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--json", action="store_true")
@@ -85,6 +87,8 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     _resolve_target(arguments)
     if arguments.exact_batches and arguments.repo is None:
         raise CommandLineError("--exact-batches needs --repo: a server forms its batches itself.")
+    if arguments.report is not None and not arguments.report.absolute().parent.is_dir():
+        raise CommandLineError(f"--report: there is no directory '{arguments.report.parent}'.")
     tolerance = tolerance_of(arguments.compare)
     recording, number = open_recording(arguments.recording)
     found = read(recording, 0 if arguments.repo else number, arguments.model, arguments.limit)
@@ -155,7 +159,7 @@ def _ask_server(
     from shoal import Client
     from shoal.cli.replay_targets import RunningServer
 
-    with Client(arguments.against or environ.get("SHOAL_URL") or None) as client:
+    with Client(client_place(arguments.against, environ)) as client:
         return RunningServer(client, arguments.version).replay(requests, arguments.speed)
 
 

@@ -16,7 +16,7 @@ def name_and_value(text: str) -> tuple[str, str]:
 def count(text: str) -> int:
     """A number of times, at least one. Raises ArgumentTypeError for any other text."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of times, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got '{text}'")
     return int(text)
 
 

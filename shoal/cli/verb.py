@@ -18,6 +18,7 @@ _REMEDIES = {
     "certificate verify failed": "Its certificate is not signed by one that is trusted here: --ca <file> names one.",
     "This API is restricted": "Send that header: --header '<name>: <value>'.",
     "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
+    "Request for unknown model": "'shoal models' lists the models that the server has.",
     "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
 }
 
@@ -48,8 +49,9 @@ def run_verb(
         return EXIT_MISUSED
 
 
-def ask_server(program: str, work: Callable[[], int]) -> int:
-    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models").
+def ask_server(program: str, work: Callable[[], int], flag: str = "--url") -> int:
+    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models"); `flag` names the
+    server.
 
     Where the server refuses or does not answer, its sentence is printed with advice; the exit code is then 2 or 3.
     """
@@ -62,14 +64,14 @@ def ask_server(program: str, work: Callable[[], int]) -> int:
             *_remedies(str(error)),
             "It accepts connections once its models have loaded. To start one, or to ask another:",
             "  shoal serve --model-repository <directory>",
-            f"  {program} --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
+            f"  {program} {flag} http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
         )
     except (NoResponseError, TimedOutError) as error:
         return _complain(EXIT_NO_ANSWER, str(error))
     except RefusedError as error:
         return _complain(EXIT_REFUSED, str(error), *_remedies(str(error)))
     except ShoalError as error:
-        return _complain(EXIT_REFUSED, f"{error.words}: {error}")
+        return _complain(EXIT_REFUSED, f"{error.words}: {error}", *_remedies(str(error)))
 
 
 def _remedies(sentence: str) -> list[str]:

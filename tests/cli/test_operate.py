@@ -50,6 +50,7 @@ def test_where_it_asks(
         (["--timeout=soon"], "argument --timeout: expected seconds, up to a day, got 'soon'"),
         (["--header=X"], "argument --header: expected '<name>: <value>', got 'X'"),
         (["--header=X: a\nY: b"], "argument --header: expected '<name>: <value>', got 'X: a\nY: b'"),
+        (["--header=X: 魚"], "argument --header: expected '<name>: <value>', got 'X: 魚'"),
         (["more"], "Unexpected argument: more"),
         (["--tmeout=3"], "unrecognized option '--tmeout'; did you mean '--timeout'?"),
     ],
@@ -78,6 +79,7 @@ def test_headers_are_sent(server: Answering) -> None:
         (403, "This API is restricted, expecting header 'admin-key'", "--header '<name>: <value>'"),
         (500, "failed to load 'm', failed to poll from model repository", "'shoal models'"),
         (404, "Not Found", "an older Shoal"),
+        (404, "Request for unknown model: 'm' is not found", "'shoal models'"),
     ],
 )
 def test_a_refusal_comes_with_its_remedy(

@@ -88,4 +88,5 @@ def test_a_person_is_told(explained: Server) -> None:
 
 
 def test_a_model_that_is_not_there(explained: Server) -> None:
-    assert shoal(explained, "explain", "whale") == (2, "", "Request for unknown model: 'whale' is not found\n")
+    said = "Request for unknown model: 'whale' is not found\n'shoal models' lists the models that the server has.\n"
+    assert shoal(explained, "explain", "whale") == (2, "", said)

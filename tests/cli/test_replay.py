@@ -1,0 +1,44 @@
+"""`shoal replay`: where it asks, and mistakes that are said before anything is asked."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.cli.operate import client_place
+from shoal.recorder.segment_file import file_head, pack_frame
+from tests.recorder.entries import made
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made()]))
+    return str(tmp_path)
+
+
+def test_without_a_server_it_says_what_to_type(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{deaf.getsockname()[1]}"
+        assert main(["replay", recording, "--against", place]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"no server is found at {place}: Connection refused\n")
+    assert "  shoal replay … --against http://<host>:<port> " in said
+
+
+def test_a_report_that_has_no_place_is_refused_at_once(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", recording, "--against", "127.0.0.1:1", "--report", f"{recording}/no/report.html"]) == 1
+    assert capsys.readouterr().err.startswith(f"--report: there is no directory '{recording}/no'.\n")
+
+
+def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"SHOAL_URL": "gpu-1:8000"}
+    assert client_place(None, {}) is None
+    assert client_place(None, {"SHOAL_URL": ""}) is None
+    assert client_place(None, environ) == "http://gpu-1:8000"
+    assert client_place("grpc://gpu-2:8001", environ) == "grpc://gpu-2:8001"
+    assert client_place("/run/shoal/8000.sock", environ) == "/run/shoal/8000.sock"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.sock").touch()
+    assert client_place("here.sock", environ) == "here.sock"
