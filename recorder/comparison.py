@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shoal import bf16
 from shoal.datatypes import BF16
 from shoal.distances import Array, as_numbers, distances
 from shoal.tolerance import OutputTolerance, Tolerance
@@ -52,9 +53,9 @@ def value_differences(
             difference: ValueDifference | None = _unlike(f"output {tensor.name}", before, after, verb)
         else:
             if tensor.datatype == BF16.name and after.dtype == np.uint16:
-                before, after = _values_of_bf16(before), _values_of_bf16(after)
+                before, after = bf16.values_of(before), bf16.values_of(after)
             elif tensor.datatype == BF16.name and after.dtype == np.float32 and not is_strict:
-                before = _values_of_bf16(before)
+                before = bf16.values_of(before)
             difference = _difference(tensor.name, before, after, own, verb)
         if difference is not None:
             found.append(difference)
@@ -98,11 +99,6 @@ def _difference(
     num_unequal = int(np.count_nonzero(absolute))
     how_far = f"by {max_abs:.3g} at most, {max_rel:.3g} of the larger value"
     return ValueDifference(f"{name}: {num_unequal} of {one.size} values differ, {how_far}", max_abs, max_rel)
-
-
-def _values_of_bf16(words: Array) -> Array:
-    values: Array = as_numbers(words, BF16).astype(np.float32).reshape(words.shape)
-    return values
 
 
 def _unlike(name: str, before: Array, after: Array, verb: str) -> ValueDifference:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal import bf16
 from shoal.datatypes import BF16, Datatype
 
 Array = NDArray[Any]
@@ -23,9 +24,7 @@ class Distances(NamedTuple):
 def as_numbers(values: Array, datatype: Datatype | None = None) -> Array:
     """A flat array of FP64 with the values of an array of numbers; of BF16, which has no numpy type, from its words."""
     flat = values.ravel()
-    if datatype is BF16 and flat.dtype == np.uint16:
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(np.float64)
+    return (bf16.values_of(flat) if datatype is BF16 else flat).astype(np.float64)
 
 
 def distances(one: Array, other: Array) -> Distances:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.operate import seconds
+from shoal.cli.operate import client_place, seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
@@ -62,7 +62,7 @@ def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
 
     def ask(arguments: argparse.Namespace) -> int:
-        return _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
+        return _infer(arguments, client_place(arguments.url, environ))
 
     return ask_server("shoal infer …", lambda: run_verb(_parser(), argv, _HELP, ask))
 
@@ -90,14 +90,16 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> int:
         raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     from shoal import Client
     from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.model_config.signature import Signature
 
-    with Client(_with_scheme(place)) as client:
+    with Client(place) as client:
         config = client.model_config(arguments.model, version=arguments.version)
         try:
             given = [*arguments.inputs, *arguments.input]
             requests = read_requests(config, given, arguments.data, arguments.sample)
         except InputError as error:
             raise CommandLineError(str(error)) from None
+        signature = Signature.from_config(config)
         is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         times_ms: list[float] = []
         for _ in range(arguments.repeat):
@@ -105,7 +107,7 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> int:
             for request in requests:
                 for result in _results(client, request, arguments, is_decoupled=is_decoupled):
                     printed = PrintedResponse(
-                        result.model_name, result.model_version, result, result.parameters, request.id
+                        result.model_name, result.model_version, result, result.parameters, request.id, signature
                     )
                     print(as_json(printed) if arguments.json else as_text(printed), flush=True)
                     if result.timing is not None:
@@ -134,10 +136,3 @@ def _results(
         yield from client.stream(arguments.model, request.inputs, outputs, parameters=parameters, **more)
     else:
         yield client.infer(arguments.model, request.inputs, outputs, parameters=parameters, **more)
-
-
-def _with_scheme(place: str | None) -> str | None:
-    """The place of a server: host:port means http://host:port, as in the other verbs' --url; a path is a socket's."""
-    if place is None or "://" in place or "/" in place:
-        return place
-    return f"http://{place}"

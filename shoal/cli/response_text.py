@@ -1,11 +1,12 @@
 """A response as the verbs `run` and `infer` print it: as text for a person, or as the JSON of POST …/infer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.model_config.signature import Signature
     from shoal.workers.tensors import Array
 
 _SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
@@ -20,13 +21,26 @@ class PrintedResponse:
     outputs: Mapping[str, "Array"]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+    signature: "Signature | None" = None  # tells BF16, which numpy lacks
+
+    def shown(self) -> "Iterator[tuple[str, str, Array]]":
+        """Name, datatype and values of each output."""
+        from shoal import bf16
+        from shoal.datatypes import ALL, BF16
+
+        for name, array in self.outputs.items():
+            spec = self.signature.outputs.get(name) if self.signature is not None else None
+            if spec is not None and spec.datatype is BF16:
+                yield name, BF16.name, bf16.values_of(array)
+            else:
+                yield name, next(each.name for each in ALL if each.dtype == array.dtype), _plain(array)
 
 
 def as_json(response: PrintedResponse) -> str:
     """A response as POST …/infer would answer it, on one line."""
     outputs = [
-        {"name": name, "datatype": _datatype(array), "shape": list(array.shape), "data": _plain(array).ravel().tolist()}
-        for name, array in response.outputs.items()
+        {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
+        for name, datatype, array in response.shown()
     ]
     said = {"id": response.id} if response.id else {}
     model = {"model_name": response.model_name, "model_version": response.model_version}
@@ -39,10 +53,10 @@ def as_text(response: PrintedResponse) -> str:
     import numpy as np
 
     lines = []
-    for name, array in response.outputs.items():
-        lines.append(f"{name}  {_datatype(array)} {list(array.shape)}")
+    for name, datatype, array in response.shown():
+        lines.append(f"{name}  {datatype} {list(array.shape)}")
         with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
-            lines += [f"  {line}" for line in str(_plain(array)).splitlines()]
+            lines += [f"  {line}" for line in str(array).splitlines()]
     # Of an ensemble's responses, as of Triton's, these say each time that the request was in no sequence.
     said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
     lines += [f"{key} = {value}" for key, value in said.items()]
@@ -56,9 +70,3 @@ def _plain(array: "Array") -> "Array":
     texts = array.copy()
     texts.ravel()[:] = [each.decode(errors="replace") for each in array.ravel()]
     return texts
-
-
-def _datatype(array: "Array") -> str:
-    from shoal.datatypes import ALL
-
-    return next(datatype.name for datatype in ALL if datatype.dtype == array.dtype)

@@ -15,6 +15,7 @@ from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
+    from shoal.model_config.signature import Signature
     from shoal.testing import Response, Server
 
 EXIT_FAILED = 2
@@ -128,15 +129,22 @@ def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> 
         raise CommandLineError(f"Request {number} of the recording is not to model '{model}', or there is none.")
     batch.sort(key=lambda each: 0 if each.company is None else each.company.position)
     version = arguments.version or None
+    signature = _signature(server, model, version)
     code = EXIT_DONE
     for request, answer in zip(batch, LocalModels(server, version).replay_batch(batch), strict=True):
         if answer.error is not None:
             print(f"request {request.number}: {answer.error.words}: {answer.error}", file=sys.stderr)
             code = EXIT_FAILED
         for outputs in answer.responses:
-            printed = PrintedResponse(model, str(version or request.version), outputs, {}, request.id)
+            printed = PrintedResponse(model, str(version or request.version), outputs, {}, request.id, signature)
             print(as_json(printed) if arguments.json else f"request {request.number}\n{as_text(printed)}")
     return code
+
+
+def _signature(server: "Server", model: str, version: int | None) -> "Signature":
+    from shoal.model_config.signature import Signature
+
+    return Signature.from_config(server.config(model, version))
 
 
 def _ask(
@@ -156,10 +164,12 @@ def _ask(
             request_id=request.id,
         )
         times_ms.append((time.perf_counter() - start_s) * 1e3)
+    signature = _signature(server, model, arguments.version)
     for response in responses:
         printed = PrintedResponse(
-            response.model_name, str(response.model_version), response.outputs, response.parameters, response.id
-        )
+            response.model_name, str(response.model_version), response.outputs, response.parameters, response.id,
+            signature,
+        )  # fmt: skip
         print(as_json(printed) if arguments.json else as_text(printed))
     if arguments.repeat:
         times_ms.sort()

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal import bf16
 from shoal.cli.recorded_inputs import recorded_inputs
-from shoal.datatypes import BF16, BYTES, format_shape
+from shoal.datatypes import BF16, BYTES, FP32, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.v2.generate import fitted
 from shoal.model_config.messages import Config
@@ -123,38 +124,33 @@ class RequestParser:
             return [self._infer_request(document)]
         if isinstance(document.get("data"), list) and "data" not in self._signature.inputs:
             steps = [step for each in document["data"] for step in (each if isinstance(each, list) else [each])]
-            return [RunRequest({name: self._content(name, value) for name, value in step.items()}) for step in steps]
-        return [RunRequest({name: self._content(name, value) for name, value in document.items()})]
+            return [RunRequest(self._contents(step)) for step in steps]
+        return [RunRequest(self._contents(document))]
 
     def _recorded(self, path: Path) -> list[RunRequest]:
         """The first answered requests to the model in a recording, without those of sequences. Raises InputError if
         there are none."""
+        from shoal.cli.records import open_recording
         from shoal.recorder.entry import Outcome
-        from shoal.recorder.recorded import Recording
 
         def fits(request: "RecordedRequest") -> bool:
             is_alone = request.sequence[0] in (0, "")
             return request.model == self._signature.name and request.outcome is Outcome.OK and is_alone
 
+        recording, _ = open_recording(str(path))
         try:
             found = [
                 RunRequest(
-                    {name: self._sent(name, array) for name, array in recorded_inputs(each, self._signature).items()},
+                    recorded_inputs(each, self._signature),
                     each.requested_outputs, dict(each.parameters), each.id,
                 )
-                for each in islice(filter(fits, Recording(path)), MAX_RECORDED)
+                for each in islice(filter(fits, recording), MAX_RECORDED)
             ]  # fmt: skip
         except (OSError, ValueError) as error:
             raise InputError(f"--data: the recording {path} cannot be read: {error}") from None
         if not found:
             raise InputError(f"--data: the recording {path} has no answered request to model '{self._signature.name}'.")
         return found
-
-    def _sent(self, name: str, array: Array) -> Array:
-        """A recorded tensor as a client has it: numpy lacks BF16, which is float32 here."""
-        if self._spec(name).datatype is BF16:
-            return (array.astype(np.uint32) << 16).view(np.float32)
-        return array
 
     def _infer_request(self, document: Mapping[str, Any]) -> RunRequest:
         """A request from the body of POST …/infer, with tensors in JSON."""
@@ -164,9 +160,16 @@ class RequestParser:
                 for each in document["inputs"]
             }
             outputs = [each["name"] for each in document.get("outputs", ())]
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise InputError(f"--data: an input or output has no {error}.") from None
+        except TypeError:
+            raise InputError("--data: each of the inputs and outputs is an object, as POST …/infer takes it.") from None
         return RunRequest(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
+
+    def _contents(self, step: Any) -> dict[str, Array]:
+        if not isinstance(step, dict):
+            raise InputError(f"--data: a request is an object of inputs, not {step!r}.")
+        return {name: self._content(name, value) for name, value in step.items()}
 
     def _content(self, name: str, value: Any) -> Array:
         """A tensor from a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
@@ -202,9 +205,14 @@ class RequestParser:
         if missing and sample is None:
             wanted = "; ".join(f"missing input {self._described(spec)}" for spec in missing)
             raise InputError(f"{wanted}. Give it as {missing[0].name}=<value>, or with --data or --sample.")
-        made_up = {spec.name: _SAMPLES[str(sample)](spec, self._made_up_shape(spec)) for spec in missing}
+        made_up = {spec.name: self._sample(spec, str(sample)) for spec in missing}
         inputs = {**request.inputs, **made_up}
         return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
+
+    def _sample(self, spec: TensorSpec, sample: str) -> Array:
+        """A made-up tensor; BF16 is made up as float32."""
+        array = _SAMPLES[sample](FP32 if spec.datatype is BF16 else spec.datatype, self._made_up_shape(spec))
+        return self._shaped(spec, array)
 
     def _made_up_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape of --shape or, of dimensions of any size, 1. Raises InputError for one that the model does not
@@ -236,6 +244,7 @@ class RequestParser:
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
         """The array in a shape of the model's: unchanged, with a batch of 1, or reshaped. Raises InputError if none."""
         dims = self._dims(spec)
+        array = bf16.words_of(array) if spec.datatype is BF16 else array
         if _fits(array.shape, dims):
             return array
         if self._signature.max_batch_size > 0 and _fits(array.shape, spec.dims):
@@ -271,25 +280,25 @@ def _json(data: bytes, path: Path) -> Any:
         raise InputError(f"{path} is no JSON: {error}") from None
 
 
-def _filled(text: bytes, number: int) -> Callable[[TensorSpec, tuple[int, ...]], Array]:
-    def fill(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-        return np.full(shape, text if spec.datatype is BYTES else number, spec.datatype.dtype)
+def _filled(text: bytes, number: int) -> Callable[[Datatype, tuple[int, ...]], Array]:
+    def fill(datatype: Datatype, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, text if datatype is BYTES else number, datatype.dtype)
 
     return fill
 
 
-def _random(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+def _random(datatype: Datatype, shape: tuple[int, ...]) -> Array:
     """Random values, equal in every run, so that a failure of the model is repeatable."""
     generator = np.random.default_rng(0)
-    if spec.datatype is BYTES:
+    if datatype is BYTES:
         numbers = generator.integers(0, 1000, shape)
         return np.array([f"text {number}".encode() for number in numbers.flat], object).reshape(shape)
-    if spec.datatype.dtype.kind == "f":
-        return generator.random(shape).astype(spec.datatype.dtype)
-    return generator.integers(0, 2 if spec.datatype.dtype.kind == "b" else 100, shape).astype(spec.datatype.dtype)
+    if datatype.dtype.kind == "f":
+        return generator.random(shape).astype(datatype.dtype)
+    return generator.integers(0, 2 if datatype.dtype.kind == "b" else 100, shape).astype(datatype.dtype)
 
 
-_SAMPLES: Mapping[str, Callable[[TensorSpec, tuple[int, ...]], Array]] = {
+_SAMPLES: Mapping[str, Callable[[Datatype, tuple[int, ...]], Array]] = {
     "zeros": _filled(b"", 0),
     "ones": _filled(b"1", 1),
     "random": _random,

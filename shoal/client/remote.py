@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal import reasons
+from shoal import bf16, reasons
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client
@@ -234,11 +234,11 @@ def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
     from tritonclient.utils import triton_to_np_dtype
 
     wanted = np.dtype(triton_to_np_dtype(BF16.name))
-    return words.view(wanted) if wanted.itemsize == 2 else (words.astype(np.uint32) << 16).view(np.float32)
+    return words.view(wanted) if wanted.itemsize == 2 else bf16.values_of(words)
 
 
 def _own(array: NDArray[Any], datatype: str) -> NDArray[Any]:
     """An output of tritonclient as an array of the caller's own."""
     if datatype == BF16.name and array.dtype != BF16.dtype:
-        array = array.view(np.uint16) if array.itemsize == 2 else (array.view(np.uint32) >> 16).astype(np.uint16)
+        array = array.view(np.uint16) if array.itemsize == 2 else bf16.words_of(array)
     return array if array.flags.writeable else array.copy()

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shoal import bf16
 from shoal.client.arrays import copied, understood
 from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype
 from shoal.errors import InvalidArgumentError
@@ -44,8 +45,7 @@ def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
             return Input(name, datatype, array.shape, memoryview(encode_strings(array)))
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"input '{name}': {error}") from error
-    if datatype is BF16 and array.dtype == FP32.dtype:
-        array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as in Triton's client
+    array = bf16.words_of(array) if datatype is BF16 else array
     return Input(name, datatype, array.shape, memoryview(array.tobytes()))
 
 
@@ -80,5 +80,5 @@ def as_arrays(entry: ModelEntry, answer: HeldResponse) -> dict[str, Array]:
     arrays = copied(opened, answer.block.data)
     for name, datatype, *_ in opened.tensors:
         if datatype is BF16:
-            arrays[name] = (arrays[name].astype(np.uint32) << 16).view(np.float32)
+            arrays[name] = bf16.values_of(arrays[name])
     return arrays

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
+from shoal.cli.run_inputs import read_requests
+from shoal.model_config import pbtxt
+from shoal.model_config.normalise import normalise
 from shoal.recorder.entry import Outcome
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
@@ -142,7 +145,7 @@ def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_
         (["ECHO", "--input", "X"], "argument --input: expected <name>=<value>, got 'X'"),
         (["ECHO", "--input", "X=@none.npy"], "Input 'X': cannot read none.npy: No such file or directory\n"),
         (["ECHO", "--data", "none.json"], "--data: cannot read none.json: No such file or directory"),
-        (["ECHO", "--repeat", "0"], "argument --repeat: expected a number of times, got '0'"),
+        (["ECHO", "--repeat", "0"], "argument --repeat: expected a number from 1 on, got '0'"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
@@ -293,3 +296,41 @@ def test_every_kind_of_tensor_is_made_up(capsys: pytest.CaptureFixture[str], tmp
     assert code == 0, complaint
     assert run(capsys, tmp_path / "all", "--sample", sample, "--json")[1] == printed, "the same every time"
     assert len(json.loads(printed)["outputs"]) == len(kinds)
+
+
+def test_bf16_is_given_as_numbers_and_sent_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = """
+    backend: "identity" max_batch_size: 8
+    input { name: "X" data_type: TYPE_BF16 dims: [ 2 ] }
+    output { name: "Y" data_type: TYPE_BF16 dims: [ 2 ] }
+    """
+    (tmp_path / "bf" / "1").mkdir(parents=True)
+    (tmp_path / "bf" / "config.pbtxt").write_text(config)
+    assert run(capsys, tmp_path / "bf", "X=[1.5,-2]") == (0, "Y  BF16 [1, 2]\n  [[ 1.5 -2. ]]\n", "")
+    assert json.loads(run(capsys, tmp_path / "bf", "--sample", "ones", "--json")[1])["outputs"][0]["data"] == [1, 1]
+    model = normalise(pbtxt.parse(f'name: "bf" {config}', tmp_path))
+    np.save(tmp_path / "x.npy", np.array([1.5, -2], np.float32))
+    for text in ("[1.5,-2]", f"@{tmp_path}/x.npy"):
+        (request,) = read_requests(model, [("X", text)], None, None)
+        assert request.inputs["X"].tolist() == [[0x3FC0, 0xC000]]  # what shoal.Client takes for BF16
+    (tmp_path / "b64.json").write_text('{"X": {"b64": "wD8AwA=="}}')
+    (request,) = read_requests(model, [], tmp_path / "b64.json", None)
+    assert request.inputs["X"].tolist() == [[0x3FC0, 0xC000]]
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ('{"data": [1]}', "--data: a request is an object of inputs, not 1."),
+        ('{"inputs": [1]}', "--data: each of the inputs and outputs is an object, as POST …/infer takes it."),
+        ('{"inputs": [{"name": "X", "data": [1, 2]}]}', "--data: an input or output has no 'shape'."),
+        ("[1]", "--data: FILE holds no JSON object."),
+    ],
+)
+def test_a_file_that_holds_no_requests(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, echo: Path, document: str, sentence: str
+) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(document)
+    code, _, complaint = run(capsys, echo, "--data", file)
+    assert (code, complaint.splitlines()[0]) == (1, sentence.replace("FILE", str(file)))

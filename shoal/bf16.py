@@ -1,0 +1,18 @@
+"""BF16, which numpy lacks: its words, the upper halves of FP32, and their values. Pure, with numpy."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def values_of(words: Array) -> Array:
+    """The values, as float32, of an array of words; float32 stays as it is."""
+    return (words.astype(np.uint32) << 16).view(np.float32) if words.dtype == np.uint16 else words
+
+
+def words_of(values: Array) -> Array:
+    """The words of an array of float32, which are cut off as in Triton's client; others stay as they are."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if values.dtype == np.float32 else values
