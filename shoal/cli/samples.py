@@ -29,7 +29,7 @@ def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     del environ
     parser = Parser(prog="shoal samples", usage=_USAGE, add_help=False)
     parser.add_argument("directory", nargs="?")
-    return run_verb(parser, argv, _HELP, _write, OSError)
+    return run_verb(parser, argv, _HELP, _write)
 
 
 def _write(arguments: argparse.Namespace) -> int:
@@ -38,8 +38,11 @@ def _write(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
     if directory.exists():
         raise CommandLineError(f"'{directory}' is there already, and stays as it is: name another directory.")
-    with as_file(files("shoal").joinpath("model_repository")) as installed:
-        copy_models(installed, directory)
+    try:
+        with as_file(files("shoal").joinpath("model_repository")) as installed:
+            copy_models(installed, directory)
+    except OSError as error:
+        raise CommandLineError(f"'{directory}' cannot be written: {error.strerror or error}") from None
     num_models = sum(path.is_dir() for path in directory.iterdir())
     print(f"Wrote {num_models} models into {directory}\nServe them:  shoal serve {directory}")
     return EXIT_DONE

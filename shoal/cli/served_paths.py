@@ -19,6 +19,7 @@ from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model
+from shoal.repository.scan import is_version_name
 
 #: The most entries of a model file's directory that are linked beside it: more are no model's own (ours).
 MAX_BESIDE = 100
@@ -149,10 +150,14 @@ def _link(path: Path, repository: Path) -> LinkedModel:
 
 
 def _described(path: Path) -> LinkedModel:
-    """The name and configuration of the model in a file: its stem or, if that is `model`, its directory's name."""
+    """The name and configuration of the model in a file: its stem or, if that is `model`, the name of its directory, or
+    of the model whose version the directory is."""
     if (why := _REFUSED.get(path.suffix)) is not None:
         raise PathError(f"'{path}' is not served as it is: {why}.")
-    name = path.stem if path.stem != "model" else path.absolute().parent.name or "model"
+    name = path.stem
+    if name == "model":
+        directory = path.absolute().parent
+        name = (directory.parent if is_version_name(directory.name) else directory).name or name
     if path.suffix in _PYTORCH:
         try:
             tensors = tensors_of(path)

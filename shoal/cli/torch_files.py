@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,10 @@ def tensors_of(path: Path) -> Config:
                 if len(text) > _MAX_JSON_BYTES:
                     raise NoShapesError("its program is too large to be read for its shapes")
                 return exported(json.loads(text))
-    except (OSError, zipfile.BadZipFile) as error:
-        raise NoShapesError(f"it is no PyTorch archive: {error}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise NoShapesError("its program has a form that is not known here") from None
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # zipfile's, of a damaged file
+        raise NoShapesError(f"it is no PyTorch archive: {error}") from None
     if any(name.startswith("data/aotinductor/") for name in inner):
         raise NoShapesError("a package of AOTInductor does not say its shapes")
     if "constants.pkl" not in inner:
@@ -65,13 +66,15 @@ def _tried(path: Path) -> Config:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "shoal.workers.backends.pytorch_trial", f"{path.absolute()}"],
-            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
             cwd="/",  # no file beside the model is taken for a module of Python's
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise NoShapesError(f"a trial on zeros took more than {_TIMEOUT_S:g} s") from None
-    lines = done.stdout.splitlines()
-    found = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+    try:
+        found = dict(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError):  # it ended within the file's code
+        found = {}
     if "inputs" not in found:
         why = found.get("error") or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise NoShapesError(f"a TorchScript file does not say the shapes of its inputs, and a trial has failed: {why}")

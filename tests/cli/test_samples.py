@@ -36,6 +36,7 @@ def test_a_model_without_a_file_gets_its_version_directory(tmp_path: Path) -> No
     [
         ([], "Into which directory? Name one that is not there yet."),
         (["."], "'.' is there already, and stays as it is"),
+        (["/proc/x"], "'/proc/x' cannot be written: No such file or directory"),
     ],
 )
 def test_a_mistake_is_explained(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

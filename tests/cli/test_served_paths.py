@@ -202,6 +202,37 @@ def test_a_name_in_quotes(tmp_path: Path) -> None:
         assert 'default_model_filename: "a\\"b\\\\.onnx"' in model.config
 
 
+def test_a_file_of_a_version_has_its_model_s_name(tmp_path: Path) -> None:
+    for path in (touch(tmp_path / "digits" / "1", "model.onnx") / "model.onnx", tmp_path / "digits" / "1"):
+        with served_paths([path]) as (_, (model,)):
+            assert model.name == "digits"
+
+
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/models/model.json", "{}")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # it is said to be encrypted
+    path.write_bytes(data)
+    with pytest.raises(PathError, match=r"it is no PyTorch archive: File .* is encrypted"), served_paths([path]):
+        pass
+
+
+@pytest.mark.parametrize("printed", ["", "no JSON", "[1]", "{}"])
+def test_a_trial_that_ends_within_the_file_s_code_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        archive.writestr("net/constants.pkl", b"")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{printed}'\nexit 7\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(PathError, match="a trial has failed: exit code 7"), served_paths([tmp_path / "net.pt"]):
+        pass
+
+
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
