@@ -48,9 +48,14 @@ def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
 
 
 def as_text(curve: BatchCurve, num_skipped: int) -> str:
-    """The curve in a sentence, and how many settings it has saved; "" for an empty one."""
+    """The curve in a sentence, of sizes that double and the largest, and how many settings it has saved; "" for an
+    empty one."""
     if not curve.ms:
         return ""
-    times = ", ".join(f"{rows}: {ms:.3g} ms" for rows, ms in sorted(curve.ms.items()))
-    saved = f" {num_skipped} settings were not tried, since they cannot win by these times." if num_skipped else ""
+    sizes: list[int] = []
+    for rows in sorted(curve.ms):
+        if not sizes or rows >= 2 * sizes[-1]:
+            sizes.append(rows)
+    times = ", ".join(f"{rows}: {curve.ms[rows]:.3g} ms" for rows in dict.fromkeys([*sizes, max(curve.ms)]))
+    saved = f" Settings that cannot win by these times, and were not tried: {num_skipped}." if num_skipped else ""
     return f"Mean time of a batch by its rows, with the settings of now: {times}.{saved}"

@@ -48,8 +48,12 @@ def test_what_cannot_win() -> None:
     # A request of four rows is executed as a whole.
     assert not cannot_win(Settings(1, 2, None), [trial(Settings(1, 16, 0), 500.0, curve)], rows=4)
     assert as_text(curve, 2).endswith(
-        "1: 1 ms, 4: 2 ms, 16: 3 ms. 2 settings were not tried, since they cannot win by these times."
+        "1: 1 ms, 4: 2 ms, 16: 3 ms. Settings that cannot win by these times, and were not tried: 2."
     )
+    every = BatchCurve(dict.fromkeys(range(1, 54), 1.0))
+    assert [each.partition(":")[0] for each in as_text(every, 0).rpartition("now: ")[2].split(", ")] == [
+        "1", "2", "4", "8", "16", "32", "53",
+    ]  # fmt: skip
     assert as_text(BatchCurve(), 3) == ""
 
 
