@@ -20,7 +20,7 @@ from statistics import median
 from bench import measure
 from bench.errors import BenchmarkError
 from bench.load import Target, Wrk
-from bench.peers import SHOAL_PYTHON, launch_shoal
+from bench.peers import launch_shoal
 from bench.server import Server
 from bench.slices import turns
 from bench.workloads import IDENTITY_16, v2_request
@@ -51,9 +51,9 @@ def open_page(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def serving(folder: Path, *flags: str, python: Path = SHOAL_PYTHON) -> Iterator[Server]:
-    """A server that has answered once, of the Shoal that is installed for an interpreter."""
-    server = launch_shoal(folder, IDENTITY_16, "binary", flags=flags, python=python)
+def serving(folder: Path, *flags: str) -> Iterator[Server]:
+    """A server that has answered once."""
+    server = launch_shoal(folder, IDENTITY_16, "binary", flags=flags)
     server.start()
     try:
         server.wait_for_answer(REQUEST, lambda *_: None)

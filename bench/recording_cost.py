@@ -1,41 +1,23 @@
-"""What recording costs: python -m bench.recording_cost [--turns COUNT] [--requests COUNT] [--beside PYTHON]
+"""Whether a recording is whole: python -m bench.recording_cost [COUNT]
 
-CPU time of all processes of a server under the load of wrk, per request, in turns: of a server that records nothing and
-one that records everything; of that and one that records other models. With --beside, of this version and of the one
-that is installed for another interpreter, neither of which records: what a feature costs while it is off. With
---requests so many requests are recorded at the rate that comes about, and counted: those that the server has answered,
-those that it has given to the recorder, dropped or lost, and those that are in the files.
+So many requests, all different, are recorded at the rate that comes about, and counted: those that the server has
+answered, those that it has given to the recorder, dropped or lost, and those that are in the files. What a recording
+costs is compared by scripts/bench --flat record record-others.
 """
 
 import argparse
 import sys
 import tempfile
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
 from bench.errors import BenchmarkError
 from bench.load import Target, Wrk
-from bench.page_cost import CONNECTIONS, REQUEST, cpu_us, in_turns, serving
+from bench.page_cost import CONNECTIONS, REQUEST, serving
 from bench.server import Server
 
-#: Seconds of load in which about a part of the requests of --requests is sent.
+#: Seconds of load after which the requests so far are counted.
 PART_S = 10
-
-
-def compare(
-    title: str,
-    servers: tuple[AbstractContextManager[Server], AbstractContextManager[Server]],
-    body: Path,
-    num_turns: int,
-) -> None:
-    """Print the CPU per request of two servers in turns."""
-    with ExitStack() as stack:
-        both = [stack.enter_context(each) for each in servers]
-        for each in both:
-            cpu_us(each, body)  # warm
-        print(f"{title}:", in_turns(num_turns, [partial(cpu_us, each, body) for each in both]), flush=True)
 
 
 def count(folder: Path, body: Path, number: int) -> None:
@@ -65,10 +47,10 @@ def count(folder: Path, body: Path, number: int) -> None:
 
 
 def figures(server: Server) -> dict[str, int]:
-    """The server's counters that have to do with recordings, over all models, once nothing is under way."""
+    """The server's counters that have to do with recordings, over all models."""
     port = next(each.partition("=")[2] for each in server.command if each.startswith("--metrics-port="))
     found: dict[str, int] = {}
-    for line in urlopen(f"http://127.0.0.1:{port}/metrics").read().decode().splitlines():
+    for line in urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode().splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name.startswith(("shoal_record", "nv_inference_request_success")):
             found[name] = found.get(name, 0) + int(float(line.rpartition(" ")[2]))
@@ -89,28 +71,14 @@ def keys_in(path: Path) -> list[int]:
 
 
 def main() -> None:
-    """Measure, and print a line for each comparison."""
+    """Record and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--requests", type=int, default=0)
-    parser.add_argument("--beside", type=Path)
-    given = parser.parse_args()
+    parser.add_argument("count", nargs="?", type=int, default=1_000_000)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
         folder = Path(name)
         body = folder / "body"
         body.write_bytes(REQUEST.body)
-        if given.requests:
-            count(folder, body, given.requests)
-            return
-        if given.beside is not None:
-            other = serving(folder, python=given.beside)
-            compare(f"{given.beside}, and this version", (other, serving(folder)), body, given.turns)
-            return
-        record = f"--record={folder / 'files'}"
-        recorded = serving(folder, record, "--record-config=max-size=1GiB")
-        compare("nothing recorded, and everything", (serving(folder), recorded), body, given.turns)
-        others = serving(folder, record, "--record-config=models=other")
-        compare("nothing recorded, and other models", (serving(folder), others), body, given.turns)
+        count(folder, body, parser.parse_args().count)
 
 
 if __name__ == "__main__":
