@@ -19,10 +19,7 @@ from shoal.errors import InvalidArgumentError
 
 EXIT_FAILED = 2
 
-_USAGE = (
-    "shoal key <name> [--scope <scope> …] [--model <pattern> …] [--rate <number>] [--burst <number>] "
-    "[--max-in-flight <number>] [--file <file>]"
-)
+_USAGE = "shoal key <name> [options]"
 _HELP = """\
 Make an API key. The key goes to stdout and is kept nowhere: give it to those who are to use it. Its entry for the file
 of --api-keys goes to stderr or, with --file, into that file, which is made if there is none. A server that uses the

@@ -178,6 +178,10 @@ class Parser(argparse.ArgumentParser):
 
             completing.answer(self)
 
+    def format_help(self) -> str:
+        """The help, which begins as that of verbs whose help is a text."""
+        return super().format_help().replace("usage: ", "Usage: ", 1)
+
     def error(self, message: str) -> NoReturn:
         """Raise CommandLineError, in place of printing the message and exiting."""
         raise CommandLineError(message)

@@ -22,29 +22,6 @@ def test_without_tensorrt_its_command_is_named(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "m.plan").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("no.onnx out.plan", "there is no file 'no.onnx'\n"),
-        ("m.onnx no/out.plan", "there is no directory 'no' to put 'out.plan' into\n"),
-        ("m.onnx out.plan --max-batch-size 0", "--max-batch-size must be at least 1, got 0\n"),
-        ("m.onnx", "the following arguments are required: plan\n"),
-        ("m.onnx out.plan --shape X", "argument --shape: expected <input>=<least>:<best>:<most>, as in X=1x3x224:"),
-    ],
-)
-def test_what_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    sentence: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("m.onnx").touch()
-    assert build_engine(arguments.split(), environ={}) == 1
-    assert said(capsys).startswith(sentence)
-
-
 def test_help_shows_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         build_engine(["--help"], environ={})

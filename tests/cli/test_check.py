@@ -150,24 +150,3 @@ def test_a_warning_fails_only_where_it_should(capsys: pytest.CaptureFixture[str]
 
 def test_a_finding_is_one_line() -> None:
     assert str(Finding("error", "m", Path("m/config.pbtxt"), "one\n  two", 3)) == "m/config.pbtxt:3: error: one two"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "Which repository? Name its directory."),
-        (["/no/such"], "There is no directory '/no/such'."),
-        (["--frobnicate"], "--frobnicate"),
-    ],
-)
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    code, printed, complaint = check(capsys, *arguments)
-    assert (code, printed) == (1, "")
-    assert sentence in complaint
-    assert complaint.endswith("'shoal check --help' explains it.\n")
-
-
-def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, _ = check(capsys, "--help")
-    assert code == 0
-    assert printed.startswith("Usage: shoal check <repository or model directory> … [options]\n")

@@ -112,14 +112,3 @@ def test_this_machine_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["http port"]["found"] == f"{other} is free"
     assert found["backend onnxruntime"]["found"].startswith("onnxruntime")
     assert int(found["cores"]["found"].split()[0]) >= 1
-
-
-@pytest.mark.parametrize("arguments", [["--http-port=x"], ["--http-port=70000"], ["model"], ["--nonsense"]])
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert main(["doctor", *arguments]) == 1
-    assert capsys.readouterr().err.endswith("'shoal doctor --help' explains it.\n")
-
-
-def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("Usage: shoal doctor [options]\n")

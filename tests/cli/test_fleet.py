@@ -38,28 +38,6 @@ def test_each_server_has_a_row_for_each_protocol(capsys: pytest.CaptureFixture[s
     assert "{" not in text.replace("{ var(txn.sequence) -m", "").replace("!{ var(txn.sequence) -m", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "For which balancer? 'haproxy' is known, got ''."),
-        (["nginx"], "For which balancer? 'haproxy' is known, got 'nginx'."),
-        (["haproxy"], "Which servers? Name at least one by --server."),
-        (["haproxy", "--server", "a b"], "--server must be <host[:http port[:gRPC port]]>, got 'a b'."),
-        (["haproxy", "--server", "a:70000"], "--server must be <host[:http port[:gRPC port]]>, got 'a:70000'."),
-        (["haproxy", "--server", "a\n    server evil"], "--server must be <host"),
-        (["haproxy", "--server", "a", "--server", "a"], "--server 'a' is named twice."),
-        (["haproxy", "--server", "a", "--bind", "x y:1"], "--bind 'x y:1' is not one that HAProxy's configuration"),
-        (["haproxy", "--server", "a", "--sequence-header", "x)"], "--sequence-header 'x)' is not one that"),
-        (["haproxy", "--server", "a", "--admin-socket", "s level user"], "--admin-socket 's level user' is not one"),
-        (["haproxy", "--server", "a", "--timeout", "0"], "--timeout must be at least 1, got 0."),
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_explained(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fleet", *arguments]) == 1
-    assert capsys.readouterr().err.startswith(sentence)
-
-
 @pytest.mark.skipif(
     shutil.which("haproxy") is None,
     reason="NOT CHECKED: the configuration by HAProxy, since it is not installed (Debian's package haproxy)",

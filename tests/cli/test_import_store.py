@@ -75,19 +75,3 @@ def test_a_repository_is_written_that_the_server_reads(here: Path, capsys: pytes
         assert (found.versions[1].directory / "echo.py").read_text() == HANDLER
     assert main(["import", "store", "--output", "models"]) == 1
     assert "exists already" in capsys.readouterr().err
-
-
-WRONG = [
-    ([], "Which store?"),
-    (["gone"], "There is no directory or file 'gone'."),
-    (["broken.properties"], "Missing mandatory parameter --model-store"),
-    (["far.properties"], "There is no model store 'gone'."),
-]
-
-
-@pytest.mark.parametrize(("argv", "sentence"), WRONG)
-def test_a_wrong_command(argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "broken.properties").write_text("a=b")
-    (here / "far.properties").write_text("model_store=gone")
-    assert main(["import", *argv]) == 1
-    assert sentence in capsys.readouterr().err

@@ -61,28 +61,3 @@ def test_nothing_that_exists_is_changed(capsys: pytest.CaptureFixture[str], tmp_
     before = (tmp_path / "add_sub" / "config.pbtxt").read_bytes()
     assert init(capsys, tmp_path / "add_sub")[0] == 1
     assert (tmp_path / "add_sub" / "config.pbtxt").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "Which model? Name the directory to write"),
-        (["fresh", "--from", "none.onnx"], "There is no file 'none.onnx'."),
-        (["fresh", "--from", __file__], "is no file of .onnx, .xml, .plan"),
-        (["/proc/fresh"], "cannot be written"),
-        (["fresh", "--nonsense"], "--nonsense"),
-    ],
-)
-def test_mistakes(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    sentence: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, printed, complaint = init(capsys, *arguments)
-    assert (code, printed) == (1, "")
-    assert sentence in complaint
-    assert complaint.endswith("'shoal init --help' explains it.\n")
-    assert list(tmp_path.iterdir()) == []

@@ -132,25 +132,6 @@ def test_it_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pytes
     assert settings(unit.read_text())["User"] == ME
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("", "the following arguments are required: --model-repository"),
-        ("--model-repository /nowhere", "--model-repository: /nowhere is not a directory"),
-        ("--model-repository / --user nobody-has-this-name",
-         "there is no user 'nobody-has-this-name'; make one: useradd --system --no-create-home nobody-has-this-name"),
-        ("--model-repository / --user daemon --output /nowhere/s.service",
-         "cannot write /nowhere/s.service: No such file or directory. "
-         "Run it with sudo, or print the unit with --output -"),
-        ("--model-repository / --user daemon --color", "unrecognized option '--color'"),
-        # As `shoal serve` would, but before it is a service that does not start.
-        ("--model-repository / --user daemon -- --nonsense", "unrecognized option '--nonsense'"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: str, sentence: str) -> None:
-    assert refusal(capsys, *arguments.split()) == sentence
-
-
 def test_the_user_is_who_typed_it_but_never_root_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,13 +49,3 @@ def test_a_file_gets_more_and_more_keys(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["key", "three", f"--file={path}"]) == 2
     assert path.read_bytes() == b"{"
     assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["a b"], ["k", "--scope=root"], ["k", "--model="], ["k", "--burst=3"], ["k", "--rate=0"]]
-)
-def test_a_wrong_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["key", *arguments]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "Usage: shoal key" in printed.err

@@ -11,8 +11,6 @@ from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from tests.cli.answering import Answering
 
-VERBS = ["models", "load", "unload", "scale"]
-
 
 def run(*arguments: str, **environ: str) -> int:
     """A verb that prints the URL and the time-out."""
@@ -105,15 +103,3 @@ def test_nobody_there_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> N
         "  shoal serve --model-repository <directory>\n"
         "  shoal models --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>\n",
     )
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_teaches_by_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([verb, "--help"])
-    assert end.value.code == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"usage: shoal {verb} ")
-    assert f"Examples:\n  shoal {verb} " in printed
-    assert "Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.\n" in printed
-    assert max(map(len, printed.splitlines())) <= 120

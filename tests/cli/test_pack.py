@@ -55,26 +55,6 @@ def test_a_built_in_handler_is_named_and_not_packed() -> None:
         assert archive.namelist() == ["MAR-INF/MANIFEST.json"]
 
 
-WRONG = [
-    ([], "--model-name is needed."),
-    (["--model-name", "m", "--version", "1"], "--handler is needed."),
-    (["--model-name", "../m", "--version", "1", "--handler", "h.py"], "'../m' is no name of a model"),
-    ([*ALL[1:], "gone.py"], "There is no file 'gone.py'."),
-    ([*ALL[1:], "h.py", "--extra-files", "h.py,gone"], "There is no file or directory 'gone'."),
-    ([*ALL[1:], "h.py", "--export-path", "gone"], "No such file or directory"),
-]
-
-
-@pytest.mark.parametrize(("argv", "sentence"), WRONG)
-def test_a_wrong_command_changes_nothing(
-    argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(here.rglob("*"))
-    assert main(["pack", *argv]) == 1
-    assert sentence in capsys.readouterr().err
-    assert sorted(here.rglob("*")) == before
-
-
 def test_an_archive_is_replaced_only_by_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "store" / "m.mar").write_text("old")
     assert main([*ALL, "h.py"]) == 1

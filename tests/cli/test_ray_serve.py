@@ -53,25 +53,6 @@ def test_the_status_has_the_reasons_of_a_replica_that_does_not_start() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "Which verb? deploy, status and delete are known, got ''."),
-        (["start"], "Which verb? deploy, status and delete are known, got 'start'."),
-        (["deploy"], "Which model repository? Name a path that every node has, or a URL."),
-        (["deploy", "m", "--route-prefix", "x"], "--route-prefix must begin with '/', got 'x'."),
-        (["deploy", "m", "--autoscale", "3"], "--autoscale takes the fewest and the most servers, as in 1:4"),
-        (["deploy", "m", "--autoscale", "1:4", "--num-replicas", "2"], "--autoscale takes the fewest and the most"),
-        (["status", "m"], "'status' takes options alone, got 'm'."),
-        (["delete", "--", "--id=a"], "'delete' takes options alone, got '--id=a'."),
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_explained(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ray", *arguments]) == 1
-    assert capsys.readouterr().err.startswith(sentence)
-
-
 def test_without_ray_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

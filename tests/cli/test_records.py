@@ -33,23 +33,6 @@ def test_a_recording_becomes_a_table(tmp_path: Path) -> None:
     assert (len(stream["responses"]), stream["total_ns"]) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["FOLDER"], "There is no recording in 'FOLDER': its files end in .shoalrec."),
-        (["FOLDER", "--limit=-1"], "argument --limit: expected a number from 1 on, got '-1'"),
-        (["FOLDER#1"], "There is no recording in 'FOLDER': its files end in .shoalrec."),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.parametrize("verb", ["records", "replay"])
-def test_a_mistake_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, arguments: list[str], sentence: str
-) -> None:
-    assert main([verb, *(each.replace("FOLDER", str(tmp_path)) for each in arguments)]) == 1
-    assert capsys.readouterr().err.startswith(sentence.replace("FOLDER", str(tmp_path)))
-
-
 def test_without_a_library_the_command_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

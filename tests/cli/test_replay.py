@@ -27,11 +27,6 @@ def test_without_a_server_it_says_what_to_type(recording: str, capsys: pytest.Ca
     assert "  shoal replay … --against http://<host>:<port> " in said
 
 
-def test_a_report_that_has_no_place_is_refused_at_once(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", recording, "--against", "127.0.0.1:1", "--report", f"{recording}/no/report.html"]) == 1
-    assert capsys.readouterr().err.startswith(f"--report: there is no directory '{recording}/no'.\n")
-
-
 def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"SHOAL_URL": "gpu-1:8000"}
     assert client_place(None, {}) is None

@@ -130,36 +130,6 @@ def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_
     assert complaint.startswith("'X' is no input of model 'silent', which has no inputs: its configuration names none.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "Which model? Name its directory."),
-        (["nowhere"], "There is no directory 'nowhere'."),
-        (
-            ["ECHO"],
-            "missing input 'X' (FP32, shape [-1,2]). Give it as X=<value>, or with --data or --sample.",
-        ),
-        (["ECHO", "--input", "Z=1"], "'Z' is no input of model 'echo', which takes 'X' (FP32, shape [-1,2])."),
-        (["ECHO", "--input", "X=fish"], "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file."),
-        (["ECHO", "--input", "X=[1,2,3]"], "Input 'X' (FP32, shape [-1,2]) is given in shape [3]."),
-        (["ECHO", "--input", "X"], "argument --input: expected <name>=<value>, got 'X'"),
-        (["ECHO", "--input", "X=@none.npy"], "Input 'X': cannot read none.npy: No such file or directory\n"),
-        (["ECHO", "--data", "none.json"], "--data: cannot read none.json: No such file or directory"),
-        (["ECHO", "--repeat", "0"], "argument --repeat: expected a number from 1 on, got '0'"),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
-)
-def test_a_mistake_is_explained(
-    capsys: pytest.CaptureFixture[str], echo: Path, arguments: list[str], sentence: str
-) -> None:
-    code, printed, complaint = run(capsys, *[str(echo) if each == "ECHO" else each for each in arguments])
-    assert (code, printed) == (1, "")
-    assert complaint.startswith(sentence)
-    assert complaint.endswith(
-        "\nUsage: shoal run <model directory> [<input>=<value> …] [options]\n'shoal run --help' explains it.\n"
-    )
-
-
 def test_an_ensemble_runs_with_the_models_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     text = ("--input", "text=will it rain in the mountains tomorrow", "--output", "label")
     code, printed, _ = run(capsys, SAMPLES / "text_ensemble", *text)
@@ -316,21 +286,3 @@ def test_bf16_is_given_as_numbers_and_sent_in_words(capsys: pytest.CaptureFixtur
     (tmp_path / "b64.json").write_text('{"X": {"b64": "wD8AwA=="}}')
     (request,) = read_requests(model, [], tmp_path / "b64.json", None)
     assert request.inputs["X"].tolist() == [[0x3FC0, 0xC000]]
-
-
-@pytest.mark.parametrize(
-    ("document", "sentence"),
-    [
-        ('{"data": [1]}', "--data: a request is an object of inputs, not 1."),
-        ('{"inputs": [1]}', "--data: each of the inputs and outputs is an object, as POST …/infer takes it."),
-        ('{"inputs": [{"name": "X", "data": [1, 2]}]}', "--data: an input or output has no 'shape'."),
-        ("[1]", "--data: FILE holds no JSON object."),
-    ],
-)
-def test_a_file_that_holds_no_requests(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, echo: Path, document: str, sentence: str
-) -> None:
-    file = tmp_path / "data.json"
-    file.write_text(document)
-    code, _, complaint = run(capsys, echo, "--data", file)
-    assert (code, complaint.splitlines()[0]) == (1, sentence.replace("FILE", str(file)))

@@ -29,16 +29,3 @@ def test_a_model_without_a_file_gets_its_version_directory(tmp_path: Path) -> No
     copy_models(tmp_path / "from", tmp_path / "to")
     assert (tmp_path / "to" / "echo" / "1").is_dir()
     assert not list((tmp_path / "to" / "echo" / "1").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "Into which directory? Name one that is not there yet."),
-        (["."], "'.' is there already, and stays as it is"),
-        (["/proc/x"], "'/proc/x' cannot be written: No such file or directory"),
-    ],
-)
-def test_a_mistake_is_explained(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["samples", *arguments]) == 1
-    assert capsys.readouterr().err.startswith(sentence)
