@@ -40,5 +40,7 @@ def _load(arguments: argparse.Namespace, server: RemoteServer) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandLineError(f"--config: cannot read {path}: {error}") from None
+    except OSError as error:
+        raise CommandLineError(f"--config: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CommandLineError(f"--config: {path} is no UTF-8.") from None

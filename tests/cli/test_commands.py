@@ -36,6 +36,17 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert verbs.endswith(". 'shoal --help' explains them.")
 
 
+def test_ctrl_c_ends_a_verb_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.rollout.rollout", interrupted)
+    assert main(["rollout", "digits", "2"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_verb_that_asks_a_server_imports_none() -> None:
     script = (
         "import sys; from shoal.cli import main; code = main(['models', '--url', 'http://127.0.0.1:1']);"

@@ -37,14 +37,6 @@ def test_a_configuration_is_sent_as_it_stands(
     assert loading.requests[0].body == {"parameters": {"config": '{"max_batch_size": 4}\n'}}
 
 
-def test_without_the_configuration_nothing_is_asked(
-    server: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert load(["digits", "--url", server.url, f"--config={tmp_path}/none.json"], environ={}) == 1
-    assert capsys.readouterr().err.startswith(f"--config: cannot read {tmp_path}/none.json: ")
-    assert server.asked == []
-
-
 def test_a_model_that_does_not_load_is_told_with_the_server_s_sentence(
     server: Answering, capsys: pytest.CaptureFixture[str]
 ) -> None:

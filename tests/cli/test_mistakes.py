@@ -111,6 +111,7 @@ WRONG = {
     "completion": "Which shell? One of bash, zsh, fish.",
     "infer": "Which model? 'shoal models' lists those of a server.",
     "bench": "Which model? 'shoal models' lists those of a server.",
+    "load echo --config none.json": "--config: cannot read none.json: No such file or directory\n",
     "upgrade --pid=1 --pid-file=x": "argument --pid-file: not allowed with argument --pid",
 }
 FILES = {
