@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import dataclasses
 import http
-import os
 import re
 import sys
 import tempfile
@@ -41,7 +40,7 @@ from bench.client_ways import (
     save_onnx,
 )  # fmt: skip
 from bench.errors import BenchmarkError
-from bench.peers import ROOT
+from bench.peers import ROOT, launch_shoal
 from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
 from bench.triton_beside import triton_beside
 from bench.workloads import BenchModel
@@ -85,20 +84,10 @@ def models(file: Path, sizes: Sequence[int]) -> list[BenchModel]:
 
 def serve(folder: Path, every: Sequence[BenchModel]) -> tuple[Server, Places]:
     """A server that is not started yet, and its addresses."""
-    http_port, grpc_port, metrics_port = free_ports(3)
-    path = str(folder / "socket")
-    flags = [
-        f"--model-repository={repository.write_for_shoal(folder, every[0], every[1:])}",
-        f"--http-port={http_port}",
-    ]
-    flags += [
-        f"--grpc-port={grpc_port}",
-        f"--metrics-port={metrics_port}",
-        f"--client-socket={path}",
-        "--allow-client-shm=true",
-    ]
-    command = [str(Path(sys.executable).with_name("shoal")), "serve", *flags]
-    return Server(command, os.environ, http_port, folder / "shoal.log"), Places(http_port, grpc_port, 0, path)
+    (grpc_port,), path = free_ports(1), str(folder / "socket")
+    flags = ["--allow-grpc=true", f"--grpc-port={grpc_port}", f"--client-socket={path}"]
+    server = launch_shoal(folder, every[0], "regions", every[1:], python=Path(sys.executable), flags=flags)
+    return server, Places(server.port, grpc_port, 0, path)
 
 
 def wait_until_ready(port: int) -> None:

@@ -103,17 +103,10 @@ def by_wrk(
 @contextmanager
 def serving(folder: Path, model: BenchModel, cores: str) -> Iterator[int]:
     """The port of a server of this model on these cores."""
-    server = launch_shoal(folder, model, "binary")
     os.sched_setaffinity(0, set(map(int, cores.split(","))))
-    try:
-        server.start()
-    finally:
+    with launch_shoal(folder, model, "binary").running(v2_request(model, "binary")) as server:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    try:
-        server.wait_for_answer(v2_request(model, "binary"), lambda *_: None)
         yield server.port
-    finally:
-        server.stop()
 
 
 def request_of(port: int, model: BenchModel) -> Request:

@@ -60,15 +60,26 @@ def cpu_s(root: int) -> float:
     return sum(stat.ticks for stat in process_tree(root)) / TICKS_PER_S
 
 
+def memory(pid: int) -> dict[str, int]:
+    """The sizes in a process's smaps_rollup in bytes, as Rss, Pss and Private_Dirty. Raises OSError for one that has
+    ended."""
+    return sizes(Path("/proc", str(pid), "smaps_rollup").read_text())
+
+
+def sizes(rollup: str) -> dict[str, int]:
+    """The sizes in the text of a smaps_rollup, in bytes."""
+    lines = (line.partition(":") for line in rollup.splitlines()[1:])
+    return {name: int(value.split()[0]) * 1024 for name, _, value in lines}
+
+
 def pss_bytes(root: int) -> int:
     """Memory of the tree in bytes, with shared pages divided among those that share them (proportional set size)."""
     total = 0
     for stat in process_tree(root):
         try:
-            rollup = Path("/proc", str(stat.pid), "smaps_rollup").read_text()
+            total += memory(stat.pid).get("Pss", 0)  # none of one that has ended and was not waited for
         except (FileNotFoundError, ProcessLookupError):
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
     return total
 
 

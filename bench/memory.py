@@ -13,9 +13,9 @@ from array import array
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import measure
 from bench.measure import process_tree
 
-_KIB = 1024
 _PAGE = 4096
 #: Bits of a page's entry in /proc/PID/pagemap: it is present, and it is a file's or shared memory's (not a copy of it).
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61
@@ -38,10 +38,7 @@ class Memory(NamedTuple):
 
 def parse_rollup(title: str, rollup: str) -> Memory:
     """The memory of a process, from its /proc/PID/smaps_rollup."""
-    sizes = {
-        name: int(value.split()[0]) * _KIB
-        for name, _, value in (line.partition(":") for line in rollup.splitlines()[1:])
-    }
+    sizes = measure.sizes(rollup)
     private = sizes["Private_Dirty"] + sizes["Private_Clean"]
     return Memory(title, sizes["Pss_Anon"], sizes["Pss_Shmem"], sizes["Pss_File"], private)
 

@@ -175,9 +175,7 @@ def main() -> None:
         command = [str(checkout.folder / ".venv" / "bin" / "shoal"), "serve", "--model-repository", f"{folder}/models"]
         command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false", *arguments.flag]
         server = Server(command, {"PATH": "/usr/bin:/bin", "HOME": folder}, port, Path(folder) / "log")
-        server.start()
-        try:
-            server.wait_for_answer(Request("/v2/models/slow/infer", {}, _BODY), lambda _headers, _body: None)
+        with server.running(Request("/v2/models/slow/infer", {}, _BODY)):
             highest = asyncio.run(peak(port, arguments.seconds))
             sys.stdout.write(f"{checkout.title}: {highest:.1f} answers/s at its peak\n\n")
             sys.stdout.write("| load | clients | goodput | p99 good | p99 refused | p99 live | |\n")
@@ -187,8 +185,6 @@ def main() -> None:
                     outcome = asyncio.run(load(port, times * highest, patience_s, arguments.seconds))
                     sys.stdout.write(_row(times, patience_s, outcome, arguments.seconds, highest) + "\n")
                     sys.stdout.flush()
-        finally:
-            server.stop()
 
 
 if __name__ == "__main__":

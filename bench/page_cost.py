@@ -50,16 +50,9 @@ def open_page(port: int) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Server]:
+def serving(folder: Path, *flags: str) -> AbstractContextManager[Server]:
     """A server that has answered once."""
-    server = launch_shoal(folder, IDENTITY_16, "binary", flags=flags)
-    server.start()
-    try:
-        server.wait_for_answer(REQUEST, lambda *_: None)
-        yield server
-    finally:
-        server.stop()
+    return launch_shoal(folder, IDENTITY_16, "binary", flags=flags).running(REQUEST)
 
 
 def cpu_us(server: Server, body: Path) -> float:

@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -111,6 +112,16 @@ class Server:
                 fault = str(error)
             time.sleep(POLL_S)
         raise BenchmarkError(f"no answer within {START_DEADLINE_S:.0f} s ({fault}): {self._last_words()}")
+
+    @contextmanager
+    def running(self, request: Request, ask: Ask = ask) -> Iterator["Server"]:
+        """A context with this server, from its first answer to the request on; afterwards it is stopped."""
+        self.start()
+        try:
+            self.wait_for_answer(request, lambda _headers, _body: None, ask)
+            yield self
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Send SIGTERM to the root, and after ten seconds SIGKILL to the rest of the tree; remove leftover memory."""

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from statistics import median
 
+from bench import measure
 from bench.errors import BenchmarkError
 from bench.server import Server, ask
 from bench.workloads import Request
 
 #: Seconds until a worker must be back.
 BACK_DEADLINE_S = 60.0
-_KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,6 @@ class Moments:
     def back_s(self) -> float:
         """The median of the times until a killed worker's successor answers."""
         return median(self.backs_s)
-
-
-def worker_memory(pid: int) -> tuple[int, int]:
-    """Resident and proportional set size of a process, in bytes."""
-    rollup = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()[1:]
-    sizes = {name: int(value.split()[0]) * _KIB for name, _, value in (line.partition(":") for line in rollup)}
-    return sizes["Rss"], sizes["Pss"]
 
 
 def kill_worker(server: Server, request: Request, pid: int) -> float:
@@ -67,6 +59,6 @@ def moments(
     server: Server, first_answer_s: float, request: Request, worker_pid: Callable[[], int], num_kills: int
 ) -> Moments:
     """The figures of a running server; its only worker is killed `num_kills` times, each after an answer."""
-    rss, pss = worker_memory(worker_pid())
+    memory = measure.memory(worker_pid())
     backs_s = tuple(kill_worker(server, request, worker_pid()) for _ in range(num_kills))
-    return Moments(first_answer_s, rss, pss, backs_s)
+    return Moments(first_answer_s, memory["Rss"], memory["Pss"], backs_s)

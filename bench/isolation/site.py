@@ -209,15 +209,10 @@ def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: 
     command += [f"--grpc-port={grpc_port}"] if is_grpc else ["--allow-grpc=false"]
     command += [f"--client-socket={folder / SOCKET}", *flags]
     server = Server(command, os.environ, http_port, folder / "log", folder=checkout.folder)
-    server.start()
-    try:
-        ready = Request("/v2/health/ready", {}, b"")
-        server.wait_for_answer(ready, lambda _headers, _body: None, partial(ask, method="GET"))
+    with server.running(Request("/v2/health/ready", {}, b""), partial(ask, method="GET")):
         site = Site(checkout, server, folder, http_port, grpc_port, metrics_port)
         site.wait_for_standby()
         yield site
-    finally:
-        server.stop()
 
 
 @contextmanager

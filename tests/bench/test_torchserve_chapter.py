@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import targets, torchserve_chapter, torchserve_peers
+from bench import measure, targets, torchserve_chapter, torchserve_peers
 from bench.__main__ import parse_arguments
 from bench.document import CHAPTERS, Conditions, put
 from bench.errors import BenchmarkError
@@ -20,7 +20,7 @@ from bench.results import Row, Sample
 from bench.server import Server
 from bench.torchserve_chapter import PEERS, TARGETS, WORKLOADS
 from bench.torchserve_peers import SHOAL, TORCHSERVE
-from bench.worker_deaths import Moments, kill_worker, worker_memory
+from bench.worker_deaths import Moments, kill_worker
 from bench.workloads import DOUBLED, NOOP, BenchModel, Request, expected, verify
 from shoal.repository.torchserve.archive import unpack
 
@@ -111,8 +111,8 @@ def test_a_killed_process_is_waited_for_and_a_server_without_an_answer_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-        rss, pss = worker_memory(os.getpid())
-        assert rss >= pss > MIB
+        memory = measure.memory(os.getpid())
+        assert memory["Rss"] >= memory["Pss"] > MIB
         reaper = threading.Thread(target=worker.wait)
         reaper.start()
         monkeypatch.setattr("bench.worker_deaths.BACK_DEADLINE_S", 0.2)
