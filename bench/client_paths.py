@@ -26,7 +26,6 @@ import numpy as np
 
 from bench import measure, repository
 from bench.bench import print_line
-from bench.client_picture import size, svg
 from bench.client_ways import (
     ALONE,
     BINARY,
@@ -45,6 +44,7 @@ from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
 from bench.triton_beside import triton_beside
 from bench.workloads import BenchModel
 from shoal import AsyncClient, Client
+from shoal.cli.bench.picture import Series, svg
 
 DOCUMENT = ROOT / "docs" / "client.md"
 PICTURE = "![The time of a call against the size of its tensors](client.svg)"
@@ -218,11 +218,22 @@ def _cell(took: Sequence[float] | None) -> str:
 
 def picture(times: Times) -> str:
     """The picture of times against sizes, as SVG."""
-    lines = {
-        way.title: [(nbytes, median(took)) for (name, nbytes), took in times.items() if name == way.name]
-        for way in WAYS
-    }
-    return svg({title: line for title, line in lines.items() if line})
+    sizes = sorted({nbytes for _, nbytes in times})
+    series = []
+    for way in WAYS:
+        found = [(nbytes, median(times[way.name, nbytes]) / 1000) for nbytes in sizes if (way.name, nbytes) in times]
+        points = [(nbytes, ms, f"{way.title}, {size(nbytes)}: {ms:,.3g} ms") for nbytes, ms in found]
+        series += [Series(way.title, points, has_dots=False)] if points else []
+    marks: dict[float, str] = {nbytes: size(nbytes) for nbytes in sizes}
+    return svg("The time of a call against the size of its tensors", series, across="a tensor", marks=marks)
+
+
+def size(nbytes: int) -> str:
+    """A size in the largest unit of which it is a whole number."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
 
 
 def targets(times: Times, costs: Sequence[Cost]) -> str:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.client_paths import PICTURE, Cost, document, picture, run, targets
-from bench.client_picture import size
+from bench.client_paths import PICTURE, Cost, document, picture, run, size, targets
 from bench.client_ways import WAYS
 
 ROOT = Path(__file__).parents[2]

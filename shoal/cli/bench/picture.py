@@ -1,7 +1,7 @@
 """Pictures of a measurement: throughput and latency percentiles as SVG, and as a line of a terminal. Pure."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -10,8 +10,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 150, 40, 50
 #: The most marks of an axis (ours).
 _MARKS = 6
 _SPARKS = "▁▂▃▄▅▆▇█"
-#: Okabe and Ito's colours, which colour-blind readers tell apart.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+#: Okabe and Ito's colours, and two of Tol's, which colour-blind readers tell apart.
+_COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#9aa4b2",
+)  # fmt: skip
 
 # Readable on white and on black: a picture in Markdown follows the reader's preference, not the page's colours.
 _STYLE = """\
@@ -35,34 +37,42 @@ class Series:
 
 
 def svg(
-    title: str, series: Sequence[Series], goal_ms: float | None = None, *, across: str = "requests/s", unit: str = "ms"
+    title: str,
+    series: Sequence[Series],
+    goal_ms: float | None = None,
+    *,
+    across: str = "requests/s",
+    unit: str = "ms",
+    marks: Mapping[float, str] | None = None,
 ) -> str:
     """The picture: throughput, or what `across` says, to the right, latency, or a figure with another unit, upwards on
-    a logarithmic axis."""
+    a logarithmic axis. With `marks`, which are named, the axis to the right is logarithmic, too, and ends at these."""
     points = [point for each in series for point in each.points if point[1] > 0]
     most_x = _nice(max((x for x, _, _ in points), default=1.0))
+    steps = [most_x * number / (_MARKS - 1) for number in range(_MARKS)]
+    named = {step: f"{step:,.6g}" for step in steps} if marks is None else marks
     latencies = [y for _, y, _ in points] + ([goal_ms] if goal_ms else [])
     low, high = min(latencies, default=1.0) / 1.3, max(latencies, default=1.0) * 1.3
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (_WIDTH - _LEFT - _RIGHT) * x / most_x
+        share = x / most_x if marks is None else math.log(x / min(marks)) / math.log(max(marks) / min(marks))
+        across = (_WIDTH - _LEFT - _RIGHT) * share
         up = (_HEIGHT - _TOP - _BOTTOM) * math.log(y / low) / math.log(high / low)
         return _LEFT + across, _HEIGHT - _BOTTOM - up
 
     parts = [f'<text class="title" x="{_LEFT}" y="22">{escape(title)}</text>']
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts += [_line("axis", _LEFT, bottom, right, bottom), _line("axis", _LEFT, _TOP, _LEFT, bottom)]
-    for mark in range(_MARKS):
-        value = most_x * mark / (_MARKS - 1)
-        x, _ = place(value, low)
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value:,.6g}</text>')
+    for mark, name in named.items():
+        x, _ = place(mark, low)
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(name)}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2:.0f}" y="{bottom + 38}" text-anchor="middle">{escape(across)}</text>')
     for value in _latency_marks(low, high):
-        _, y = place(0, value)
+        _, y = place(min(named), value)
         parts.append(_line("grid", _LEFT, y, right, y))
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{f"{value:,.3g} {unit}".strip()}</text>')
     if goal_ms:
-        _, y = place(0, goal_ms)
+        _, y = place(min(named), goal_ms)
         parts += [
             _line("goal", _LEFT, y, right, y),
             f'<text x="{right + 8}" y="{y + 4:.1f}">goal {goal_ms:g} ms</text>',
