@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
+from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
 
 #: By this variable a shell asks; its value is the number of the first word that a parser gets, from 1.
 ASKING = "_ARGCOMPLETE"
@@ -17,7 +17,6 @@ ASKING = "_ARGCOMPLETE"
 _OF_MODELS = ("infer", "bench", "models", "load", "unload", "scale", "explain")
 #: The most seconds that a Tab waits for a server (ours).
 _TIMEOUT_S = 10.0
-_DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def verb_asked(verbs: Collection[str], environ: Mapping[str, str]) -> str | None:
@@ -50,7 +49,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 def _models(prefix: str, **_: Any) -> list[str]:
     """The names of the models of the running server; none where no server answers."""
     try:
-        server = RemoteServer(os.environ.get("SHOAL_URL") or _DEFAULT_URL, timeout_s=_TIMEOUT_S, headers={})
+        server = RemoteServer(os.environ.get("SHOAL_URL") or DEFAULT_URL, timeout_s=_TIMEOUT_S, headers={})
         try:
             names = sorted({str(row["name"]) for row in server.index()})
         finally:

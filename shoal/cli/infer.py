@@ -89,16 +89,13 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> int:
     if arguments.model is None:
         raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     from shoal import Client
-    from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.cli.run_inputs import read_requests
     from shoal.model_config.signature import Signature
 
     with Client(place) as client:
         config = client.model_config(arguments.model, version=arguments.version)
-        try:
-            given = [*arguments.inputs, *arguments.input]
-            requests = read_requests(config, given, arguments.data, arguments.sample)
-        except InputError as error:
-            raise CommandLineError(str(error)) from None
+        given = [*arguments.inputs, *arguments.input]
+        requests = read_requests(config, given, arguments.data, arguments.sample)
         signature = Signature.from_config(config)
         is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         times_ms: list[float] = []

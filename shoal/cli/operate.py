@@ -6,11 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from shoal.cli import client_tls
-from shoal.cli.remote import RemoteServer
+from shoal.cli.remote import DEFAULT_URL, RemoteServer
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 _ENDING = """
 Every verb that asks a running server takes:

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 if TYPE_CHECKING:
     import ssl
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 #: No server, not even a distant one, takes longer to accept a connection (ours).
 CONNECT_TIMEOUT_S = 5.0
 

@@ -1,7 +1,9 @@
-"""The arguments that the verbs `run` and `infer` take of a request: pairs, parameters, and how often to ask."""
+"""The kinds of arguments that several verbs take: pairs, parameters, how often to ask, and files to write."""
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +20,16 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 on, got '{text}'")
     return int(text)
+
+
+def writable(text: str) -> Path:
+    """A file that is written at the end of a measurement. Raises ArgumentTypeError where it could not be: it is said
+    before the time is spent."""
+    path = Path(text)
+    directory = path.absolute().parent
+    if path.is_dir() or not directory.is_dir() or not os.access(path if path.exists() else directory, os.W_OK):
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written")
+    return path
 
 
 def parameter(text: str) -> Any:

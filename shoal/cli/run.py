@@ -83,7 +83,7 @@ def _parser() -> Parser:
 def _run(arguments: argparse.Namespace) -> int:
     import logging
 
-    from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.cli.run_inputs import read_requests
     from shoal.testing import Server
 
     if arguments.model is None:
@@ -105,8 +105,6 @@ def _run(arguments: argparse.Namespace) -> int:
                 if "sequence_batching" in config and "sequence_id" not in said:
                     said |= {"sequence_id": 1, "sequence_start": not number, "sequence_end": request is requests[-1]}
                 _ask(server, model.name, request, said, arguments)
-    except InputError as error:
-        raise CommandLineError(str(error)) from None
     except ShoalError as error:
         print(f"{error.words}: {error}", file=sys.stderr)
         if "Failed for execute the inference request" in str(error):

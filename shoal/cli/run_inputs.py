@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal import bf16
 from shoal.cli.recorded_inputs import recorded_inputs
+from shoal.cli.serve import CommandLineError
 from shoal.datatypes import BF16, BYTES, FP32, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.v2.generate import fitted
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 MAX_RECORDED = 1000
 
 
-class InputError(Exception):
+class InputError(CommandLineError):
     """The given inputs are no request to this model; the message says why, and what would be one."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
-from shoal.cli.request_arguments import count, name_and_value, parameter
+from shoal.cli.request_arguments import count, name_and_value, parameter, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
 
@@ -109,7 +109,7 @@ def bench_parser() -> Parser:
     parser.add_argument("--windows", type=count, default=10)
     parser.add_argument("--stability", type=values.percent, default=10.0)
     parser.add_argument("--goal", action="append", default=[], type=values.goal)
-    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--svg", type=writable)
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -166,18 +166,15 @@ def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[Run
     """The requests that are sent in turns. Raises CommandLineError where they do not fit the model."""
     from dataclasses import replace
 
-    from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.cli.run_inputs import read_requests
 
     if config.get("model_transaction_policy", {}).get("decoupled"):
         raise CommandLineError(
             f"Model '{given.model}' streams (decoupled): bench measures models that answer a request once."
         )
-    try:
-        requests = read_requests(
-            dict(config), given.inputs, given.data, given.sample, shapes=dict(given.shape), rows=given.batch_size
-        )
-    except InputError as error:
-        raise CommandLineError(str(error)) from None
+    requests = read_requests(
+        dict(config), given.inputs, given.data, given.sample, shapes=dict(given.shape), rows=given.batch_size
+    )
     more = {key: parameter(value) for key, value in given.parameter}
     return [
         replace(each, parameters={**each.parameters, **more}, outputs=given.output or each.outputs) for each in requests
@@ -244,7 +241,7 @@ def _as_json(
 
 
 def _write(given: argparse.Namespace, sides: "Sequence[Sequence[Measured]]") -> None:
-    """Write the picture. Raises CommandLineError if the file cannot be written."""
+    """Write the picture."""
     from shoal.cli.bench import picture
 
     series = []
@@ -255,7 +252,4 @@ def _write(given: argparse.Namespace, sides: "Sequence[Sequence[Measured]]") -> 
             ]
             series.append(picture.Series(f"{name}p{percent:g}", points))
     goal_ms = next((each.most_ms for each in given.goal if each.most_ms), None)
-    try:
-        given.svg.write_text(picture.svg(f"Model {given.model}: latency against throughput", series, goal_ms))
-    except OSError as error:
-        raise CommandLineError(f"--svg: cannot write {given.svg}: {error.strerror}") from None
+    given.svg.write_text(picture.svg(f"Model {given.model}: latency against throughput", series, goal_ms))

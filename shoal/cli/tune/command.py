@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
-from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
-from shoal.cli.request_arguments import count, name_and_value
+from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
+from shoal.cli.request_arguments import count, name_and_value, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
@@ -90,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument("--batch-size", type=count, default=1)
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--url")
-    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--svg", type=writable)
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -155,10 +155,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         print(found + f"\n\n{diff}".rstrip("\n"))
     if given.svg is not None:
-        try:
-            given.svg.write_text(report.svg(given.model, trials, best, given.goal))
-        except OSError as error:
-            raise CommandLineError(f"--svg: cannot write {given.svg}: {error.strerror}") from None
+        given.svg.write_text(report.svg(given.model, trials, best, given.goal))
     if best.best is None:
         return EXIT_MISSED
     if given.apply and changed != text:
@@ -167,17 +164,14 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[RunRequest]":
-    from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.cli.run_inputs import read_requests
 
     if config.get("model_transaction_policy", {}).get("decoupled"):
         raise CommandLineError(f"Model '{given.model}' streams (decoupled): tune measures models that answer once.")
     if config.get("ensemble_scheduling"):
         raise CommandLineError(f"Model '{given.model}' is an ensemble: tune the models of its steps.")
-    try:
-        shapes, rows = dict(given.shape), given.batch_size
-        return read_requests(dict(config), given.inputs, given.data, given.sample, shapes=shapes, rows=rows)
-    except InputError as error:
-        raise CommandLineError(str(error)) from None
+    shapes, rows = dict(given.shape), given.batch_size
+    return read_requests(dict(config), given.inputs, given.data, given.sample, shapes=shapes, rows=rows)
 
 
 def _try_out(
@@ -319,7 +313,7 @@ def _group(text: str) -> str:
 def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, text: str, changed: str) -> None:
     """Write the configuration, and have the running server load it. Raises RefusedError or NoResponseError, after the
     file is as it was."""
-    url = given.url or environ.get("SHOAL_URL") or "http://127.0.0.1:8000"
+    url = given.url or environ.get("SHOAL_URL") or DEFAULT_URL
     try:
         with closing(RemoteServer(url, timeout_s=600, headers={})) as server:
             path.write_text(changed)
