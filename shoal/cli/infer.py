@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.operate import client_place, seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
-from shoal.cli.response_text import PrintedResponse, as_json, as_text
+from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.timing_text import timing_text
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
@@ -111,12 +111,7 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> int:
                         print(timing_text(result.timing), file=sys.stderr)
             times_ms.append((time.perf_counter() - start_s) * 1e3)
     if arguments.repeat > 1:
-        times_ms.sort()
-        print(
-            f"{len(times_ms)} times: fastest {times_ms[0]:.3f} ms, median {times_ms[len(times_ms) // 2]:.3f} ms, "
-            f"slowest {times_ms[-1]:.3f} ms",
-            file=sys.stderr,
-        )
+        print(times_text(times_ms), file=sys.stderr)
     return EXIT_DONE
 
 

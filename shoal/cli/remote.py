@@ -177,7 +177,8 @@ class RemoteServer:
         except http.client.HTTPException:
             raise self._not_a_model_server() from None
         if response.status != 200:
-            raise RefusedError(response.status, _sentence(response, answer))
+            title = f"status {response.status} {response.reason}"
+            raise RefusedError(response.status, sentence_of(answer, title))
         return answer
 
     def _connect(self) -> None:
@@ -199,10 +200,10 @@ def _path_of(model: str) -> str:
     return f"/v2/repository/models/{quote(model, safe='')}"
 
 
-def _sentence(response: http.client.HTTPResponse, answer: bytes) -> str:
-    """The sentence in Triton's error object; of any other body, its beginning."""
+def sentence_of(answer: bytes, title: str) -> str:
+    """The sentence in Triton's error object; of any other body, the title of its status and its beginning."""
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, LookupError, TypeError):
         text = answer[:200].decode(errors="replace").strip()
-        return f"status {response.status} {response.reason}" + (f": {text}" if text else "")
+        return title + (f": {text}" if text else "")

@@ -1,7 +1,7 @@
 """A response as the verbs `run` and `infer` print it: as text for a person, or as the JSON of POST …/infer."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,13 @@ def as_text(response: PrintedResponse) -> str:
     said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
     lines += [f"{key} = {value}" for key, value in said.items()]
     return "\n".join(lines) or "a response without outputs"
+
+
+def times_text(times_ms: Sequence[float]) -> str:
+    """A sentence on how long equal requests took."""
+    ordered = sorted(times_ms)
+    fastest, median, slowest = (f"{each:.3f} ms" for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
+    return f"{len(ordered)} times: fastest {fastest}, median {median}, slowest {slowest}"
 
 
 def _plain(array: "Array") -> "Array":

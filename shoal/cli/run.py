@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.request_arguments import count, name_and_value, parameter
-from shoal.cli.response_text import PrintedResponse, as_json, as_text
+from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
@@ -170,9 +170,4 @@ def _ask(
         )  # fmt: skip
         print(as_json(printed) if arguments.json else as_text(printed))
     if arguments.repeat:
-        times_ms.sort()
-        print(
-            f"{len(times_ms)} times: fastest {times_ms[0]:.3f} ms, median {times_ms[len(times_ms) // 2]:.3f} ms, "
-            f"slowest {times_ms[-1]:.3f} ms",
-            file=sys.stderr,
-        )
+        print(times_text(times_ms), file=sys.stderr)

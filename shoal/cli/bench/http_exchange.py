@@ -3,9 +3,10 @@
 Pure. Heads of answers repeat, so what they say is kept by their bytes.
 """
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from shoal.cli.remote import sentence_of
 
 #: The most heads that are kept (ours).
 _MAX_HEADS = 1024
@@ -73,7 +74,7 @@ class HttpExchange:
                 self._data += data
         if self._num_missing > 0 and head.fault is None:
             return _MORE
-        self.error = head.fault or (None if head.status == 200 else _sentence(head.status, self._data))
+        self.error = head.fault or (None if head.status == 200 else sentence_of(self._data, f"status {head.status}"))
         self.is_last = head.is_last
         self._head, self._data = None, b""
         return _WHOLE
@@ -97,12 +98,3 @@ def _read(text: bytes) -> _Head:
     if not length.isdigit():
         return _Head(status, 0, True, f"an answer with status {status} has no Content-Length, which bench needs")
     return _Head(status, int(length), is_last, None)
-
-
-def _sentence(status: int, body: bytes) -> str:
-    """The sentence in Triton's error object; of any other body, its beginning."""
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, LookupError, TypeError):
-        text = body[:200].decode(errors="replace").strip()
-        return f"status {status}" + (f": {text}" if text else "")

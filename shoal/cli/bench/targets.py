@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from shoal.cli.bench.http_exchange import HttpExchange, http_request
@@ -15,10 +15,17 @@ from shoal.cli.run_inputs import RunRequest
 from shoal.datatypes import BYTES, Datatype, encode_bytes_tensor
 from shoal.model_config.signature import Signature
 
+if TYPE_CHECKING:
+    from shoal import Client
+
 HTTP, GRPC, MEMORY = "http", "grpc", "shm"
 _PORTS = {HTTP: 8000, GRPC: 8001}
 _SERVICE = "/inference.GRPCInferenceService/ModelInfer"
 _JSON_BYTES = "Inference-Header-Content-Length"
+
+
+#: Makes the transport for requests to a model with this signature.
+Connect: TypeAlias = Callable[[Signature, Sequence[RunRequest]], Transport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Target:
     protocol: str
     config: Callable[[], dict[str, Any]]
     statistics: Callable[[], Row]
-    connect: Callable[[Signature, Sequence[RunRequest]], Transport]
+    connect: Connect
     close: Callable[[], None]
 
 
@@ -103,7 +110,6 @@ def _by_grpc(url: str, model: str, version: str) -> Target:
     from shoal import Client
     from shoal.cli.bench.grpc_exchange import GrpcExchange, grpc_message
 
-    client = Client(url)
     parts = urlsplit(url)
 
     def connect(signature: Signature, requests: Sequence[RunRequest]) -> Transport:
@@ -111,14 +117,7 @@ def _by_grpc(url: str, model: str, version: str) -> Target:
         exchange = partial(GrpcExchange, parts.netloc, _SERVICE, made)
         return SocketTransport(str(parts.hostname), parts.port or _PORTS[GRPC], exchange)
 
-    return Target(
-        url,
-        GRPC,
-        lambda: client.model_config(model, version=version),
-        lambda: client.statistics(model, version=version)[0],
-        connect,
-        client.close,
-    )
+    return _by_client(Client(url), url, GRPC, model, version, connect)
 
 
 def _grpc_body(model: str, version: str, signature: Signature, request: RunRequest) -> bytes:
@@ -143,14 +142,16 @@ def _by_memory(path: str | None, model: str, version: str) -> Target:
     from shoal import Client
     from shoal.cli.bench.memory_transport import MemoryTransport
 
-    client = Client(path)
-
     def connect(_: Signature, requests: Sequence[RunRequest]) -> Transport:
         return MemoryTransport(path, model, version, [each.inputs for each in requests])
 
+    return _by_client(Client(path), path or "this user's server on this machine", MEMORY, model, version, connect)
+
+
+def _by_client(client: "Client", url: str, protocol: str, model: str, version: str, connect: Connect) -> Target:
     return Target(
-        path or "this user's server on this machine",
-        MEMORY,
+        url,
+        protocol,
         lambda: client.model_config(model, version=version),
         lambda: client.statistics(model, version=version)[0],
         connect,
