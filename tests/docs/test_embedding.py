@@ -1,10 +1,11 @@
 """docs/embedding.md: its example makes the tables, is served and prints what the page shows."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.end_to_end.command_line import shoal_in
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
@@ -13,11 +14,7 @@ PAGE = (ROOT / "docs" / "embedding.md").read_text()
 def test_the_example_prints_what_is_shown(tmp_path: Path) -> None:
     [script], [config] = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) for language in ("python", "pbtxt"))
     [(command, shown)] = re.findall(r"```sh\n(shoal [^\n]*\n)```\n+```text\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "shoal").write_text(
-        f'#!/bin/sh\nexec {sys.executable} -c "from shoal.cli import main; exit(main())" "$@"\n'
-    )
-    (tmp_path / "shoal").chmod(0o755)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = shoal_in(tmp_path)
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
     (tmp_path / "models" / "shop" / "config.pbtxt").write_text(config)
     done = subprocess.run(

@@ -3,15 +3,14 @@
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from shoal.cli.flags import FLAGS
 from shoal.options import ServerOptions
+from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES, only, serving_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 
 
 def test_the_limits_are_those_of_the_flags() -> None:

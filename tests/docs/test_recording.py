@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ from shoal.recording_settings import RecordLimits, RecordRule, duration_s, share
 from shoal.shm.byte_ring import MAX_PARTS
 from shoal.supervisor.processes.ring_readers import RING_NBYTES
 from tests.end_to_end.asking import infer
+from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recording.md").read_text()
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import numpy as np
 from shoal.cli.rollout import EXIT_ROLLED_BACK
 from shoal.rollout_settings import DEFAULT_EVERY, DEFAULT_GUARDS, DEFAULT_MIN_REQUESTS, DEFAULT_STEPS, read_plan
 from tests.end_to_end.asking import fetch
+from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, Server, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 

@@ -3,14 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from shoal.api_keys import parse_keys
 from shoal.frontend.access.doors import DOORS
+from tests.end_to_end.command_line import SHOAL
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 
 
 def test_the_table_has_every_door() -> None:

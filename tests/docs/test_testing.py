@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.command_line import shoal_in
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 SHOWN = re.findall(r"```sh\n(shoal [^\n]*\n)```\n+```text\n((?:(?!```).)*)```", PAGE, re.DOTALL)
 
 
-def run(command: list[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+def run(command: list[str], folder: Path) -> str:
+    environment = {**shoal_in(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
     )  # fmt: skip
@@ -28,10 +30,7 @@ def test_the_page_shows_commands() -> None:
 
 @pytest.mark.parametrize(("command", "output"), SHOWN)
 def test_a_command_prints_what_is_shown(command: str, output: str, tmp_path: Path) -> None:
-    shoal = tmp_path / "shoal"
-    shoal.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from shoal.cli import main; exit(main())" "$@"\n')
-    shoal.chmod(0o755)
-    assert run(["sh", "-ec", f"PATH={tmp_path}:$PATH; {command}"]) == output
+    assert run(["sh", "-ec", command], tmp_path) == output
 
 
 def test_the_tests_pass(tmp_path: Path) -> None:
@@ -39,5 +38,5 @@ def test_the_tests_pass(tmp_path: Path) -> None:
     file = tmp_path / "test_page.py"
     file.write_text("".join(blocks))
     plain = ["-p", "shoal.pytest_plugin", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
-    printed = run([sys.executable, "-m", "pytest", "-q", *plain, str(file)])
+    printed = run([sys.executable, "-m", "pytest", "-q", *plain, str(file)], tmp_path)
     assert f"{''.join(blocks).count('def test_')} passed" in printed

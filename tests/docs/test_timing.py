@@ -9,11 +9,11 @@ from pathlib import Path
 from shoal.batcher.finished_requests import NUM_KEPT, NUM_WINDOWS, WINDOW_NS
 from shoal.frontend.v2.finished_requests import DEFAULT_LIMIT, MAX_LIMIT
 from shoal.timing import MAX_STEPS, PHASES, QUEUE_PARTS
+from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES, only, serving_to_the_end
 from tests.server_timing import from_header
 
 PAGE = (Path(__file__).parents[2] / "docs" / "timing.md").read_text()
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 
 
 def test_the_examples_print_what_is_shown(tmp_path: Path) -> None:

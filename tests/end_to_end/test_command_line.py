@@ -1,11 +1,10 @@
 """docs/command_line.md: its commands run against the samples, and print what it shows."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.end_to_end.command_line import shoal_in
 from tests.end_to_end.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -15,16 +14,7 @@ SHOWN = re.compile(r"```sh\n((?:(?!```).)*)```(?:\n+```text\n((?:(?!```).)*)```)
 
 def test_every_command_prints_what_is_shown(samples: Server, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "command_line.md").read_text().replace("/tmp/models", f"{tmp_path}/models")
-    shoal = tmp_path / "bin" / "shoal"
-    shoal.parent.mkdir()
-    shoal.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from shoal.cli import main; exit(main())" "$@"\n')
-    shoal.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{shoal.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "SHOAL_CLIENT_SOCKET": samples.client_socket,
-    }
+    environment = {**shoal_in(tmp_path / "bin"), "SHOAL_CLIENT_SOCKET": samples.client_socket}
     commands = SHOWN.findall(page)
     assert len(commands) > 8
     for command, output in commands:

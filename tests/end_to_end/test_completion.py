@@ -1,12 +1,11 @@
 """`shoal completion bash`: a real bash, sourced with what is printed, completes verbs, flags, values and models."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.command_line import shoal_in
 from tests.end_to_end.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +24,7 @@ done
 @pytest.fixture
 def environment(samples: Server, tmp_path: Path) -> dict[str, str]:
     """With the command `shoal` of this tree."""
-    shoal = tmp_path / "shoal"
-    shoal.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from shoal.cli import main; exit(main())" "$@"\n')
-    shoal.chmod(0o755)
-    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "SHOAL_URL": samples.url}
+    return {**shoal_in(tmp_path), "SHOAL_URL": samples.url}
 
 
 def test_bash_completes_verbs_flags_values_and_models(environment: dict[str, str], tmp_path: Path) -> None:
