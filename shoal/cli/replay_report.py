@@ -101,7 +101,7 @@ def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequ
         return ""
     series = [
         Series("absolute", points(absolute), is_line=False),
-        Series("of the value", points(_largest(unequal, "max_rel")), is_line=False),
+        Series("of the larger value", points(_largest(unequal, "max_rel")), is_line=False),
     ]
     return svg("Largest distance of a value from the recorded one", series, across="s from the first request", unit="")
 

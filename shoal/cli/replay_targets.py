@@ -47,19 +47,19 @@ class RunningServer:
         self._version = version
         self._last: dict[tuple[str, int | str], Future[Answer]] = {}
         self._configs: dict[str, Config] = {}  # of the models that the server has
+        self._is_lost = threading.Event()
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
         """The answers to the requests, which are asked `speed` times as fast as they were; 0: at once. Raises
         ConnectionLostError if there is no server."""
         self._configs = {name: self._config(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
-        pause = threading.Event()  # never set: to wait on
         with ThreadPoolExecutor(MAX_OPEN) as pool:
             begun_ns, futures = time.monotonic_ns(), []
             for request in sorted(requests, key=lambda each: each.points.start_ns):
                 due_ns = begun_ns + (round((request.points.start_ns - first_ns) / speed) if speed else 0)
-                if (left_ns := due_ns - time.monotonic_ns()) > 0:
-                    pause.wait(left_ns / 1e9)
+                if self._is_lost.wait(max(0, due_ns - time.monotonic_ns()) / 1e9):
+                    break
                 name = request.model, request.sequence[0]
                 before = self._last.get(name) if request.sequence[0] else None
                 future = pool.submit(self._ask, request, due_ns if speed else 0, before)
@@ -99,6 +99,7 @@ class RunningServer:
             else:
                 answer.responses = [dict(self._client.infer(request.model, inputs, **arguments))]
         except ConnectionLostError:
+            self._is_lost.set()
             raise
         except ShoalError as error:
             answer.error = error

@@ -2,11 +2,15 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.cli import main
 from shoal.cli.operate import client_place
+from shoal.cli.replay_targets import RunningServer
+from shoal.errors import ConnectionLostError
+from shoal.recorder.recorded import Recording
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
 
@@ -37,3 +41,22 @@ def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.sock").touch()
     assert client_place("here.sock", environ) == "here.sock"
+
+
+def test_a_server_that_is_lost_is_not_asked_at_the_later_times(tmp_path: Path) -> None:
+    entries = [made(key=number, start_ns=number * 20 * 10**9, end_ns=number * 20 * 10**9 + 1) for number in (1, 2)]
+    (tmp_path / "two.shoalrec").write_bytes(file_head() + pack_frame(entries))
+    asked = []
+
+    class Lost:
+        def model_config(self, *_: object, **__: object) -> dict[str, Any]:
+            return {}
+
+        def infer(self, model: str, *_: object, **__: object) -> None:
+            asked.append(model)
+            raise ConnectionLostError("the server is gone")
+
+    server: Any = Lost()
+    with pytest.raises(ConnectionLostError):
+        RunningServer(server, None).replay(list(Recording(tmp_path)), 1.0)
+    assert asked == ["m"]
