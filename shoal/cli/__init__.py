@@ -95,6 +95,21 @@ TRITONS_DEFAULTS: dict[str, Any] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"] and not {"--help", "-h"} & {*arguments}:
+        return _run(arguments)  # a server handles signals and pipes by itself
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # stdout's reader has gone, as `head` does; the interpreter must not flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         arguments = _asked_by_shell()
     if not arguments or arguments[0] in ("--help", "-h", "help"):
@@ -115,17 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
         return 1
     entry: Callable[..., int] = pkgutil.resolve_name(_VERBS[arguments[0]].entry)
-    if arguments[0] == "serve":
-        return entry(arguments[1:], environ=os.environ)
-    try:
-        code = entry(arguments[1:], environ=os.environ)
-        sys.stdout.flush()
-    except BrokenPipeError:  # stdout's reader has gone, as `head` does; the interpreter must not flush at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return code
+    return entry(arguments[1:], environ=os.environ)
 
 
 def _asked_by_shell() -> list[str]:

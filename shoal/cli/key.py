@@ -74,7 +74,8 @@ def _make(arguments: argparse.Namespace) -> int:
         try:
             _add(Path(arguments.file), entries)
         except (OSError, InvalidArgumentError) as error:
-            print(f"'{arguments.file}' is not changed: {error}", file=sys.stderr)
+            why = error.strerror if isinstance(error, OSError) else error
+            print(f"'{arguments.file}' is not changed: {why}", file=sys.stderr)
             return EXIT_FAILED
     print(text)
     return EXIT_DONE

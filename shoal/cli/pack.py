@@ -80,6 +80,8 @@ def _pack(arguments: argparse.Namespace) -> Path:
     if not _NAME.fullmatch(arguments.model_name):
         raise CommandLineError(f"'{arguments.model_name}' is no name of a model: letters, digits, '_', '-' and '.'.")
     archive = Path(arguments.export_path, f"{arguments.model_name}.mar")
+    if not arguments.export_path.is_dir():
+        raise CommandLineError(f"There is no directory '{arguments.export_path}' to put '{archive.name}' into.")
     if archive.exists() and not arguments.force:
         raise CommandLineError(f"'{archive}' exists already, and is left as it is; --force replaces it.")
     sources = dict(_sources(arguments))

@@ -45,7 +45,8 @@ def run_verb(
             return EXIT_DONE
         return work(arguments)
     except wrong as error:
-        print(f"{error}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
+        said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"{said}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
         return EXIT_MISUSED
 
 

@@ -1,8 +1,6 @@
 """`shoal run`: one request from the shell, printed for a person or as JSON, and every mistake said."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -155,16 +153,6 @@ def test_what_the_server_heeds_is_no_parameter_of_the_model(capsys: pytest.Captu
 """
     write_python(tmp_path, "told", code)
     assert values(capsys, tmp_path / "told", "--sample", "ones", "--parameter", "timeout=5") == [[5, 5]]
-
-
-def test_help_is_printed_without_imports() -> None:
-    script = (
-        "import sys; from shoal.cli import main; code = main(['run', '--help']);"
-        "print(code, sorted({'numpy', 'google', 'shoal.testing'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("Usage: shoal run <model directory>")
-    assert done.stdout.endswith("\n0 []\n")
 
 
 # -- where inputs come from ---------------------------------------------------------------------------------------
