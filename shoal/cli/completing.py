@@ -14,7 +14,9 @@ from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteS
 #: By this variable a shell asks; its value is the number of the first word that a parser gets, from 1.
 ASKING = "_ARGCOMPLETE"
 #: Verbs whose argument is a model of a running server.
-_OF_MODELS = ("infer", "bench", "models", "load", "unload", "scale", "explain")
+_OF_MODELS = (
+    "infer", "bench", "models", "load", "unload", "scale", "explain", "top", "rollout", "record", "shadow",
+)  # fmt: skip
 #: The most seconds that a Tab waits for a server (ours).
 _TIMEOUT_S = 10.0
 
@@ -41,7 +43,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
     if parser.prog.partition(" ")[2] in _OF_MODELS:
         for action in parser._actions:
-            if action.dest in ("model", "what"):
+            if action.dest in ("model", "what", "shown"):
                 action.completer = _models  # type: ignore[attr-defined]  # argcomplete's own place for it
     argcomplete.autocomplete(parser, print_suppressed=True)
 

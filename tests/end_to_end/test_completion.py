@@ -29,12 +29,15 @@ def environment(samples: Server, tmp_path: Path) -> dict[str, str]:
 
 def test_bash_completes_verbs_flags_values_and_models(environment: dict[str, str], tmp_path: Path) -> None:
     asked = ["shoal inf", "shoal bench --sample ", "shoal serve --http-po", "shoal top --int", "shoal infer simple_id"]
+    verbs = ["top", "top --model", "rollout", "record", "shadow", "scale"]
+    asked += [f"shoal {verb} simple_id" for verb in verbs]
     done = subprocess.run(
         ["bash", "-c", ASK, "bash", *asked],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     answers = [line.split() for line in done.stdout.splitlines()]
-    assert answers == [["infer"], ["zeros", "ones", "random"], ["--http-port"], ["--interval"], ["simple_identity"]]
+    words = [["infer"], ["zeros", "ones", "random"], ["--http-port"], ["--interval"], ["simple_identity"]]
+    assert answers == words + [["simple_identity"]] * len(verbs)
 
 
 @pytest.mark.parametrize(("shell", "words"), [("zsh", "#compdef shoal"), ("fish", "complete --command shoal")])
