@@ -34,6 +34,7 @@ def _advice(directory: Path) -> str:
     try:
         entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
         is_in_model = (directory.parent / CONFIG_FILENAME).exists()
+        has_models = any(is_dir and is_model(directory / name) for name, is_dir in entries.items())
     except OSError:
         return ""
     files = [name for name in entries if name in _FILES]
@@ -44,6 +45,8 @@ def _advice(directory: Path) -> str:
             f"'{directory.parent}' looks like a model, not like a repository of models: name the directory above it, "
             f"--model-repository={directory.parent.parent}"
         )
+    if has_models:
+        return f"'{directory}' is a repository of models itself: name it, --model-repository={directory}"
     first = directory / "1"
     if files:
         return f"'{files[0]}' lies in the model's directory itself: move it into a version's, to '{first / files[0]}'"

@@ -62,7 +62,9 @@ def test_every_mistake_is_found_but_those_of_frameworks(errors: dict[str, list[s
     assert "simple" not in errors
 
 
-@pytest.mark.parametrize("model", ["flat", "named", "none", "circle", "other_name", "other_platform", "no_field"])
+@pytest.mark.parametrize(
+    "model", ["flat", "named", "outer", "none", "circle", "other_name", "other_platform", "no_field"]
+)
 def test_the_sentence_is_that_of_a_load(errors: dict[str, list[str]], broken: Path, model: str) -> None:
     for part in BROKEN[model][1]:
         assert part.replace("{}", str(broken / model)) in errors[model][0]

@@ -65,6 +65,10 @@ BROKEN: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
         ("at least one version must be available under the version policy of", "to '{}/1/model.onnx'"),
     ),
     "named": ({"v1/model.onnx": ONNX}, ("'{}/v1' is no version", "rename it to '{}/1'")),
+    "outer": (
+        {"inner/1/model.onnx": ONNX},
+        ("Could not determine backend for model 'outer'", "'{}' is a repository of models itself: name it, --model-"),
+    ),
     "none": ({"config.pbtxt": FLAT}, ("at least one version", "'{}' has no version: make '{}/1'")),
     "circle": (
         {"1/.keep": b"", "config.pbtxt": ensemble("circle", "round")},
