@@ -4,8 +4,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from bench.background_load import QuietConnections, RepeatedRequest, content_length, raw
 from bench.errors import BenchmarkError
 from bench.workloads import Request
+from tests.listening import listening
 
 PING = b"POST /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nA: b\r\nContent-Length: 4\r\n\r\nbody"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npong"
@@ -61,17 +61,9 @@ class Handler(socketserver.BaseRequestHandler):
             return
 
 
-@contextmanager
-def serving(answer: bytes = OK, *, closes: bool = False) -> Iterator[Server]:
+def serving(answer: bytes = OK, *, closes: bool = False) -> AbstractContextManager[Server]:
     """The server, in a thread."""
-    with Server(answer, closes) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return listening(Server(answer, closes))
 
 
 def _has_come(server: Server, number: int) -> bool:

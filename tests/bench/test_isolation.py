@@ -37,6 +37,7 @@ from bench.isolation.site import Checkout, established
 from bench.isolation.situations import SITUATIONS
 from bench.isolation.windows import closed_windows
 from shoal.model_config import pbtxt
+from tests.listening import listening
 
 #: Generous: what takes longer hangs.
 DEADLINE_S = 60.0
@@ -231,13 +232,8 @@ class Echo(http.server.BaseHTTPRequestHandler):
 def port() -> Iterator[int]:
     Echo.num_answered = 0
     Echo.has_answered_many.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)) as server:
+        yield server.server_port
 
 
 def test_a_probe_tells_answers_refusals_and_failures(port: int) -> None:

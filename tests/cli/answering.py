@@ -1,12 +1,13 @@
 """A real HTTP server on loopback that answers as it was told, and keeps what it was asked."""
 
 import json
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from tests.listening import listening
 
 
 class Request(NamedTuple):
@@ -64,12 +65,7 @@ def answering() -> Iterator[Answering]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
             """Nothing: the tests look at the requests themselves."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        server = Answering(listener.server_address[1])
-        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            listener.shutdown()
-            thread.join()
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Answering(listener.server_port)
+    with listening(listener):
+        yield server

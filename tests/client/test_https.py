@@ -1,7 +1,6 @@
 """shoal/client/remote_http.py over TLS, against a server of the standard library's."""
 
 import ssl
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from shoal import Client
 from shoal.errors import ConnectionLostError
 from tests.certificates import make_certificates
+from tests.listening import listening
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -35,13 +35,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
     files = make_certificates(tmp_path_factory.mktemp("tls"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.server_cert, files.server_key)
-    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = HTTPServer(("127.0.0.1", 0), Metadata)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with listening(server):
         yield files.root, server.server_port
-        server.shutdown()
-        thread.join()
 
 
 def test_a_server_whose_certificate_is_trusted(root: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
