@@ -140,8 +140,11 @@ def write_bom(program: Path, python: Path, path: Path) -> int:
     run(*command, "-o", path, python)
     bom = json.loads(path.read_text())
     bom["components"] = [each for each in bom["components"] if each["name"] not in _INSTALLERS]
-    gone = {f"{name}==" for name in _INSTALLERS}
-    bom["dependencies"] = [each for each in bom["dependencies"] if not each["ref"].startswith(tuple(gone))]
+    gone = tuple(f"{name}==" for name in _INSTALLERS)
+    bom["dependencies"] = [each for each in bom["dependencies"] if not each["ref"].startswith(gone)]
+    for each in bom["dependencies"]:
+        if "dependsOn" in each:
+            each["dependsOn"] = [ref for ref in each["dependsOn"] if not ref.startswith(gone)]
     names = {each["name"] for each in (bom["metadata"]["component"], *bom["components"])}
     if not {"shoal", "flask", "numpy"} <= {name.lower() for name in names}:
         raise ValueError(f"the SBOM lists {len(names)} packages, and not Shoal with what it needs")

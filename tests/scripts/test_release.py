@@ -68,7 +68,7 @@ def test_the_sbom_lists_what_is_needed_and_no_installer(tmp_path: Path) -> None:
         bom = {
             "metadata": {"component": {"name": "shoal"}},
             "components": parts,
-            "dependencies": [{"ref": each["bom-ref"]} for each in parts],
+            "dependencies": [{"ref": each["bom-ref"], "dependsOn": ["setuptools==1"]} for each in parts],
         }
         program = tmp_path / "cyclonedx-py"
         program.write_text(f"#!/bin/sh\n[ $1 = environment ] && cat > $5 <<'END'\n{json.dumps(bom)}\nEND\n")
@@ -79,6 +79,7 @@ def test_the_sbom_lists_what_is_needed_and_no_installer(tmp_path: Path) -> None:
     bom = json.loads((tmp_path / "bom.json").read_text())
     assert [each["name"] for each in bom["components"]] == ["Flask", "numpy", "pipdeptree"]
     assert [each["ref"] for each in bom["dependencies"]] == ["Flask==1", "numpy==1", "pipdeptree==1"]
+    assert not any(each["dependsOn"] for each in bom["dependencies"])
     with pytest.raises(ValueError, match="lists 2 packages, and not Shoal with what it needs"):
         listed("numpy")
 
