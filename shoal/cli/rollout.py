@@ -55,7 +55,7 @@ def rollout(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin, change or show a rollout; returns the exit code."""
     parser = OperatingParser("rollout", "<model> [<version>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
     parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("version", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("version", nargs="?", type=int, help=argparse.SUPPRESS)
     for name in ("--steps", "--every", "--guard", "--sticky-header"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--min-requests", type=int, help=argparse.SUPPRESS)

@@ -31,7 +31,7 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
         server.unload(arguments.model, unload_dependents=arguments.dependents)
         rows = _settled(server, arguments.model, arguments.timeout, pause)
         if not rows and not arguments.json:  # the server takes an unknown name for done, as Triton does
-            return f"The server has no model '{arguments.model}', or not any more."
+            return f"The server has no model '{arguments.model}', or not any more. 'shoal models' lists what it has."
         return show_models(server, rows, as_json=arguments.json)
 
     parser = OperatingParser("unload", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)

@@ -32,7 +32,8 @@ def test_a_model_that_is_not_there(server: Answering, capsys: pytest.CaptureFixt
     server.answer(UNLOAD)
     server.answer("POST /v2/repository/index", [OTHER])
     assert unload(["digits"], environ={"SHOAL_URL": server.url}) == 0
-    assert capsys.readouterr() == ("The server has no model 'digits', or not any more.\n", "")
+    said = "The server has no model 'digits', or not any more. 'shoal models' lists what it has.\n"
+    assert capsys.readouterr() == (said, "")
 
 
 def test_it_gives_up_in_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
