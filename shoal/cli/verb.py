@@ -19,6 +19,8 @@ _REMEDIES = {
     "This API is restricted": "Send that header: --header '<name>: <value>'.",
     "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
     "Request for unknown model": "'shoal models' lists the models that the server has.",
+    "must specify a non-zero or non-empty correlation ID": "Its requests are of a sequence, which they name: "
+    "--parameter sequence_id=1; the first has --parameter sequence_start=true, the last --parameter sequence_end=true.",
     "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
 }
 

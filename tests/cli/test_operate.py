@@ -77,6 +77,7 @@ def test_headers_are_sent(server: Answering) -> None:
         (403, "This API is restricted, expecting header 'admin-key'", "--header '<name>: <value>'"),
         (500, "failed to load 'm', failed to poll from model repository", "'shoal models'"),
         (404, "Not Found", "an older Shoal"),
+        (400, "must specify a non-zero or non-empty correlation ID", "--parameter sequence_id=1"),
         (404, "Request for unknown model: 'm' is not found", "'shoal models'"),
     ],
 )
