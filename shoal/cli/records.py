@@ -8,11 +8,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.request_arguments import count
+from shoal.cli.request_arguments import count, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.bf16 import Array
     from shoal.recorder.recorded import RecordedRequest, RecordedTensor, Recording
 
 #: Exit code for a recording that could be read only up to some damage.
@@ -58,7 +59,7 @@ def _parser() -> Parser:
     parser.add_argument("--failed", action="store_true")
     parser.add_argument("--limit", type=count)
     parser.add_argument("--export", choices=("npz", "json", "perf-analyzer", "parquet"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=writable)
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -174,9 +175,21 @@ def _tensor(tensor: "RecordedTensor", *, with_values: bool) -> dict[str, Any]:
     return {**form, "data": _values(tensor)} if with_values else form
 
 
+def _array(tensor: "RecordedTensor") -> "Array":
+    """The values of a tensor, those of BF16 as float32. Raises ValueError where shape and data do not agree."""
+    from shoal import bf16
+
+    return bf16.values_of(tensor.array()) if tensor.datatype == "BF16" else tensor.array()
+
+
+def _line(text: str) -> str:
+    """A text of a client on one line, which a terminal prints and does not obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def _values(tensor: "RecordedTensor") -> list[Any]:
     try:
-        values = tensor.array().ravel().tolist()
+        values = _array(tensor).ravel().tolist()
     except ValueError:  # a model's output whose shape and bytes do not agree, or a file that was made by hand
         return []
     return [each.decode(errors="replace") for each in values] if tensor.datatype == "BYTES" else values
@@ -195,7 +208,7 @@ def _listed(requests: "Sequence[RecordedRequest]") -> str:
         batch = (
             "" if each.company is None else f"{each.company.batch}[{each.company.position}/{each.company.num_requests}]"
         )
-        said = each.id if each.error is None else str(each.error)
+        said = _line(each.id if each.error is None else str(each.error))
         rows.append(
             (
                 str(each.number), _date(each.arrival_ns)[:23], f"{each.model}/{each.version}",
@@ -212,10 +225,11 @@ def _shown(request: "RecordedRequest") -> str:
     import numpy as np
 
     company, points = request.company, request.points
+    why = "" if request.error is None else f": {_line(str(request.error))}"
     lines = [
         f"request {request.number} to {request.model} version {request.version}, from a {request.asker}",
         f"  arrived     {_date(request.arrival_ns)}",
-        f"  outcome     {request.outcome.name.lower()}" + (f": {request.error}" if request.error is not None else ""),
+        f"  outcome     {request.outcome.name.lower()}{why}",
         f"  took        {request.total_ns / 1e6:.3f} ms",
     ]
     if points.compute_start_ns:
@@ -229,9 +243,9 @@ def _shown(request: "RecordedRequest") -> str:
             f"{company.position + 1} of {company.num_requests} requests, {company.rows} rows"
         )
     if request.id:
-        lines.append(f"  id          {request.id}")
+        lines.append(f"  id          {_line(request.id)}")
     lines += [f"  parameter   {name} = {value!r}" for name, value in request.parameters.items()]
-    lines += [f"  header      {name}: {value}" for name, value in request.headers.items()]
+    lines += [f"  header      {name}: {_line(value)}" for name, value in request.headers.items()]
     if request.sequence != (0, 0):
         lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")
     tensors = [("input", each) for each in request.inputs]
@@ -245,7 +259,7 @@ def _shown(request: "RecordedRequest") -> str:
 
 def _printed(tensor: "RecordedTensor") -> str:
     try:
-        return str(tensor.array())
+        return str(_array(tensor))
     except ValueError as error:
         return f"cannot be read: {error}"
 

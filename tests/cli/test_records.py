@@ -1,13 +1,17 @@
 """shoal/cli/records.py: a recording in other programs' forms."""
 
 import json
+import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import main
+from shoal.cli.records import described
 from shoal.recorder.entry import Outcome
+from shoal.recorder.recorded import RecordedTensor, Recording
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made, values
 
@@ -31,6 +35,22 @@ def test_a_recording_becomes_a_table(tmp_path: Path) -> None:
     assert (failed["outcome"], failed["responses"]) == ("failed", [])
     assert failed["error"] is not None
     assert (len(stream["responses"]), stream["total_ns"]) == (2, 4)
+
+
+def test_bf16_is_exported_in_numbers(tmp_path: Path) -> None:
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made()]))
+    (request,) = Recording(tmp_path)
+    tensor = RecordedTensor("X", "BF16", (1, 2), struct.pack("<2H", 0x3FC0, 0xC000))
+    assert described(replace(request, inputs=(tensor,)), with_values=True)["inputs"][0]["data"] == [1.5, -2]
+
+
+def test_what_clients_have_sent_does_not_reach_the_terminal_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made(id_="\x1b[2Jr7\n2")]))
+    for number in ("", "#1"):
+        assert main(["records", f"{tmp_path}/one.shoalrec{number}"]) == 0
+        assert "\\x1b[2Jr7\\n2" in capsys.readouterr().out
 
 
 def test_without_a_library_the_command_says_how_to_get_it(
