@@ -23,6 +23,11 @@ def coloured(text: str, colours: Mapping[str, str], stream: TextIO | None = None
     return text
 
 
+def printable(text: str) -> str:
+    """A text of a client or a model on one line, which a terminal prints and does not obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def is_wanted(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether colours may be printed to a stream."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

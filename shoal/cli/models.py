@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shoal.cli.colour import BAD, GOOD, NOTE, coloured
+from shoal.cli.colour import BAD, GOOD, NOTE, coloured, printable
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer, Row
 from shoal.placement import format_cores
@@ -124,8 +124,9 @@ def _instance(instance: Row, version: Row) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text: columns as wide as needed, two spaces between them, none at the end of a line."""
-    lines = [head, *rows]
+    """A table as text: columns as wide as needed, two spaces between them, none at the end of a line. What a terminal
+    would obey is escaped."""
+    lines = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
                      for line in lines)  # fmt: skip

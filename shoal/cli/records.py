@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.colour import printable
 from shoal.cli.request_arguments import count, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
@@ -182,11 +183,6 @@ def _array(tensor: "RecordedTensor") -> "Array":
     return bf16.values_of(tensor.array()) if tensor.datatype == "BF16" else tensor.array()
 
 
-def _line(text: str) -> str:
-    """A text of a client on one line, which a terminal prints and does not obey."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
 def _values(tensor: "RecordedTensor") -> list[Any]:
     try:
         values = _array(tensor).ravel().tolist()
@@ -208,7 +204,7 @@ def _listed(requests: "Sequence[RecordedRequest]") -> str:
         batch = (
             "" if each.company is None else f"{each.company.batch}[{each.company.position}/{each.company.num_requests}]"
         )
-        said = _line(each.id if each.error is None else str(each.error))
+        said = printable(each.id if each.error is None else str(each.error))
         rows.append(
             (
                 str(each.number), _date(each.arrival_ns)[:23], f"{each.model}/{each.version}",
@@ -225,7 +221,7 @@ def _shown(request: "RecordedRequest") -> str:
     import numpy as np
 
     company, points = request.company, request.points
-    why = "" if request.error is None else f": {_line(str(request.error))}"
+    why = "" if request.error is None else f": {printable(str(request.error))}"
     lines = [
         f"request {request.number} to {request.model} version {request.version}, from a {request.asker}",
         f"  arrived     {_date(request.arrival_ns)}",
@@ -243,9 +239,9 @@ def _shown(request: "RecordedRequest") -> str:
             f"{company.position + 1} of {company.num_requests} requests, {company.rows} rows"
         )
     if request.id:
-        lines.append(f"  id          {_line(request.id)}")
+        lines.append(f"  id          {printable(request.id)}")
     lines += [f"  parameter   {name} = {value!r}" for name, value in request.parameters.items()]
-    lines += [f"  header      {name}: {_line(value)}" for name, value in request.headers.items()]
+    lines += [f"  header      {name}: {printable(value)}" for name, value in request.headers.items()]
     if request.sequence != (0, 0):
         lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")
     tensors = [("input", each) for each in request.inputs]

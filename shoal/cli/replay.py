@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.colour import printable
 from shoal.cli.operate import client_place
 from shoal.cli.records import complain, open_recording, read
 from shoal.cli.request_arguments import count, writable
@@ -213,7 +214,7 @@ def _as_text(told: Mapping[str, Any], unequal: "Sequence[Difference]") -> str:
         lines.append(f"1 % of the requests were sent {told['late_ms']['p99']} ms late or more")
     if told["batches_not_as_recorded"]:
         lines.append(f"{told['batches_not_as_recorded']} batches could not be formed as recorded")
-    lines += [f"  request {each.number}: {each.what}" for each in unequal[:_NUM_SHOWN]]
+    lines += [f"  request {each.number}: {printable(each.what)}" for each in unequal[:_NUM_SHOWN]]
     if len(unequal) > _NUM_SHOWN:
         lines.append(f"  and {len(unequal) - _NUM_SHOWN} more; --json has all")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.cli.colour import printable
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
@@ -78,4 +79,4 @@ def _lines(shadows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _example(example: Mapping[str, Any]) -> str:
     named = f"request '{example['id']}'" if example["id"] else "a request"
-    return f"{named}: {'; '.join(example['what'])}"
+    return printable(f"{named}: {'; '.join(example['what'])}")

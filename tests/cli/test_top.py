@@ -113,7 +113,7 @@ def test_single_requests_are_shown_with_where_their_time_went(
         "digits", id="a7", batch_requests=3, queue={"busy": 700_000, "wake": 100_000}, ahead_requests=2, ahead_rows=8,
         ahead_ns=650_000, is_overtaken=True,
     )  # fmt: skip
-    failed = request("mlp", error="it is\nwrong")
+    failed = request("mlp", id="\x1b[2J", error="it is\nwrong")
     told = {"slowest": [slow, request("mlp")], "failed": [failed], "num_others_failed": 5}
     server.answer("GET /v2/debug/requests?model=digits&limit=15", told)
     flags = ["--requests", "--model=digits", "--count=1", f"--url={server.url}"]
@@ -125,7 +125,7 @@ def test_single_requests_are_shown_with_where_their_time_went(
         "8 rows, and took 0.650 ms; later requests of a higher priority went first; batch of 3"
     ) in shown
     assert "p parse, · queue, # compute" in shown
-    assert shown.splitlines()[-3].split() == ["mlp", "1", "-", "01:02:03", "1.000", "ms", "it", "is", "wrong"]
+    assert shown.splitlines()[-3].split() == ["mlp", "1", "\\x1b[2J", "01:02:03", "1.000", "ms", "it", "is", "wrong"]
     assert shown.splitlines()[-1] == "5 more have failed."
 
 
