@@ -160,13 +160,11 @@ def torchserve(argv: Sequence[str] | None = None) -> int:
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
     # With the options' own defaults: a server without flags answers only to its own machine.
-    return _serve(arguments, prog="shoal serve", environ=environ, takes_paths=True)
+    return _serve(arguments, prog="shoal serve", environ=environ)
 
 
-def _serve(
-    arguments: Sequence[str], *, prog: str, environ: Mapping[str, str], takes_paths: bool = False, **defaults: Any
-) -> int:
+def _serve(arguments: Sequence[str], *, prog: str, environ: Mapping[str, str], **defaults: Any) -> int:
     from shoal.cli.serve import serve
     from shoal.options import ServerOptions
 
-    return serve(arguments, prog=prog, defaults=ServerOptions(**defaults), environ=environ, takes_paths=takes_paths)
+    return serve(arguments, prog=prog, defaults=ServerOptions(**defaults), environ=environ)

@@ -24,6 +24,8 @@ from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, large
 from shoal.store_settings import StoreSettings
 from shoal.tracer.command_line import check_export, understand
 
+#: The command that may begin with paths.
+TAKES_PATHS = "shoal serve"
 #: Words of --help for defaults that follow another flag.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
@@ -42,18 +44,12 @@ class CommandLine(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def serve(
-    argv: Sequence[str],
-    *,
-    prog: str,
-    defaults: ServerOptions,
-    environ: Mapping[str, str],
-    takes_paths: bool = False,
-) -> int:
+def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> int:
     """Run a server until it ends; returns its exit code, or 1 at once where the command line is wrong.
 
-    `takes_paths`: the command line may begin with paths of repositories, models and model files (served_paths.py).
+    That of `shoal serve` may begin with paths of repositories, models and model files (served_paths.py).
     """
+    takes_paths = prog == TAKES_PATHS
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
         is_empty = not argv and "model-repository" not in implied_flags(environ) and "_ARGCOMPLETE" not in environ
@@ -188,7 +184,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _usage(prog: str) -> str:
-    return f"{prog} [<path> …] [options]" if prog == "shoal serve" else f"{prog} [options]"
+    return f"{prog} [<path> …] [options]" if prog == TAKES_PATHS else f"{prog} [options]"
 
 
 def _parser(prog: str, defaults: ServerOptions) -> Parser:
