@@ -7,11 +7,10 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.operate import client_place, seconds
-from shoal.cli.request_arguments import count, name_and_value, parameter
+from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.timing_text import timing_text
@@ -69,13 +68,8 @@ def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="shoal infer", usage=_USAGE, add_help=False)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    add_requests(parser)
     parser.add_argument("--input", action="append", default=[], type=name_and_value)  # as `shoal run` takes it
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--sample", choices=("zeros", "ones", "random"))
-    parser.add_argument("--output", action="append", default=[])
-    parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
     parser.add_argument("--version", default="")
     parser.add_argument("--url")
     parser.add_argument("--timeout", type=seconds, default=60.0)

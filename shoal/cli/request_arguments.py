@@ -22,6 +22,18 @@ def count(text: str) -> int:
     return int(text)
 
 
+def add_requests(parser: argparse.ArgumentParser, sample: str | None = None, *, is_whole: bool = True) -> None:
+    """The arguments of a verb that is given requests to a model: `sample` is the default of --sample; `is_whole`:
+    outputs and parameters are among them."""
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    parser.add_argument("--data", "--input-data", type=Path)
+    parser.add_argument("--sample", choices=("zeros", "ones", "random"), default=sample)
+    if is_whole:
+        parser.add_argument("--output", action="append", default=[])
+        parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
+
+
 def writable(text: str) -> Path:
     """A file that is written at the end of a measurement. Raises ArgumentTypeError where it could not be: it is said
     before the time is spent."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.request_arguments import count, name_and_value, parameter
+from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
@@ -64,13 +64,8 @@ def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
-    parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    add_requests(parser)
     parser.add_argument("--input", action="append", default=[], type=name_and_value)  # the older form
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--sample", choices=("zeros", "ones", "random"))
-    parser.add_argument("--output", action="append", default=[])
-    parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
     parser.add_argument("--version", type=int)
     parser.add_argument("--load", action="append", default=[])
     parser.add_argument("--record")
@@ -89,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         raise CommandLineError("Which model? Name its directory.")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
-    model = arguments.model.resolve()
+    model = Path(arguments.model).resolve()
     if not model.is_dir():
         raise CommandLineError(f"There is no directory '{arguments.model}'.")
     try:

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
-from shoal.cli.request_arguments import count, name_and_value, parameter, writable
+from shoal.cli.request_arguments import add_requests, count, parameter, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
 
@@ -85,8 +84,7 @@ def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def bench_parser() -> Parser:
     """The arguments of the verb."""
     parser = Parser(prog="shoal bench", usage=_USAGE, add_help=False)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    add_requests(parser, "random")
     levels = parser.add_mutually_exclusive_group()
     levels.add_argument("--concurrency", type=values.concurrencies, default=[1, 2, 4, 8, 16])
     levels.add_argument("--rate", type=values.rates)
@@ -96,12 +94,8 @@ def bench_parser() -> Parser:
     parser.add_argument("--protocol", choices=("http", "grpc", "shm"))
     parser.add_argument("--compare")
     parser.add_argument("--version", default="")
-    parser.add_argument("--data", "--input-data", type=Path)
-    parser.add_argument("--sample", choices=("zeros", "ones", "random"), default="random")
     parser.add_argument("--shape", action="append", default=[], type=values.shape)
     parser.add_argument("--batch-size", type=count, default=1)
-    parser.add_argument("--output", action="append", default=[])
-    parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
     parser.add_argument("--timeout", type=seconds, default=60.0)
     parser.add_argument("--warm-up", type=_seconds_or_none, default=0.5)
     parser.add_argument("--window", type=seconds, default=1.0)

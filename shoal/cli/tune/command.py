@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
-from shoal.cli.request_arguments import count, name_and_value, writable
+from shoal.cli.request_arguments import add_requests, count, writable
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
@@ -75,8 +75,7 @@ def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="shoal tune", usage=_USAGE, add_help=False)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    add_requests(parser, "random", is_whole=False)
     parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
@@ -84,8 +83,6 @@ def _parser() -> Parser:
     parser.add_argument("--trials", type=count, default=1000)
     parser.add_argument("--concurrency", type=count, default=64)
     parser.add_argument("--window", type=seconds, default=0.4)
-    parser.add_argument("--data", "--input-data", type=Path)
-    parser.add_argument("--sample", choices=("zeros", "ones", "random"), default="random")
     parser.add_argument("--shape", action="append", default=[], type=values.shape)
     parser.add_argument("--batch-size", type=count, default=1)
     parser.add_argument("--apply", action="store_true")
