@@ -146,7 +146,7 @@ class Arrivals:
     def _choose(
         self, split_id: int, key: int, rows: int, correlation: int, flags: int, now_ns: int
     ) -> ScheduledModel | None:
-        """The version that executes a request which names none, while such requests are split; None: there is no split
+        """The version that executes a request without a version, while such requests are split; None: there is no split
         of this id."""
         holder = None
         if self.is_resuming and key in self._in_hand:

@@ -24,7 +24,7 @@ class Bells:
         self.guests: dict[int, GuestBell] = {}
 
     def add(self, owner: int, bell: Doorbell | GuestBell) -> None:
-        """Wait for a peer's bell from now on; owned by this object. The wait is for edges: a guest's bell that hangs
+        """Wait for a peer's bell, which this object owns and closes. The wait is for edges: a guest's bell that hangs
         up stays readable for ever."""
         self._by_owner[owner] = bell
         self.owners[bell.fd] = owner
@@ -38,5 +38,5 @@ class Bells:
         if bell is not None:
             del self.owners[bell.fd]
             self.guests.pop(bell.fd, None)
-            self._poller.unregister(bell.fd)  # closing alone would not: the open file has other descriptors
+            self._poller.unregister(bell.fd)  # close() would not unregister it: the open file has other descriptors
             bell.close()

@@ -1,8 +1,8 @@
-"""The parameters by which requests are compared where they may be poison: what is asked of a model, not who asks. Pure.
+"""The parameters by which suspected requests are compared: those about the content, not those about the caller. Pure.
 
 A request of TorchServe's protocol has one parameter, `ts`, with all that a handler may know of it as JSON
-(frontend/torchserve/predictions.py): an id that no other request has, and all header fields. So without those that say
-who asks, when, and by which way, and without the boundary of a form, requests with equal bodies are equal.
+(frontend/torchserve/predictions.py): an id that no other request has, and all header fields. Fields about the caller,
+the time or the route, and the boundary of a form, are left out, so that requests with equal bodies are equal.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _TORCHSERVE = "ts"
-#: Fields of a connection, a caller, or a way; the content type has a member of its own.
+#: Header fields about a connection, a caller or a route; the content type has a member of its own in `ts`.
 _FIELDS = frozenset(
     {
         "accept-encoding", "authorization", "b3", "baggage", "connection", "content-length", "content-type", "cookie",
@@ -25,7 +25,7 @@ _PREFIXES = (
     ":", "ce-", "cf-", "sec-", "x-amz-", "x-amzn-", "x-b3-", "x-cloud-trace-", "x-datadog-", "x-envoy-", "x-forwarded-",
     "x-ot-",
 )  # fmt: skip
-#: The ends of names that proxies and clients invent.
+#: The ends of names of header fields that proxies and clients invent.
 _ENDS = re.compile(
     r"(?:request|correlation|trace|span|session|transaction|message|invocation|idempotency|client)[-_]?(?:id|key)$"
     r"|[-_](?:date|time|timestamp|start)$"
@@ -33,7 +33,7 @@ _ENDS = re.compile(
 
 
 def compared_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a request without those that differ between requests for one thing."""
+    """The parameters of a request without those that differ between requests with equal contents."""
     described = parameters.get(_TORCHSERVE)
     if not isinstance(described, str):
         return parameters

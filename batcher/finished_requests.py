@@ -63,7 +63,7 @@ class FinishedRequests:
         self._set_least(-1)
 
     def note_all(self, *, is_on: bool) -> None:
-        """Have all requests be noted from now on, or no longer."""
+        """Set whether all requests are noted, or only slow and failed ones."""
         self.notes_all = is_on
         self._set_least(self._least_ns)
 
@@ -98,7 +98,7 @@ class FinishedRequests:
 
     def recent(self, now_ns: int) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
         """Of the last NUM_WINDOWS minutes: the slowest requests, the slowest first; the failed ones, the last first;
-        and how many have failed that are not among these."""
+        and the number of further failed requests."""
         windows = [each for each in self._windows if now_ns < each.end_ns + (NUM_WINDOWS - 1) * WINDOW_NS]
         slowest = sorted([each for window in windows for each in window.slowest], key=lambda each: each[:2])
         failed = [each for window in reversed(windows) for each in reversed(window.failed)]
@@ -121,7 +121,7 @@ def recent_of_all(
     return nlargest(limit, slowest, key=lambda each: each.total_ns), shown, num_others
 
 
-#: The most of a request's header that is read for its id (ours), and of a worker's sentence.
+#: The most bytes that are read of a request's header, for its id, and of a worker's error text (ours).
 _MAX_READ = 4096
 
 

@@ -1,5 +1,5 @@
-"""A client that the batcher itself is, of requests that it makes for others: the steps of ensembles, and requests that
-are mirrored to a shadow. It has no process and no ring. Lives in the batcher."""
+"""The batcher as a client of itself: for the steps of ensembles, and for requests that are mirrored to a shadow. Such a
+client has no process and no ring. Lives in the batcher."""
 
 from collections import deque
 
@@ -9,19 +9,19 @@ from shoal.batcher.statistics import Compute
 from shoal.shm.layout import NUMBER_BITS, P, record
 from shoal.shm.ring import Record
 
-#: The words of a reply that are kept: the first ones.
+#: The first words of a reply, which are kept.
 NUM_WORDS = P.PIECES + 1
 
 
 class InnerClient(ClientPeer):
-    """Collects the replies to its requests."""
+    """A client that collects the replies to its requests."""
 
     __slots__ = ("_kind", "replies")
 
     def __init__(self, owner: int, kind: str) -> None:
         """`kind` is what recordings and traces call it."""
         self._kind = kind
-        # Of a ClientPeer's fields, those that are used without a process.
+        # The fields of a ClientPeer that are used without a process.
         self.owner = owner
         self.first_key = owner << NUMBER_BITS
         self.backlog = deque()

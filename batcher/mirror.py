@@ -40,8 +40,8 @@ MAX_NBYTES, CLIENT_PARTS = 8 << 20, 8
 #: Bytes that one step copies, beyond which the rest waits for the next step (ours: 0.1 ms).
 STEP_NBYTES = 512 << 10
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
-#: A number of a successor's first mirrored request is greater than all that the dead batcher gave, as long as that gave
-#: less than one in so many ns: 2^10.
+#: Numbers of mirrored requests are at least the time in units of 2^10 ns: a successor's first one is then greater than
+#: all of the dead batcher's, which mirrored fewer than one request per unit.
 _TICK_BITS = 10
 #: Reasons for which the batcher refuses a request of any model, and which count as drops, not as disagreements.
 _REFUSALS = frozenset(
@@ -163,8 +163,8 @@ class Mirror:
         self._ring = ring
 
     def bind(self, rules: Iterable[ShadowRule], names: Mapping[int, str]) -> None:
-        """Mirror as these rules say from now on; `names` are the models' by id. To be called again whenever a model was
-        added or removed."""
+        """Apply these rules; `names` are the models' by id. To be called again whenever a model was added or
+        removed."""
         rules = tuple(rules)
         share_nbytes = MAX_NBYTES // max(1, len(rules))
         before, self._pairs = self._pairs, {}
@@ -182,7 +182,7 @@ class Mirror:
         self._shadows = {pair: each for pair, each in shadows.items() if each is not None}
         for model_id, name in names.items():
             model = self._models[model_id]
-            # An answer that is kept back for its order would be returned before it is sent.
+            # The block of an answer that is kept back for its order would be returned before the answer is sent.
             is_suitable = self._ring is not None and model.order is None and model.sequences is None
             model.mirror = by_primary.get((name, model.version)) if is_suitable else None
             model.note_ends()
@@ -191,7 +191,7 @@ class Mirror:
                 self._drop(each, Drop.UNAVAILABLE)
 
     def counts(self) -> list[RequestsMirrored]:
-        """What has been mirrored and dropped since the last call, for the supervisor."""
+        """The numbers of requests mirrored and dropped since the last call, for the supervisor."""
         counts, self._counts = self._counts, {}
         return [RequestsMirrored(*pair, dict(each)) for pair, each in counts.items()]
 
@@ -231,8 +231,8 @@ class Mirror:
 
     def step(self, now_ns: int) -> bool:
         """Take replies, drop what has waited for too long, and give the next requests of each pair to the shadow's
-        scheduler, as one batch, if they may run now. Whether any was given: then batches are to be formed, and this is
-        to be called again."""
+        scheduler, as one batch, if they may run now. Returns True if any was given: then form batches and call `step`
+        again."""
         if self._client.replies:
             self._take_replies()
         was_given = False
@@ -280,8 +280,8 @@ class Mirror:
         return True
 
     def _hindrance(self, each: _Mirrored) -> Drop | None:
-        """Why a request cannot be executed a second time: its memory, or that of its answer, is gone, or a part of it
-        is a client's memory on a GPU, which is the client's again."""
+        """Why a request cannot be executed a second time: its memory, or that of its answer, is gone, or some of its
+        tensors are in a client's memory on a GPU, which the client may have changed."""
         client = each.client
         if client is None or not each.answer or self._blocks.open(each.answer) is None:
             return Drop.GONE
@@ -313,7 +313,7 @@ class Mirror:
             elif reply[P.MORE]:
                 if ref := self._holders.release(
                     key, reply[P.BLOCK]
-                ):  # it cannot have several: `unsuitable` saw to that
+                ):  # a shadow whose requests have several responses is refused by `unsuitable`
                     self._blocks.free(ref)
             else:
                 each.reply = reply
@@ -369,7 +369,7 @@ class Mirror:
     # --- ends ---
 
     def _drop(self, each: _Mirrored, why: Drop | None) -> None:
-        """Give back what a mirrored request keeps; `why` it was not compared, None if it was."""
+        """Free the blocks of a mirrored request; `why` is the reason if it was not compared, else None."""
         del self._open[each.key]
         self.is_busy = bool(self._open or self._adopted)
         each.pair.queue.remove(each.key)
@@ -392,7 +392,7 @@ class Mirror:
             self._blocks.free(unheld)
 
     def give_back(self, worker: WorkerPeer) -> None:
-        """Give back what lies in the memory of a worker that lacks some: these requests are not compared."""
+        """Release the answers in the memory of a worker that lacks memory: these requests are not compared."""
         owners = {worker.owner} | {owner for owner, writer in self._blocks.results.items() if writer is worker}
         for each in tuple(self._open.values()):
             if each.answer and ref_owner(each.answer) in owners and not each.reply:

@@ -216,9 +216,9 @@ class ScheduledModel:
         self.scheduler = scheduler
         if scheduler.rejects:
             self.heed_deadlines()
-        #: In front of the scheduler since an instance died of a request, as long as there are suspects.
+        #: The trials in front of the scheduler while there are suspects, since an instance died of a request.
         self.trials: TrialScheduler | None = None
-        #: What its clients were seen to wait: requests that would take longer are refused.
+        #: How long clients wait before they give up: requests that would take longer are refused.
         self.patience = Patience()
         #: The model's sequence batcher; None if its requests belong to no sequences.
         self.sequences = scheduler.sequences
@@ -248,7 +248,7 @@ class ScheduledModel:
         self.finished.note_all(is_on=self.recording is not None or self.mirror is not None or self.split_id != 0)
 
     def end_trials(self) -> None:
-        """Do without trials, once there is no suspect: the next request is queued as if there had been none."""
+        """Remove the trials in front of the scheduler if there is no suspect left."""
         if self.trials is not None and self.trials.is_idle and self.scheduler is self.trials:
             self.scheduler, self.trials = self.trials.behind, None
 
@@ -352,8 +352,8 @@ class WorkerPeer(Peer):
         self._link_words = link.words
 
     def let_go(self) -> None:
-        """Have batches refer to the worker no more: it has ended, and its segment would stay mapped until Python looks
-        for cycles of references."""
+        """Remove all references from batches to this worker, which has ended: its segment would stay mapped until
+        Python looks for cycles of references."""
         for running in (self.last, *self.missing.values()):
             if running is not None:
                 running.worker = running.ahead = None
@@ -369,7 +369,7 @@ class WorkerPeer(Peer):
         return self._words[PROGRESS_WORD] if self._words[BUSY_SINCE_WORD] else 0
 
     def may_not_ring(self, now_ns: int) -> bool:
-        """Whether an answer is, or may come, in the worker's ring without a ring of the bell before the next
+        """Whether the worker's ring has an answer, or may get one, for which the bell is not rung before the next
         execution, which may be long. False once the present execution has lasted so long that the worker rings at
         its end."""
         since_ns = self._words[BUSY_SINCE_WORD]
@@ -484,7 +484,7 @@ class WorkerPeer(Peer):
                 self.missing[record[B.KEY]] = running
                 given[(record[B.FLAGS] >> SLOT_SHIFT) - 1] = record
         if self.missing:
-            # Batches finish in order, so all before the first that misses answers have.
+            # Batches finish in order, so all before the first one with missing answers have finished.
             self.num_finished = next(iter(self.missing.values())).number - 1
         for slot, correlation, number, state in slots:
             record = given.get(slot, _NO_ITEM)

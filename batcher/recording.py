@@ -121,7 +121,7 @@ def batch_words(worker: WorkerPeer, running: RunningBatch, position: int) -> Bat
     return running.formed_ns, worker.instance, worker.owner, running.number, position, running.count, running.rows
 
 
-#: What is recorded whatever the sample is.
+#: Outcomes of requests that are recorded whether the sample has them or not.
 _ALWAYS = frozenset({Outcome.FAILED, Outcome.DIED})
 
 

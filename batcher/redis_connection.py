@@ -244,7 +244,7 @@ class RedisConnection:
         self._wait(error if is_news else None, now_ns)
 
     def _wait(self, error: object, now_ns: int) -> None:
-        """Do without a connection for RETRY_NS, and log the error if it is new."""
+        """Set the time of the next attempt to connect, and log the error if it is new."""
         self._retry_ns = now_ns + RETRY_NS
         if error is not None and not self._is_failure_logged:
             self._is_failure_logged = True
@@ -307,14 +307,14 @@ def connected(settings: RedisSettings) -> socket.socket:
 def _with_tls(connection: socket.socket, settings: RedisSettings) -> socket.socket:
     context = ssl.create_default_context(cafile=settings.cacert or None, capath=settings.cacert_dir or None)
     if settings.cert:
-        # an empty password keeps it from asking on the terminal
+        # with an empty password OpenSSL does not ask for one on the terminal
         context.load_cert_chain(settings.cert, settings.key or None, password="")
     return context.wrap_socket(connection, server_hostname=settings.sni or settings.host)
 
 
 def _greet(connection: socket.socket, settings: RedisSettings) -> None:
     """Log in, select the database, wait for the replies: a stopped Redis accepts connections, too. Raises OSError if
-    it refuses."""
+    Redis refuses or does not answer."""
     commands = []
     if settings.user or settings.password:
         names = (settings.user,) if settings.user else ()

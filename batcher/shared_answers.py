@@ -7,7 +7,7 @@ numbers:
     offset  size
       0       4  b"SRC1"
       4       4  u32  CRC-32 of all that follows
-      8       4  u32  where the header begins, in what follows at 16
+      8       4  u32  offset of the header from byte 16
      12       4  u32  0, reserved
      16          tensors, each where its header says, and the header, as in a block (request.py's pack_response)
 
@@ -94,7 +94,8 @@ class SharedAnswers:
     # --- answers ---
 
     def look_up(self, identity: RequestIdentity, queued: QueuedRequest, now_ns: int) -> bool:
-        """Request an answer from the store. Whether the request waits now; then `step` returns the answer, or None."""
+        """Request an answer from the store. False if the request need not wait; else `step` returns the answer or
+        None."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
         self._pending[queued.key] = StoreLookUp(identity, now_ns)
@@ -135,10 +136,10 @@ def unpack_answer(value: bytes) -> DecodedValue | None:
     """The answer in a value; None if the value was not made by `pack_answer`."""
     if len(value) < _HEAD.size:
         return None
-    magic, checksum, header, nothing = _HEAD.unpack_from(value)
+    magic, checksum, header, reserved = _HEAD.unpack_from(value)
     whole = memoryview(value)
     contents = whole[_HEAD.size :]
-    if magic != _MAGIC or nothing or header > len(contents) or crc32(whole[_CHECKED_FROM:]) != checksum:
+    if magic != _MAGIC or reserved or header > len(contents) or crc32(whole[_CHECKED_FROM:]) != checksum:
         return None
     try:
         outputs, _ = unpack_response(contents[header:], header)

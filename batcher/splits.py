@@ -106,8 +106,8 @@ class Splits:
             model.note_ends()
 
     def figures(self, split_id: int, now_ns: int) -> SplitFigures | None:
-        """What both versions have done since the step began, and how long the requests have waited that the canary
-        has now. None for an unknown split."""
+        """The figures of both versions since the step began, and how long the requests that the canary has now have
+        waited. None for an unknown split."""
         split = self._splits.get(split_id)
         if split is None:
             return None

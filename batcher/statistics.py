@@ -1,4 +1,4 @@
-"""The batcher's counting, into a model's row of cells. Pure; times are monotonic nanoseconds."""
+"""Counting of requests and executions in a model's row of cells. Pure; times are monotonic nanoseconds."""
 
 from shoal.errors import CancelledError
 from shoal.shm.counters import CELL, Row
@@ -24,7 +24,7 @@ _STEP_NS = 1_000_000_000
 
 
 def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
-    """The times of a DONE record, made monotonic and past, since a worker could write anything.
+    """The times of a DONE record, made ascending and none of them future, since a worker could write anything.
 
     Two times near 2^64 would overflow a cell. `now_ns` is when the batcher's step began.
     """

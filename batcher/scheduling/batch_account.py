@@ -8,9 +8,9 @@ from enum import IntEnum
 from typing import Any
 
 REASON_BITS = 4
-#: Batches that are remembered (ours): enough to tell what is usual.
+#: Batches that are remembered (ours): enough to show the usual reasons.
 NUM_COUNTED = 1024
-#: Of these, the number that are listed one by one (ours).
+#: The last batches, which are listed one by one (ours).
 NUM_LISTED = 32
 
 

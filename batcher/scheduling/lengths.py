@@ -3,8 +3,8 @@
 A request's shape key is its length. A batch is as long as its longest request, or as that one's bucket, and all its
 rows are padded to that length: `elements` are rows x length. The oldest request is always in the next batch. A request
 of another length is in it, too, if the padding that this adds takes less time than one more execution would: an
-execution takes a fixed time, and a time per element, both learned from those before, and not believed of more padding
-than the largest of those had elements. The others wait for a batch of their own.
+execution takes a fixed time and a time per element, both learned from earlier executions, and trusted for no more
+padding than the largest of these had elements. The others wait for a batch of their own.
 
     pad     as above
     bucket  no request joins a batch of another bucket
@@ -26,9 +26,9 @@ from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 from shoal.deterministic import ALONE_KEY
 from shoal.model_config.ragged_batching import Lengths, Strategy
 
-#: So many times the largest batch is looked through for requests that fit together, from the oldest on (ours).
+#: The oldest requests, as many as LOOK_AHEAD largest batches have, are searched for those that fit together (ours).
 LOOK_AHEAD = 4
-#: Executions of different sizes that are needed before the line through them is believed (ours).
+#: Executions that are needed before the line through their times is used (ours).
 KNOWN = 8
 #: The share of the weight of all executions before that is left after each one (ours): half after 34.
 FADE = 0.98
@@ -57,8 +57,8 @@ class CostLine:
         self._products = FADE * self._products + elements * ns
 
     def fixed_elements(self) -> float | None:
-        """How many elements take as long as what an execution takes besides its elements; infinite if elements take no
-        time; None if that is not known."""
+        """The fixed time of an execution, as the number of elements that take as long; infinite if elements take no
+        time; None if it is not known yet."""
         spread = self._weight * self._squares - self._elements * self._elements
         if self._num < KNOWN or spread <= 1e-6 * self._weight * self._squares:
             return None
@@ -81,7 +81,7 @@ class _Forming:
 
     @property
     def is_full(self) -> bool:
-        """Whether no request more could fit, however short."""
+        """Whether even the shortest request would not fit."""
         if self.rows >= self._max_rows:
             return True
         next_elements = self.real + 1 if self._is_packed else (self.rows + 1) * self.length
@@ -218,8 +218,8 @@ class LengthBatchScheduler(Scheduler):
         return _Forming(self, request, 0 if is_alone else self.lengths.padded(request.shape_key))
 
     def _groups(self) -> tuple[dict[int, list[QueuedRequest]], bool]:
-        """The requests behind the oldest by bucket (0: packed), and whether one of them runs alone: it waits for no
-        company, and so for none of those before it either."""
+        """The requests behind the oldest by bucket (0: packed), and whether one of them runs alone: such a request must
+        not be delayed, so the batch before it is not either."""
         groups: dict[int, list[QueuedRequest]] = {}
         padded, is_packed, has_alone = self.lengths.padded, self.lengths.strategy is Strategy.PACK, False
         for request in islice(self._queue, 1, LOOK_AHEAD * self.max_rows):
@@ -230,7 +230,7 @@ class LengthBatchScheduler(Scheduler):
         return groups, has_alone
 
     def _form(self, oldest: QueuedRequest, groups: dict[int, list[QueuedRequest]]) -> tuple[_Forming, BatchReason]:
-        """The batch that goes next, and why it has no more requests; takes those that it has out of `groups`."""
+        """The next batch, and why it has no more requests; its requests are removed from `groups`."""
         is_packed = self.lengths.strategy is Strategy.PACK
         forming = self._forming(oldest)
         own = 0 if is_packed else forming.length
@@ -244,7 +244,7 @@ class LengthBatchScheduler(Scheduler):
 
     def _join(self, forming: _Forming, groups: dict[int, list[QueuedRequest]]) -> None:
         """Move groups of other lengths into the batch, longer ones first, as far as their padding is worth it; a group
-        of which something is left stays in `groups`."""
+        that does not fit whole stays in `groups`."""
         own = forming.length
         longer = sorted(length for length in groups if length > own)
         shorter = sorted((length for length in groups if length < own), reverse=True)

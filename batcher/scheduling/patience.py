@@ -18,8 +18,8 @@ from collections import deque
 #: A hang-up counts after so long in the queue (ns), and no limit is lower (ours: a client that hangs up sooner has
 #: most likely not waited at all, and a queue that takes less is no overload).
 LONG_NS = 250_000_000
-#: Samples of hang-ups that are needed before there is a limit, and of how many it is made; a sample is taken at most
-#: every SAMPLE_NS (ours: a client that drops many requests at once is one sample).
+#: Samples of hang-ups that are needed for a limit; the most recent ones that count; and the least time between two in
+#: ns (ours: a client that drops many requests at once is one sample).
 LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
 #: There is a limit if USELESS of about ANSWERS answers in a row are useless (ours: a client can make useless only
 #: answers to its own requests, and would need half of the model's executions to have others refused; with 0.3 of them,
@@ -27,8 +27,8 @@ LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
 ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
 #: The limit is this part of what half of those clients waited at least: an answer has to arrive, too (ours).
 PART = 0.9
-#: The limit is raised if it was not found again for so long (ns), and then in steps, until it is so high that it ends
-#: (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).
+#: A limit that was not confirmed for TRIAL_NS is raised by the factor RAISED_BY, again every STEP_NS, and ends above
+#: END_NS (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).
 TRIAL_NS, STEP_NS, RAISED_BY, END_NS = 10_000_000_000, 2_000_000_000, 1.25, 60_000_000_000
 
 

@@ -146,7 +146,7 @@ class SequenceScheduler(Scheduler):
             self._offer(sequence)
 
     def _with_start(self, request: QueuedRequest) -> QueuedRequest:
-        """A request of no open sequence as the first of one. Raises SequenceError if it may not begin one."""
+        """A request without an open sequence as the first of a new one. Raises SequenceError if that is not allowed."""
         if request.correlation in self._lost:
             if self._begins_unasked:  # once: the client knows now, and its next request begins the sequence again
                 self._lost.discard(request.correlation)
@@ -246,7 +246,7 @@ class SequenceScheduler(Scheduler):
             return
         done.num_running -= 1
         if done.num_running:
-            return  # executions that another scheduler gave it
+            return  # other executions, which an earlier scheduler has begun, are still running
         done.slots.complete(now_ns)
         running, done.running = done.running, {}
         for sequence in running.values():

@@ -95,7 +95,7 @@ class Sequence:
         self.requests: deque[QueuedRequest] = deque()  # waiting ones
         self.is_running = False
         self.has_begun = False  # whether the instance has been given any request of the sequence
-        self.first_key = 0  # key of the first request that the instance was given, until that is given back
+        self.first_key = 0  # key of the first request that the instance was given, until the request is given back
         self.is_over = False  # whether no further requests can join the sequence
         self.idle_since_ns = 0
 

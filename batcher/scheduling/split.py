@@ -19,12 +19,12 @@ _MAX_UINT64: Final = (1 << 64) - 1
 
 
 def is_chosen(sticky: int, share: int) -> bool:
-    """Whether the share, in hundredths of a percent, has the requests with this key, a number of 64 bits."""
+    """Whether requests with this sticky key of 64 bits go to the canary; `share` is in hundredths of a percent."""
     return (sticky * _GOLDEN & _MAX_UINT64) * WHOLE >> 64 < share
 
 
 class VersionFigures:
-    """What one version of a split has done since the present step began."""
+    """The figures of one version of a split since the present step began."""
 
     __slots__ = ("latencies", "num_errors", "num_requests")
 
@@ -32,7 +32,7 @@ class VersionFigures:
         # Changed by the batcher's code that counts.
         self.num_requests = 0  # that have ended
         #: Requests that the version failed; for a canary whose failed requests the stable version executes, only those
-        #: that it then answered.
+        #: that the stable version then answered.
         self.num_errors = 0
         #: Answered requests by the bucket of the time from their acceptance to the answer.
         self.latencies = Counter[int]()

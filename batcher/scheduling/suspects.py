@@ -17,7 +17,7 @@ from typing import Protocol
 
 from shoal.errors import UnavailableError
 
-#: Two words, of a content's sample or of all of it.
+#: A digest of 128 bits as two words: of a content's sample, or of all its bytes.
 Digest = tuple[int, int]
 
 #: Suspects of one model; beyond that the one that has not been seen for longest is forgotten (ours).
@@ -62,7 +62,7 @@ class Suspect:
 
     def __init__(self) -> None:
         self.num_deaths = 0
-        #: When it is no suspect any more, in monotonic ns.
+        #: When the content stops being a suspect, in monotonic ns.
         self.until_ns = 0
         #: The digest of all bytes of the content that was convicted last; None if none was.
         self.convicted: Digest | None = None
@@ -139,6 +139,6 @@ class Suspects:
             del self._suspects[sample]
 
     def forget_old(self, now_ns: int) -> None:
-        """Forget the suspects that have not been seen for long enough."""
+        """Forget the suspects whose `until_ns` has passed."""
         for sample in [sample for sample, each in self._suspects.items() if now_ns >= each.until_ns]:
             del self._suspects[sample]

@@ -62,7 +62,7 @@ class TrialScheduler(ForwardingScheduler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the scheduler behind could do without this one."""
+        """Whether no suspect and no request is left here, so that this scheduler may be removed."""
         return not (self.suspects or self._waiting or self.trials or self._late)
 
     @property
@@ -124,7 +124,7 @@ class TrialScheduler(ForwardingScheduler):
         return refused
 
     def ended(self, key: int, now_ns: int, *, has_lived: bool) -> None:
-        """Note that a request on trial has ended: was answered, if `has_lived`."""
+        """Note that a request on trial has ended; with `has_lived` it was answered, so its instance is alive."""
         trial = self.trials.pop(key, None)
         if trial is not None and has_lived:
             self.suspects.lived(trial[0], now_ns)
@@ -151,7 +151,7 @@ class TrialScheduler(ForwardingScheduler):
                     self._late.append(request)
 
     def _due_ns(self) -> int:
-        """When the next trial may begin, in monotonic ns; NEVER before something else has happened."""
+        """When the next trial may begin, in monotonic ns; NEVER while other requests, or a trial, must start first."""
         if self._are_others_first and self._scheduler.pending:
             return NEVER
         began_ns = [began_ns for _, began_ns in self.trials.values()]
