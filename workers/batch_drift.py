@@ -39,8 +39,8 @@ _NO_RECORD = (0,) * 16
 
 
 class Difference(NamedTuple):
-    """The largest absolute and relative difference between the elements of two answers; infinite where they differ in
-    what is no number: a shape, a string, infinity or NaN in one alone, an error in place of an answer."""
+    """The largest absolute and relative difference between the elements of two answers; infinite for a difference that
+    is no number: a shape, a string, infinity or NaN in one alone, an error in place of an answer."""
 
     absolute: float
     relative: float
@@ -76,7 +76,7 @@ def _between(one: RequestOutput, other: RequestOutput) -> Difference:
 
 
 class DriftCounts(Protocol):
-    """Where an auditor counts."""
+    """The counts of an auditor."""
 
     def audited(self) -> None:
         """Count a request that was executed alone and compared."""
@@ -99,7 +99,7 @@ class DriftMetrics:
     """The counts as metrics of the model, which the supervisor adds up over its instances."""
 
     def __init__(self, model: str, version: int) -> None:
-        # Here, since it makes this process one with metrics of its own.
+        # Imported here: after the import this is a process with metrics of its own.
         from triton_python_backend_utils.metrics import MetricFamily
 
         labels = {"model": model, "version": str(version)}

@@ -48,7 +48,7 @@ class OpenHandle:
         self._close = close
 
     def __del__(self) -> None:
-        with suppress(RuntimeError):  # the GPU is lost, and with it what it had mapped
+        with suppress(RuntimeError):  # the GPU is lost, and its mappings with it
             self._close(self.address)
 
 
@@ -139,8 +139,8 @@ class CudaRegions:
         self.forget(pool_number(owner))
 
     def wait_until_read(self) -> None:
-        """Wait until all work of this process on the GPU is done, if it has memory of other processes open there: what
-        its model was given may be overwritten from now on. Raises CudaError if some of the work failed."""
+        """Wait until all work of this process on the GPU is done, if it has memory of other processes open there: the
+        model's inputs may be overwritten after that. Raises CudaError if some of the work failed."""
         if self._opened or self._own:
             from shoal.workers import cuda
 

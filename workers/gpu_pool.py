@@ -3,8 +3,8 @@
 One allocation, made when the first output stays, of the size that --cuda-memory-pool-byte-size gives; other workers on
 the GPU open its handle (workers/cuda_regions.py). A part of it belongs to the block of the worker's slab that names the
 tensor: the batcher counts that block's holders, and when it sends FREE, or no record has ever named the block, the part
-is free again. What a dead worker had is the driver's to give back: the allocation ends with the process, and readers
-close their handles. An output that finds no room goes through host memory.
+is free again. The driver frees the allocation of a worker that has died, once readers have closed their handles. An
+output that finds no room goes through host memory.
 
     output on the GPU ─► part of the pool, copied there ─► block with its place ─► DONE … FREE ─► part is free
 """
@@ -41,7 +41,7 @@ class Extents:
         return list(self._free)
 
     def take(self, nbytes: int) -> int | None:
-        """Where a part of `nbytes` bytes, a multiple of ALIGNMENT, begins that is taken now; None if none fits."""
+        """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns where it begins; None if none fits."""
         for number, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 self._free[number : number + 1] = [(start + nbytes, end)] if end - start > nbytes else []
@@ -106,7 +106,7 @@ class GpuPool:
 
     def keep(self, address: int, nbytes: int) -> PoolPart | None:
         """Copy a tensor of this process on the GPU into the pool, once all work on the GPU so far is done; the copy is
-        there when this returns. None if there is no room. Raises CudaError if the GPU is lost."""
+        complete when this returns. None if there is no room. Raises CudaError if the GPU is lost."""
         if not (0 < nbytes <= self.nbytes):
             return None
         with self._lock:
@@ -131,7 +131,7 @@ class GpuPool:
         return Placed(self.gpu, self.handle, part.offset + offset).pack()
 
     def hold(self, ref: int, parts: tuple[PoolPart, ...]) -> None:
-        """Let parts belong to a block, which names them, until `release`."""
+        """Keep the parts that a block names until `release`."""
         self._held[ref] = parts
 
     def release(self, ref: int) -> None:
@@ -155,7 +155,7 @@ class GpuPool:
         self._returned.append((offset, nbytes))
 
     def _make(self) -> bool:
-        """Allocate the memory and export it; False if that cannot be, once and for all."""
+        """Allocate the memory and export its handle. False if that fails, after which there is no further attempt."""
         try:
             from shoal.workers import cuda
 

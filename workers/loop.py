@@ -82,11 +82,11 @@ class Auditor(Protocol):
         ...
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether there is something to execute now."""
+        """Whether a request is to be executed again now."""
         ...
 
     def run(self) -> None:
-        """Execute what is due."""
+        """Execute a request again that is due."""
         ...
 
 
@@ -196,7 +196,7 @@ class Loop:
                 self._ready_check.answer(channel)
 
     def _audit(self, auditor: Auditor) -> None:
-        """Execute what an auditor has chosen, unless threads or coroutines of the model are still at work."""
+        """Execute a request that an auditor has chosen, unless threads or coroutines of the model are still at work."""
         now_ns = time.monotonic_ns()
         if auditor.is_due(now_ns) and not self._open_batches.num_open:
             self._memory.begin_audit(now_ns)

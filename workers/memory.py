@@ -129,7 +129,7 @@ class Memory:
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
 
     def keep_on_gpu(self, pool: GpuPool) -> None:
-        """Let outputs stay in this pool on the instance's GPU: what belongs to a block is free with the block."""
+        """Let outputs stay in this pool on the instance's GPU; the pool's parts are freed with their block."""
         self.gpu_pool = pool
         pool.made = lambda: self.cuda_regions().add_own(pool.handle, pool.address, pool.nbytes)
         self.free = self._free_with_parts
@@ -191,7 +191,7 @@ class Memory:
             reached("begun")
 
     def begin_audit(self, now_ns: int) -> None:
-        """Publish that something is being executed which no batch asked for: the execution limit holds for it, too."""
+        """Publish the begin of an execution outside of any batch: the execution limit holds for it, too."""
         self._words[BUSY_SINCE_WORD] = now_ns
 
     def end(self, now_ns: int) -> None:

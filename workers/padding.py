@@ -35,7 +35,7 @@ class PaddingMetrics(PaddingCounts):
     """The counts as metrics of the model, which the supervisor adds up over its instances."""
 
     def __init__(self, model: str, version: int) -> None:
-        # Here, since it makes this process one with metrics of its own.
+        # Imported here: after the import this is a process with metrics of its own.
         from triton_python_backend_utils.metrics import MetricFamily
 
         labels = {"model": model, "version": str(version)}
@@ -155,7 +155,7 @@ class PaddedBatches(RaggedBatches):
 
 
 def ragged_batches(config: Config) -> RaggedBatches | None:
-    """What assembles the batches of a model whose requests differ in length; None if a batch is its requests' rows one
+    """The assembler of batches of a model whose requests differ in length; None if a batch is its requests' rows one
     below another."""
     known = lengths(config)
     if known is not None and known.strategy is not Strategy.PACK:

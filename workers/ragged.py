@@ -69,7 +69,7 @@ class RaggedBatches:
         return bool(self.inputs or self._kinds or self.scattered)
 
     def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
-        """Those of the requests that can be assembled, as far as that is a matter of one request; others fail."""
+        """The requests that can be assembled, each judged by itself; the others fail."""
         del answers
         return requests
 

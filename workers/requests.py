@@ -240,7 +240,7 @@ class Request:
     def complete(
         self, parsed: ParsedRequest, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]
     ) -> None:
-        """Add tensors to those in the request's block, and what is known of its sequence (sequences.py)."""
+        """Add tensors to those in the request's block, and the facts about its sequence (sequences.py)."""
         self.parsed = parsed
         self._tensors = tensors
         self.options = self.options._replace(sequence=sequence)

@@ -17,7 +17,7 @@ from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
 
-#: Another thread may receive the awaited message: pause in ms between looks whether it has (ours).
+#: Pause in ms between two checks whether another thread has received the awaited message (ours).
 _LOOK_MS = 10
 
 

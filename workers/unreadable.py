@@ -11,19 +11,18 @@ from itertools import islice
 from shoal.errors import ShoalError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-#: Most files that are checked of a model that is a directory (ours).
+#: The most files of a directory that are checked (ours).
 _MOST_FILES = 256
 
 
 def explained(error: ShoalError, path: str) -> ShoalError:
-    """The error of a failed load from this file, or directory of files, with a second sentence if one of the files
-    is the cause."""
+    """The error of a failed load, with a second sentence if the file, or one of the directory's files, is the cause."""
     found = reason(path)
     return type(error)(f"{str(error).rstrip('.')}. {found[1]}") if found else error
 
 
 def reason(path: str) -> tuple[str, str] | None:
-    """The first file of a model that is no use to a framework, and why; None if there is no such file."""
+    """The first file of a model that a framework cannot read, and why; None if there is no such file."""
     for file in islice(_files(path), _MOST_FILES):
         if text := _reason(file):
             return file, text

@@ -153,8 +153,8 @@ def _opened(reader: RequestReader, position: int, recorded: "RecordedRequest") -
 
 
 def check_files(model: BackendModel, signature: Signature) -> None:
-    """Read the files of all samples, as a warm-up does. Raises what it raises for one that is missing or too short, and
-    for a recording that has no batch for the model."""
+    """Read the files of all samples, as a warm-up does. Raises like `warm_up` for a file that is missing or too short,
+    and for a recording that has no batch for the model."""
     if (recording := recording_of(model.config)) is not None:
         next(_recorded_batches(recording, model, signature))
     for sample in model.config["model_warmup"]:

@@ -36,7 +36,7 @@ class DeviceInput:
 
     @property
     def address(self) -> int:
-        """Where the first element is."""
+        """The address of the first element, in memory of the GPU."""
         return self._tensor.address
 
     @property

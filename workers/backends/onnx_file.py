@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without ONNX Runtime: its inputs and outputs, and the files that it needs.
+"""The inputs and outputs of an ONNX file, and the files that it needs, read without ONNX Runtime.
 
 For `shoal check`, which loads nothing. Pure but for the file, which is mapped: its weights are passed over, not read.
 A file is protobuf (onnx/onnx.proto): fields of a tag, number << 3 | wire type, and a value, a varint or bytes behind

@@ -1,4 +1,4 @@
-"""Refusals of what a configuration asks for and ONNX Runtime cannot do. Pure. Runs in a worker, while it loads."""
+"""Refusals of configurations that ONNX Runtime cannot serve. Pure. Runs in a worker, while it loads."""
 
 from collections.abc import Collection, Iterable
 

@@ -16,7 +16,7 @@ from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
 
 #: Sizes of images that are tried, the commonest first; tokens of a text, and samples of a sound or a series (ours).
 _SIDES, _TOKENS, _LENGTHS = (224, 32, 28, 64, 128, 256, 299, 8, 16, 384, 512), 16, (16, 128, 1024, 16_000)
-#: What a model of TorchScript, or the comparison of its results, raises.
+#: Errors of a TorchScript model, or of the comparison of its results.
 _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, torch.jit.Error)
 #: The most arguments that are tried: all get one shape (ours).
 _MOST_ARGUMENTS = 4
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(weights: Sequence[Shape], dtype: torch.dtype = torch.float32) -> Iterator[Candidate]:
-    """What may be tried of a model whose weights have these shapes, in this order."""
+    """The inputs to be tried on a model whose weights have these shapes, in this order."""
     for shape in weights:
         if len(shape) == 2:  # a linear layer, or the table of an embedding
             yield Candidate(dtype, (1, shape[1]))

@@ -48,7 +48,7 @@ class EmbeddingOutput:
         self._what = what  # name of the table in error messages
         self.name = look_up.output.name
         self._inputs = {look_up.ids.name, *({look_up.offsets} if look_up.offsets else ())}
-        # float16 is no type to add up in.
+        # float16 is too coarse for sums.
         self._work = np.result_type(look_up.output.datatype.dtype, np.float32)
 
     def is_asked(self, inputs: Mapping[str, Array]) -> bool:

@@ -58,7 +58,7 @@ def convert(rows: Array, scales: Array | None, out: Array) -> None:
     if scales is None:
         np.copyto(out, rows, casting="same_kind")
     else:
-        # float16 is no type to compute in: 65504 is its end, and every product would be rounded twice.
+        # float16 is too coarse to compute in: it ends at 65504, and every product would be rounded twice.
         work = np.result_type(out, np.float32)
         np.multiply(rows, scales, out=out, dtype=work, casting="same_kind")
 

@@ -57,7 +57,7 @@ class PythonBackend(Backend):
         self._takes_gpu_tensors = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The configuration as the model's auto_complete_config completes it."""
+        """The configuration as completed by the model's auto_complete_config."""
         self._open(model, device)
         return ModelIO((), (), self._model.auto_complete())
 
@@ -97,7 +97,7 @@ class PythonBackend(Backend):
             self._runtime.end(parents)
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
-        """Hand the model's outputs over where they are, and let its calls pass on what is on the GPU."""
+        """Leave outputs on the GPU in the pool, and let the model's calls of other models pass tensors on the GPU."""
         Tensor._outgoing = outgoing
         self._runtime.gpu = GpuCalls(pool, regions)
 
@@ -176,7 +176,7 @@ class PythonBackend(Backend):
                     EXIT_DEVICE_LOST
                 )  # the worker's loop does not see errors of coroutines; clients are answered by now
         except BaseException as error:
-            # Not an error, but no other code would answer either.
+            # A coroutine was cancelled or has called exit(): its requests have to be answered all the same.
             if self._event_loop.is_stopping:
                 for request in batch:
                     request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))
@@ -233,8 +233,8 @@ class PythonBackend(Backend):
         self._own_process(model, device)
 
     def _own_process(self, model: BackendModel, device: Device) -> None:
-        """Make the settings of an interpreter in which this model runs and no other."""
-        sys.dont_write_bytecode = True  # beside a model it would look like a change of the model
+        """Change settings of the interpreter, which runs only this model."""
+        sys.dont_write_bytecode = True  # bytecode beside a model would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()
         runtime.set_runtime(self._runtime)

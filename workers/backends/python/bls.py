@@ -134,7 +134,7 @@ class BlsCall:
         self._entry: ModelEntry | None = None
         self._number = 0
         self._num_attempts = 0
-        # Changed by attempt, for inputs that stay on the GPU: their places by name, and what must be kept.
+        # Changed by attempt, for inputs that stay on the GPU: their places by name, and objects that hold them.
         self._places: dict[str, bytes] = {}
         self._kept: list[object] = []
         # Changed by the first attempt and the last response: the blocks that are lent, between two attempts, too.

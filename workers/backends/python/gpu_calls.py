@@ -98,7 +98,7 @@ class GpuCall(OutgoingRequest):
 
 
 class GpuCalls:
-    """What the calls of one model need to know of its GPU."""
+    """The GPU of one model, for its calls of other models."""
 
     def __init__(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
         self._pool = pool

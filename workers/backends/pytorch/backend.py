@@ -129,7 +129,7 @@ class PytorchBackend(BatchedBackend):
         return self._transfers is not None and self.ragged is None and not self.padded_rows
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
-        """Hand outputs over where they are, if requests let them stay there."""
+        """Leave outputs on the GPU if all requests of their batch allow that."""
         del pool, regions
         self._keeps_outputs = True
 

@@ -1,8 +1,8 @@
 """Page-locked memory on both ways between a worker and its GPU: copies that the GPU makes by itself, and one wait.
 
-Inputs are gathered in memory that stays and grows; outputs arrive in memory from PyTorch's own cache of such memory.
-Everything is put into the stream in which the model runs, so an instance's copies and its work follow each other;
-another instance's overlap them. Runs in a worker.
+Inputs are gathered in memory that is kept and grows; outputs arrive in memory from PyTorch's own cache of such memory.
+All copies go into the stream in which the model runs, so an instance's copies and executions follow each other and
+overlap those of other instances. Runs in a worker.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Transfers:
 
     @classmethod
     def of_gpu(cls, device: torch.device) -> "Transfers":
-        """Those of a GPU, in the stream in which a model runs unless it chooses another."""
+        """The transfers of a GPU, in the stream in which a model runs unless the model chooses another."""
         return cls(
             device,
             lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True),
@@ -42,7 +42,7 @@ class Transfers:
         and overwritten by the next batch."""
         staged = self._staged.get(name)
         if staged is None or staged.nbytes < nbytes:
-            self._staged.pop(name, None)  # before there is more, which may not fit beside it
+            self._staged.pop(name, None)  # freed first: the larger memory may not fit beside the old
             staged = self._staged[name] = self._make_pinned((max(1, nbytes),), torch.uint8)
         memory: memoryview = staged.numpy().data
         return memory[:nbytes]

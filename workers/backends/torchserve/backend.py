@@ -165,7 +165,7 @@ class TorchserveBackend(Backend):
         answers.output_start_ns = time.monotonic_ns()
 
     def execute_rank(self, batch: "Sequence[RankRequest]") -> None:
-        """Pass a batch of the first rank to the handler here, and drop what it returns, and errors but for the log."""
+        """Pass a batch of the first rank to this rank's handler. Results are dropped, and errors only logged."""
         rows: list[Any] = []
         for tensor, parameter, request_id in batch:
             try:

@@ -22,7 +22,7 @@ from shoal.errors import InternalError
 from shoal.workers.requests import Request
 
 INPUT = "data"
-#: The request's and the response's parameter with what is TorchServe's.
+#: The parameter of requests and responses with the facts that only TorchServe's protocol has.
 PARAMETER = "ts"
 
 #: A field's value as a handler gets it.
@@ -89,7 +89,7 @@ def _about(text: Any) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        about = orjson.loads(text)  # what is no text is an error here
+        about = orjson.loads(text)  # raises an error for anything but text
     except (TypeError, ValueError) as error:
         raise InternalError(f"parameter '{PARAMETER}' of the request is no JSON: {error}") from error
     if not isinstance(about, dict):

@@ -35,8 +35,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
 
 
 def enter(archive: Archive, num_cores: int) -> None:
-    """Make the settings of an interpreter in which this archive's handler runs and no other."""
-    sys.dont_write_bytecode = True  # beside a handler it would look like a change of the model
+    """Change settings of the interpreter, which runs only this archive's handler."""
+    sys.dont_write_bytecode = True  # bytecode beside a handler would look like a change of the model
     os.chdir(archive.directory)
     first = [archive.directory, HANDLER_IMPORTS]
     sys.path[:] = first + [path for path in sys.path if path and path not in first]

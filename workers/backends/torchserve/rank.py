@@ -1,7 +1,7 @@
 """A companion of a worker: a further rank of a handler that runs in several processes (ranks.py).
 
 A fork of the worker, which becomes a process of its own here. It loads the handler as the worker does, and executes
-each batch that the worker sends; what the handler returns is dropped. It ends with the worker.
+each batch that the worker sends; the handler's results are dropped. It ends with the worker.
 """
 
 import os
@@ -31,7 +31,7 @@ class RankBackend(Protocol):
 def become(
     number: int, worker: int, connection: Connection, backend: RankBackend, model: BackendModel, device: Device
 ) -> NoReturn:
-    """Turn a copy of the worker into the rank of this number. Does not return: what called it is the worker's."""
+    """Turn a copy of the worker into the rank of this number. Does not return: the caller's code is the worker's."""
     status = 1
     try:
         die_with_parent(worker)

@@ -7,7 +7,7 @@ answers. With pipelines (pp) only the worker gets batches, with tensor paralleli
 that ends takes the worker with it, which is started again with all of them.
 
 Ranks are forked by the worker before it imports the handler: it has one thread then and maps no segment, and a zygote
-may have imported torch for all of them. Runs in a worker; rank.py is what a rank does.
+may have imported torch for all of them. Runs in a worker; rank.py has the ranks' own part.
 """
 
 import logging

@@ -68,7 +68,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class WrongReturnError(Exception):
-    """A handler has returned what is no batch of results; `failure` is what its clients get."""
+    """A handler's return value is no batch of results; `failure` is the error for its clients."""
 
     def __init__(self, failure: Failure, sentence: str) -> None:
         super().__init__(sentence)

@@ -13,7 +13,7 @@ from shoal.workers.sequences import slot_of
 
 
 class Execution(NamedTuple):
-    """A request before one of its executions: what the handler gets, and how many parts have been sent."""
+    """A request before one of its executions: the handler's data, and how many parts have been sent."""
 
     call: Call
     num_parts: int

@@ -220,7 +220,7 @@ def sampling(parameters: Mapping[str, Any]) -> Any:
 def response(
     output: Any, seen: dict[int, tuple[int, int, int]], asked: Collection[str], before: str = ""
 ) -> pb_utils.InferenceResponse:
-    """The response for what the engine has now: without what earlier ones had, of which `seen` keeps count."""
+    """The response with the engine's output so far, without that of earlier responses, which `seen` counts."""
     answers = output.outputs
     texts, tokens, logprobs = [], [], []
     for index, each in enumerate(answers):

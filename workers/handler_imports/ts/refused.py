@@ -82,6 +82,6 @@ class RefusedFinder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Have this process say why a module is not there; once."""
+    """Install the finder of refused modules in this process; once."""
     if not any(isinstance(each, RefusedFinder) for each in sys.meta_path):
         sys.meta_path.append(RefusedFinder())

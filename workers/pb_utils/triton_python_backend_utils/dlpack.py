@@ -1,4 +1,4 @@
-"""Tensors to and from other frameworks without a copy, by the DLPack protocol; numpy's own, and BF16 beside it.
+"""Tensors to and from other frameworks without a copy, by the DLPack protocol.
 
 numpy has no BF16: such a tensor passes through numpy as its 16-bit words, and the type in its capsule is set to BF16.
 """
@@ -36,7 +36,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Given:
-    """An object with which numpy accepts a bare capsule."""
+    """A wrapper that numpy accepts, around a capsule, which numpy does not accept."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -57,8 +57,8 @@ def export(array: NDArray[Any], datatype: Datatype) -> Any:
 
 
 def export_cuda(address: int, nbytes: int, shape: tuple[int, ...], datatype: Datatype, keep: object) -> Any:
-    """A capsule of memory on GPU 0, which this process never touches; `keep` is held as long as the capsule, or what is
-    made of it."""
+    """A capsule of memory on GPU 0, which this process never touches; `keep` is referenced as long as the capsule or a
+    tensor made of it exists."""
     memory: Any = (ctypes.c_char * nbytes).from_address(address)
     memory._keep = keep  # the array refers to the memory
     array: NDArray[Any] = np.frombuffer(memory, datatype.dtype).reshape(shape)
@@ -104,7 +104,7 @@ class TensorOnGpu:
 
     @property
     def address(self) -> int:
-        """Where the first element is."""
+        """The address of the first element, in memory of the GPU."""
         return self._there.ctypes.data
 
     @property
@@ -113,8 +113,8 @@ class TensorOnGpu:
         return self._there.nbytes
 
     def host(self) -> NDArray[Any]:
-        """A copy in this process's memory, made by the tensor's framework. Raises TritonModelException if that has no
-        known method for it."""
+        """A copy in this process's memory, made by the tensor's framework. Raises TritonModelException if the framework
+        has no known method for that."""
         tensor = self._tensor
         return take(to_host(tensor if hasattr(tensor, "__dlpack__") else self._again()))[0]
 

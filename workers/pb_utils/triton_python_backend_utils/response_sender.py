@@ -64,7 +64,7 @@ class InferenceResponseSender:
         self._if_dropped: ShoalError | None = None
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send one response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL, which may also come by itself.
+        """Send one response; the last has the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, or the flag is sent alone.
 
         Raises TritonModelException for a wrong use, and if the response cannot be delivered.
         """

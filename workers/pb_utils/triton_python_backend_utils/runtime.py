@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OnResponse: TypeAlias = "Callable[[InferenceResponse | None, bool], None]"
 
 _log = logging.getLogger("shoal.model")
-#: VERBOSE is what is written with --log-verbose 1 (shoal.log.verbose).
+#: Lines of level VERBOSE are written with --log-verbose 1 (shoal.log.verbose).
 _LEVELS = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 

@@ -156,8 +156,8 @@ class Tensor:
             array = self._array = self._device.host()
         return self._decoded() if array is None else array
 
-    #: What the server is handed of an output: an array or, from an instance whose outputs may stay on its GPU, what its
-    #: backend has set here in place of `_host`.
+    #: Makes the array of an output for the server; an instance whose outputs may stay on its GPU has another function
+    #: than `_host` here, set by its backend.
     _outgoing: ClassVar[Callable[[Any], Any]] = _host
 
     def _decoded(self) -> NDArray[Any]:

@@ -86,7 +86,7 @@ class Normalize:
         return tensor.clone().sub_(mean).div_(std)
 
 
-#: What ImageNet's models expect.
+#: The normalization that ImageNet's models expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

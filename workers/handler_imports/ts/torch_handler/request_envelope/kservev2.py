@@ -18,7 +18,7 @@ class KServev2Envelope(BaseEnvelope):
 
     def parse_input(self, data: list[Any]) -> list[Any]:
         """The first request's tensors: arrays in their shapes, the first element of BYTES. Raises TypeError or
-        ValueError for what is no request of this protocol."""
+        ValueError for a body of another form."""
         inputs, body = list_of(data[0], "inputs")
         self.context.input_request_id = body.get("id")
         self.context.input_names = [each.get("name") for each in inputs]
