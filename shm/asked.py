@@ -1,4 +1,4 @@
-"""What a client's end of the star needs to know of a request that it submits. Values of other layers."""
+"""The facts that a client's end of the star needs about a request that it submits. Values of other layers."""
 
 from typing import Protocol
 

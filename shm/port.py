@@ -91,7 +91,7 @@ class Port:
         self.slab = Slab(segment)
         #: The numbers of responses of TorchServe's protocol by the first digit of their status; one thread writes them.
         self.answered = segment.words[ANSWERED_WORD : ANSWERED_WORD + ANSWERED_WORDS]
-        #: What a front end counts beside its requests: layout.HTTP_HANDSHAKES_FAILED and those after it. One thread
+        #: A front end's counters beside its requests': layout.HTTP_HANDSHAKES_FAILED and those after it. One thread
         #: writes them.
         self.noted = segment.words[NOTED_WORD : NOTED_WORD + NOTED_WORDS]
         self._writer = RingWriter(segment, link)
