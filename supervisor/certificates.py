@@ -1,7 +1,7 @@
 """The server's certificates: read again when their files change, and watched for the day on which they expire. Runs in
 the supervisor.
 
-A broken file changes nothing: what was read before stays in force, and the log says so.
+A broken file changes nothing: the certificates read before stay in force, and the log says so.
 """
 
 import logging
@@ -52,7 +52,7 @@ class Certificates:
         return self._expiries
 
     def watch(self) -> None:
-        """Look at the files, and for the day on which a certificate expires, from now on."""
+        """Start to watch the files, and the days on which certificates expire."""
         for files in self._watched:
             files.watch()
         for protocol in self._files:

@@ -65,7 +65,7 @@ class EventLoop:
         self._loop.set_exception_handler(self._on_error)
         # Changed by the methods below.
         self._readable: dict[int, Callback] = {}
-        self._tasks = set[Task[Any]]()  # asyncio itself would let a task go that nothing else refers to
+        self._tasks = set[Task[Any]]()  # asyncio itself has only weak references to tasks
         self._error: BaseException | None = None
 
     def on_readable(self, fd: int, callback: Callback) -> None:

@@ -69,7 +69,7 @@ def quit_daemon(daemon: "subprocess.Popen[bytes]") -> None:
 
 
 def end_children() -> None:
-    """Kill all processes below this one, and wait for them: what a dead one leaves behind becomes this one's child."""
+    """Kill all processes below this one, and wait for them: children of a dead one become this one's."""
     while True:
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             with suppress(ProcessLookupError):

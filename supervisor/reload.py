@@ -1,7 +1,7 @@
 """Files that a server reads again while it runs: on SIGHUP all that can be; keys and certificates when they change.
 Runs in the supervisor.
 
-A file that is broken changes nothing: what was read before stays in force, and the log says so.
+A file that is broken changes nothing: the contents read before stay in force, and the log says so.
 """
 
 import logging
@@ -16,7 +16,7 @@ from shoal.supervisor.watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
-#: The end of the line for SIGHUP: what a new start alone changes.
+#: The end of the line for SIGHUP: settings that only a new start changes.
 _NOT_READ = (
     "not read again: the command line, the environment, the listeners and their number of processes; start the server "
     "again for those (docs/operations.md)"
@@ -52,7 +52,7 @@ class Reload:
         self._certificates.watch()
 
     def on_hup(self) -> None:
-        """Read again what can be, and log what was and what was not."""
+        """Read all these files again, and log which could be read."""
         options = self._options
         self._keys.reload()
         self._certificates.reload()

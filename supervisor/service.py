@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 #: Rounds of the watchdog within the time that systemd waits: three may fail before systemd ends the server (ours).
 ROUNDS = 4
-#: What a model's load may take beside --model-load-timeout-secs: the worker's process starts and ends (ours).
+#: Seconds of a model's load beside --model-load-timeout-secs: the worker's process starts and ends (ours).
 LOAD_MARGIN_S = 30
 
 

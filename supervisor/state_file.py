@@ -1,4 +1,4 @@
-"""A file in which the supervisor keeps what shall outlive the server, as rollouts and shadows. Runs in the supervisor.
+"""A file of state that outlives the server, such as rollouts and shadows. Runs in the supervisor.
 
 One JSON object, {"version": 1, "repositories": [...], NAME: [rows]}, where NAME says what is kept. It is written beside
 and renamed: a reader sees the old contents or the new ones, whole. A server of other model repositories ignores the
@@ -43,7 +43,7 @@ class StateFile(Generic[T]):
         """The values in the file; none if there is no file. A row that is none is logged and left out.
 
         An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
-        that the next `write` does not destroy what can be repaired by hand.
+        that the next `write` does not destroy a file that can be repaired by hand.
         """
         found = []
         for row in self._rows():

@@ -427,14 +427,15 @@ class Supervisor:
             self._has_memory.set_result(None)
 
     def _gives_up(self, error: Exception) -> bool:
-        """Log why the server lacks what it needs; before the server serves, that ends it, and True is returned."""
+        """Handle an error that leaves the server without a resource: before the server serves, log it and end the
+        server. Returns True in that case."""
         if not (self._is_serving or self._failed.done()):
             _log.error("%s", error)
             self._failed.set_result(None)
         return not self._is_serving
 
     def _on_distrusted(self, message: from_batcher.ProcessDistrusted) -> None:
-        _log.error("process with segment %d wrote what cannot be read; that is its end here", message.owner)
+        _log.error("the process with segment %d has written unreadable records, and is killed", message.owner)
         self._kill_owner(message.owner)
 
     def _on_worker_retired(self, message: from_batcher.WorkerRetired) -> None:

@@ -1,7 +1,7 @@
 """Files that are read again when they change: the API keys, the certificates. Runs in the supervisor.
 
-A file is looked at once a second, by its inode, size and time: a mounted secret is replaced by renaming a link, of
-which no event tells.
+A file is checked once a second, by its inode, size and time: a mounted secret is replaced by renaming a link, which no
+event reports.
 """
 
 import os
@@ -27,7 +27,7 @@ class WatchedFiles:
         self._seen: _Identity = self._identity()
 
     def watch(self) -> None:
-        """Look from now on."""
+        """Start to check the files."""
         if self._paths:
             self._loop.every(LOOK_S, lambda _late_s: self.look())
 

@@ -22,9 +22,8 @@ class BatcherMemory:
         self._read_only_fds: dict[int, int] = {}  # changed also by close: holds dead batchers' segments, too
 
     def make(self, batcher: Member, owner: int, geometry: Geometry, *, lazy: bool) -> None:
-        """Make the segment and send it to a batcher; that of a dead batcher stays until `close`. Its pages are taken as
-        it fills, a `lazy` one's all of them: from a memfd, since /dev/shm may be full by then. Raises
-        OutOfSharedMemoryError."""
+        """Make the segment and send it to a batcher; that of a dead batcher stays until `close`. A `lazy` segment is a
+        memfd, all pages of which are taken as it fills: /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
         fd = create_segment(layout.BATCHER, owner, geometry, sealed=True, lazy=lazy)
         try:
             self._read_only_fds[owner] = segment.read_only(fd)

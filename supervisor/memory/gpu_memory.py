@@ -75,7 +75,7 @@ class GpuMemory:
             return
         returned = max(0, before - after)
         for other, (its_gpu, its_before) in self._before.items():
-            if its_gpu.uuid == gpu.uuid:  # memory that this process has given back is not theirs
+            if its_gpu.uuid == gpu.uuid:  # else this worker's memory would count as theirs, too
                 self._before[other] = its_gpu, its_before - returned
         _log.info(
             "worker %s has returned %d MiB on GPU %d, where %d MiB are still in use",

@@ -16,17 +16,17 @@ from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 MIB = 1 << 20
 #: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).
 EXECUTIONS_PER_SLAB = 4
-#: The slab of a worker whose model calls others: what is larger than a quarter of it gets a segment of its own (ours).
+#: The slab of a worker whose model calls others; a payload of more than a quarter has a segment of its own (ours).
 MAX_CALLER_SLAB_MIB = 16
 #: Bytes per row assumed for an output of unknown size (ours: a megabyte is a large embedding or a small image).
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
 #: Bytes assumed for a BYTES element (ours).
 BYTES_ELEMENT_BYTES = 256
-#: A client's ring of more records than the first number begins with the second: 128 KiB of what can be 3.5 MiB (ours;
+#: A client's ring of more than MAX_WHOLE_RING records begins with SMALL_RING: 128 KiB instead of up to 3.5 MiB (ours;
 #: 146 requests in flight, shm/port.py).
 MAX_WHOLE_RING, SMALL_RING = 8192, 1024
-#: The ring to a client of more records than the first number begins with the second: 32 KiB of 584 (ours; replies that
-#: the client has not read).
+#: The ring to a client of more than MAX_WHOLE_LINK records begins with SMALL_LINK: 32 KiB instead of 584 (ours; replies
+#: that the client has not read).
 MAX_WHOLE_LINK, SMALL_LINK = 1024, 256
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512

@@ -52,7 +52,7 @@ class Participant:
         return list(memoryview(raw).cast("Q"))
 
     def noted(self) -> list[int]:
-        """What a front end has counted beside its requests, from layout.HTTP_HANDSHAKES_FAILED on."""
+        """A front end's counters beside its requests', from layout.HTTP_HANDSHAKES_FAILED on."""
         raw = os.pread(self.read_only_fd, layout.NOTED_WORDS * layout.WORD, layout.NOTED_WORD * layout.WORD)
         return list(memoryview(raw).cast("Q"))
 

@@ -68,9 +68,9 @@ class Star(Participants):
     nbytes: int = 0
     #: `promised_nbytes` of the old server at an upgrade, until that has ended.
     promised_elsewhere_nbytes: int = 0
-    #: What front ends that have ended had answered of TorchServe's protocol (layout.ANSWERED_WORD).
+    #: The requests of TorchServe's protocol that ended front ends had answered (layout.ANSWERED_WORD).
     answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
-    #: What they had counted beside requests (layout.NOTED_WORD).
+    #: The other counters of ended front ends (layout.NOTED_WORD).
     noted_before: list[int] = field(default_factory=lambda: [0] * layout.NOTED_WORDS)
     descriptors: Descriptors = field(default_factory=Descriptors)
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
@@ -185,7 +185,7 @@ class Star(Participants):
     async def _await_client(self, client: Participant, successor: Member, acknowledged: Future[None]) -> None:
         """Await that a client has sent a successor its open requests and held replies, and report that to it."""
         await acknowledged
-        # Otherwise the client stays late until the next batcher, or is dead.
+        # If not, the client stays late until the next batcher, or is dead.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))

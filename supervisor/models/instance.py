@@ -310,7 +310,7 @@ class Instance:
     # --- what becomes of the present worker ---
 
     def join(self, member: Member) -> None:
-        """Take in the instance's worker, which has connected."""
+        """Handle the messages of the instance's worker, which has connected."""
         self.worker.connected(member)
         member.domain = self
         member.on_malformed = self._on_malformed
@@ -323,7 +323,7 @@ class Instance:
             self.worker.member.send(ConfigFinished(self.version.config))
 
     def stop(self) -> None:
-        """End the worker: one that is up has --exit-timeout-secs to finish its requests, others have none."""
+        """End the worker: at once, or within --exit-timeout-secs if it is up and may have requests to finish."""
         was, self.state = self.state, InstanceState.STOPPED
         resolve(self._leaving, None)
         worker, shared_process = self.worker, self.shared_process
@@ -355,7 +355,8 @@ class Instance:
             self.kill()
 
     def retire(self) -> None:
-        """End the worker when the batcher has nothing more for it, or after --request-timeout-secs; none follows."""
+        """End the worker when the batcher has no more requests for it, or after --request-timeout-secs. It is not
+        started again."""
         resolve(self._leaving, None)
         worker = self.worker
         if self.state is InstanceState.UP and worker.participant is not None:

@@ -1,4 +1,4 @@
-"""Model control: what is loaded at start, what load and unload requests may do, and what follows a repository's change.
+"""Model control: the models loaded at start, requests to load and unload, and the effect of changes in repositories.
 
     none      everything at start, nothing later
     explicit  what --load-model names at start, then what clients request
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 Arguments = dict[str, Any]
 #: A load that came with a configuration: name of the model, configuration as JSON, directory of its files, if any.
 Given = tuple[str, str, str | None]
-#: As the only --load-model: load every model of the repositories.
+#: The only value of --load-model that means every model of the repositories.
 ALL = "*"
 
 
@@ -239,9 +239,9 @@ class ModelControl:
     # --- upgrades ---
 
     def carried(self) -> tuple[list[str] | None, list[Given], list[tuple[str, str]]]:
-        """What requests have changed, for a new server: names of the models to load at its start (None: by its mode),
+        """The changes by requests, for a new server: names of the models to load at its start (None: by its mode),
         models whose configuration or files came with a request, and registered repositories. The directories are
-        copies, which are the new server's."""
+        copies, which the new server owns."""
         if self._mode != "explicit":
             return None, [], []
         serving = {each.identifier: each for each in self._models.models.values() if each.serving}
@@ -268,7 +268,8 @@ class ModelControl:
             shutil.rmtree(each, ignore_errors=True)
 
     async def restore(self, given: Sequence[Given], repositories: Sequence[tuple[str, str]]) -> None:
-        """Load what an old server had loaded by request; returns when each has loaded or failed, which is logged."""
+        """Load the models that an old server had loaded by request; returns when each has loaded or failed, which is
+        logged."""
         loads = [self._load({"model": name, "config": text, "directory": copy}) for name, text, copy in given]
         loads += [self._register({"model": name, "repository": repository}) for name, repository in repositories]
         for error in await gather(*loads, return_exceptions=True):

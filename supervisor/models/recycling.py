@@ -18,9 +18,9 @@ from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 _log = logging.getLogger(__name__)
 
-#: Between two checks (ours).
+#: Seconds between two checks (ours).
 LOOK_S = 1.0
-#: An old instance whose replacement did not come up is left alone for so long (ours).
+#: Seconds for which an instance is left alone after its replacement did not come up (ours).
 RETRY_S = 30.0
 _MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from shoal.model_config.parameters import parameter
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.torchserve_errors import torchserve_error, torchserve_fault
 
-#: A text that is, or begins with, a number and says no more: "2", "2.0".
+#: A version's text that is a whole number, perhaps with zeros behind points: "2", "2.0".
 _NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 
 

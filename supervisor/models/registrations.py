@@ -55,7 +55,7 @@ class Registrations:
         self.snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
         # Changed by registrations and scalings. Versions are in the order of their registration.
         self._rows: dict[str, dict[str, Registration]] = {}
-        self._complaint = ""  # the last of look_again
+        self._complaint = ""  # the last error that look_again has logged
         self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
 
     @property
@@ -112,8 +112,8 @@ class Registrations:
     # --- start ---
 
     async def load_at_start(self, carried: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Register and load what the store's settings name or, at an upgrade, what the old server had registered;
-        returns when each has loaded or failed, which is logged."""
+        """Register and load the archives that the store's settings name or, at an upgrade, that the old server had
+        registered; returns when each has loaded or failed, which is logged."""
         if carried is not None:
             await self._restore(carried)
             return
@@ -139,7 +139,7 @@ class Registrations:
         self.snapshots.save("startup")
 
     async def follow(self, period_s: float) -> None:
-        """Load again what has changed in the store, as a change of a repository is."""
+        """Look for changed archives in the store every `period_s`, and load them again."""
         while True:
             await sleep(period_s)
             await self.look_again()
@@ -226,7 +226,7 @@ class Registrations:
         return {**row.config, "instance_group": groups}
 
     async def _restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
-        """Register and load what an old server had registered: each archive is unpacked anew."""
+        """Register and load the old server's registrations: each archive is unpacked anew."""
         for each in carried:
             name, config = each["name"], each["config"]
             request = {**each["request"], "url": each["url"], "model_name": name}

@@ -1,7 +1,7 @@
 """One rollout: which share of the requests the canary has, and when that grows or ends. Pure: the time comes in as an
 argument, and what both versions have done is handed in as figures.
 
-A guard trips only on what a version that kept to its bound would hardly ever show (once in ten thousand looks): a few
+A guard trips only on figures that a version within its bound would hardly ever have (once in ten thousand looks): a few
 slow requests at the beginning of a step end no rollout, and a version that fails or is slow with every request ends it
 after a handful of them.
 """
@@ -22,7 +22,7 @@ _DEVIATIONS = 3.0
 
 
 class VersionFigures(NamedTuple):
-    """What one version has done in a step; latencies as pairs of bucket and count, ascending."""
+    """The figures of one version in a step; latencies as pairs of bucket and count, ascending."""
 
     num_requests: int = 0
     num_errors: int = 0
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What is known of a step."""
+    """The figures of a step of both versions."""
 
     stable: VersionFigures
     canary: VersionFigures
@@ -87,7 +87,7 @@ class Phase(str, Enum):
 
 
 class Verdict(Enum):
-    """What follows from a look at the figures."""
+    """The decision about a step from its figures."""
 
     STAY = 0
     ADVANCE = 1  # to the next step, which the rollout then is in

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from shoal.rollout_settings import RolloutPlan, read_plan
 from shoal.supervisor.state_file import StateFile
 
-#: What the file calls its rows, and the first part of its name.
+#: The key of the file's rows, and the first part of the file's name.
 ROLLOUTS = "rollouts"
 
 

@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 #: The figures are looked at so many times in a step that is shorter than ten seconds, and once a second else (ours).
 _LOOKS_PER_STEP, _MIN_LOOK_S, _MAX_LOOK_S = 10, 0.05, 1.0
 
-#: What has come of the requests that a version's shadow was given: model, its version and its shadow's → totals since
-#: the server began; None where nothing is mirrored.
+#: The counts of mirrored requests: model, its version and its shadow's → totals since the server began; None where
+#: nothing is mirrored.
 FigureOfShadow = Callable[[str, int, int], ShadowFigure | None]
 
 
@@ -263,7 +263,7 @@ class Rollouts:
         return f"{why}; version {rollout.plan.version} answers all requests meanwhile"
 
     def _comparison(self, identifier: ModelIdentifier, rollout: Rollout) -> Comparison | None:
-        """What the canary has been compared in as the stable version's shadow since the step began."""
+        """The comparisons of the canary, as the stable version's shadow, since the step began."""
         now = self._compared_so_far(identifier.name, rollout.stable, rollout.plan.version)
         if now is None:
             return None
@@ -407,7 +407,7 @@ def make_rollouts(
     is_registered: Callable[[ModelIdentifier], bool],
     figure_of_shadow: FigureOfShadow,
 ) -> Rollouts:
-    """The rollouts of a server, and what its versions say of requests that name none."""
+    """The rollouts of a server, which also become the `traffic` of its versions."""
     traffic = Traffic(star, models, models.all_versions.take_id)
     port = options.http_port if options.allow_http else 0
     path = state_path(options.rollout_file, os.environ, port, ROLLOUTS)
@@ -417,7 +417,7 @@ def make_rollouts(
 
 
 def _plan_of(found: FoundModel) -> RolloutPlan | None:
-    """The plan in a model's directory; None without one. What cannot be read as a plan is logged."""
+    """The plan in a model's directory; None without one. A file that is no plan is logged."""
     if not found.rollout:
         return None
     try:

@@ -73,7 +73,7 @@ class Roster:
         self._instances.pop(instance.number, None)
 
     def join(self, number: int, member: Member) -> None:
-        """Give a worker that has connected to its instance; close the connection of one that is not expected."""
+        """Hand a worker that has connected to its instance; close the connection of one that is not expected."""
         instance = self._instances.get(number)
         if instance is None or instance.state is not InstanceState.STARTING or instance.worker.joined.done():
             member.hang_up()

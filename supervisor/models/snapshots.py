@@ -1,4 +1,4 @@
-"""Snapshots of what is registered with TorchServe's store: one at the start, one after every change, one at the stop.
+"""Snapshots of TorchServe's registrations: one at the start, one after every change, one at the stop.
 
 The poller writes the files (repository/torchserve/snapshots.py), one after the other; of several that wait, the last
 one is written. Runs in the supervisor.
@@ -16,7 +16,7 @@ from shoal.supervisor.processes.repository import RepositoryPoller
 
 _log = logging.getLogger(__name__)
 
-#: s that a stopping server waits for its last snapshot (ours).
+#: Seconds that a stopping server waits for its last snapshot (ours).
 LAST_WAIT_S = 5.0
 Occasion = Literal["startup", "snapshot", "shutdown"]
 #: The models of a snapshot: name → version → settings, by TorchServe's names.

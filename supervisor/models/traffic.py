@@ -1,5 +1,5 @@
-"""What requests that name no version of a model mean: the highest version, one that was chosen, or two versions between
-which the batcher splits them. Runs in the supervisor.
+"""The version for requests that name none: the model's highest, one that was chosen, or two versions between which the
+batcher splits them. Runs in the supervisor.
 
 A split has a model id of its own, which the model keeps for good: a request that was sent before the end of a split is
 still the stable version's. The batcher knows a split before clients use its id, and a version's new copy before the old
@@ -34,7 +34,7 @@ class Division:
     retries: bool = True
     split_id: int = 0  # 0: they have not been split yet
     step: int = 0  # counts the steps of all of the model's rollouts
-    sent: SplitChanged | None = None  # what the batcher knows
+    sent: SplitChanged | None = None  # the division as the batcher has it
 
 
 class Traffic:
@@ -152,7 +152,7 @@ class Traffic:
         return SplitChanged(division.split_id, stable_id, canary_id, share, division.retries, division.step)
 
     async def count(self, identifiers: Iterable[ModelIdentifier]) -> dict[ModelIdentifier, SplitFigures]:
-        """What the versions of these models' splits have done since their present steps began, as far as a batcher
+        """The figures of these models' splits since their present steps began; without those for which no batcher
         answers."""
         asked = {each: self._divisions[each] for each in identifiers if each in self._divisions}
         recipients = [

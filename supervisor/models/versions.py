@@ -41,7 +41,7 @@ class Served(Protocol):
 
 
 class UnversionedTraffic(Protocol):
-    """What requests that name no version mean; implemented and described in traffic.py."""
+    """The version for requests that name none; implemented and described in traffic.py."""
 
     def mark(self, version: ModelVersion) -> None: ...
     def refresh(self) -> None: ...
@@ -67,7 +67,7 @@ class Versions:
         forget: Callable[[Collection[Path]], None],
     ) -> None:
         self.loop = context.loop
-        #: What requests that name no version mean (traffic.py). Set once.
+        #: The version for requests that name none (traffic.py). Set once.
         self.traffic: UnversionedTraffic | None = None
         self._context = context
         self._roster = roster

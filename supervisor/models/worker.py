@@ -51,7 +51,7 @@ class Worker:
         self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
         self.end_fields: dict[str, Any] = {}  # of the log: what it was doing when it ended, its pid, its end
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
-        # Of an instance that is a thread of another's process: done when the thread or the process has ended.
+        # For an instance that is a thread of another's process: done when the thread or the process has ended.
         self.thread: Future[int] | None = None
         self._is_told = False  # the thread has been told to end
         self.handlers = table(
@@ -80,7 +80,7 @@ class Worker:
         return self.participant.owner if self.participant else 0
 
     def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
-        """Start the process, and read what it prints; the future is the process's exit code, or an OSError where it
+        """Start the process, and read its output; the future is the process's exit code, or an OSError where it
         cannot be started. Raises OSError where that is known at once."""
         self._num_oom_kills = self._context.oom_kills.count()
         kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)

@@ -129,7 +129,7 @@ class Workflows:
         ]
 
     async def restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
-        """Register what an old server had registered: each archive is unpacked anew."""
+        """Register the old server's workflows: each archive is unpacked anew."""
         for each in carried:
             try:
                 name = (await self._register({**each["request"], "url": each["archive"] or each["url"]}))["workflow"]
@@ -154,7 +154,7 @@ class Workflows:
         self._repository.withdraw_workflow(workflow.directory, workflow.archive)
 
     def _withdraw_node(self, found: FoundModel) -> None:
-        """Remove what was unpacked or downloaded for a node that is not registered."""
+        """Remove the unpacked and downloaded files of a node that is not registered."""
         if "ts_workflow_function" not in found.config["parameters"]:
             self._repository.withdraw(found.directory, found.origin)
 

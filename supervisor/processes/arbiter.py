@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 #: An arbiter's loop makes a pass a second; one that makes none for so long though it could have run, is killed (ours).
 #: A front end that hangs is gunicorn's to end, after 30 s.
 HUNG_S = 30.0
-#: Between two checks of that (ours).
+#: Seconds between two checks of the arbiter's loop (ours).
 LOOK_S = 1.0
 #: The longest pause before an arbiter is started again (ours): no request is answered meanwhile, and a start takes half
 #: a second of a core.
@@ -39,7 +39,7 @@ _GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.
 
 @dataclass(frozen=True, slots=True)
 class FrontEndRole:
-    """A kind of front end: how many processes it has, and what they are given, by variable."""
+    """A kind of front end: the number of its processes, and their environment variables and descriptors."""
 
     name: str
     num_processes: int

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 #: Losses of a GPU, the seconds within which they come, and the models that lose it. Ours, as all figures here.
 MAX_LOSSES, WITHIN_S, MIN_MODELS = 4, 60.0, 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 600.0
-#: After so long without a loss a GPU is as any other.
+#: Seconds without a loss after which a GPU's losses are forgotten.
 PROBATION_S = 600.0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Between two checks: while an instance executes, and while none does (ours).
+#: Time between two checks: while an instance executes, and while none does (ours).
 BUSY_INTERVAL_NS = 250_000_000
 IDLE_INTERVAL_NS = 1_000_000_000
 #: A check later than this is a gap. Deadlines move by it, once.

@@ -26,9 +26,9 @@ from shoal.supervisor.processes.restarts import Pauses
 
 _log = logging.getLogger(__name__)
 
-#: How long MPS may take until it takes clients, and between looks whether it does (ours).
+#: Seconds that MPS may take until it takes clients, and seconds between two checks of that (ours).
 START_S, LOOK_S = 20.0, 0.05
-#: With these bytes the names of MPS's programs begin.
+#: The beginning of the names of MPS's programs.
 _PROGRAMS = b"nvidia-cuda-mps-"
 
 
@@ -135,8 +135,8 @@ def mps_directory() -> Path:
 
 
 def _kill_leftovers(directory: Path) -> None:
-    """Kill what a guard that was killed itself has left: the processes of MPS that have this pipe directory. MPS's
-    server leaves its parent's process group."""
+    """Kill the processes of MPS with this pipe directory, which a guard that was killed leaves behind. MPS's server
+    leaves its parent's process group."""
     variable = f"{PIPE_DIRECTORY}={directory}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -42,7 +42,7 @@ class Lines:
         self.num_dropped = 0
 
     def feed(self, stream: int, data: bytes, now_ns: int, room: int = sys.maxsize) -> bytes:
-        """Add data of a stream (b"" is its end); returns what is to be passed on, at most `room` bytes."""
+        """Add data of a stream (b"" is its end); returns the lines to pass on, at most `room` bytes."""
         begun = self._begun[stream] + data
         whole, newline, rest = begun.rpartition(b"\n")
         whole += newline
@@ -108,7 +108,8 @@ class ChildOutput:
             self._loop.on_readable(pipe.fileno(), lambda stream=stream: self._read(stream))  # type: ignore[misc]
 
     def finish(self) -> None:
-        """Read what an ended process has left, and close its streams. A child of it that still writes is cut off."""
+        """Read the rest of an ended process's output, and close its streams. A child of it that still writes is cut
+        off."""
         for stream, pipe in enumerate(self._pipes):
             # At most a full pipe: a child of the worker that goes on writing must not delay the supervisor.
             for _ in range(2):
@@ -145,7 +146,7 @@ class ChildOutput:
             self._loop.call_after(1.0, lambda: self._log_dropped(int(self._loop.now_s() * 1e9)))
 
     def _as_json(self, stream: int, lines: bytes) -> bytes:
-        """Lines of the JSON format, of what a model has printed; the worker's own log has that format already."""
+        """A model's printed lines in the JSON format; lines of the worker's own log have that format already."""
         fields = {"process": "worker", "pid": self._child.pid, **self._fields, "stream": ("stdout", "stderr")[stream]}
         level = ("info", "warning")[stream]
         now_s = time.time()

@@ -238,7 +238,7 @@ class RepositoryPoller:
 
     @property
     def _is_kept(self) -> bool:
-        """Whether the process never ends: it holds what it knows of cloud storage, or is asked again and again."""
+        """Whether the process is kept without orders: it has a slot for copies from a cloud, or polls repositories."""
         options = self._options
         return bool(self._slots) or (options.model_control_mode == "poll" and options.repository_poll_secs > 0)
 

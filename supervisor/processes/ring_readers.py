@@ -251,6 +251,6 @@ class RingReaders:
         )
 
     async def close(self) -> None:
-        """End both, after the last batcher: what it left in its rings has been read."""
+        """End both, after the last batcher; both have then read all that is left in its rings."""
         await self._comparator.close()
         await self._recorder.close()

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 STOPPED_S = 3.0
 #: A process that is stopped again within this time after it was resumed is killed (ours).
 AGAIN_WITHIN_S = 60.0
-#: Between two checks (ours).
+#: Seconds between two checks (ours).
 LOOK_S = 0.5
 
 

@@ -1,6 +1,5 @@
-"""The program that an instance's process runs: a worker, or what makes a Python environment and then becomes one.
-
-And the message that says what to load. Runs in the supervisor.
+"""The program of an instance's process: a worker, or one that makes a Python environment and then becomes a worker;
+and the message with the model to load. Runs in the supervisor.
 """
 
 import os
@@ -87,8 +86,8 @@ def load_message(
 
 
 def _gpu_pool_nbytes(placement: Placement, context: InstanceContext) -> int:
-    """None for instances that share a process: CUDA opens no handle of a pool in the process that has made it, and a
-    thread's outputs may be another thread's inputs."""
+    """The size of a worker's pool on its GPU; 0 for instances that share a process: CUDA opens no handle of a pool in
+    the process that has made it, and a thread's outputs may be another thread's inputs."""
     if placement.kind != "KIND_GPU" or placement.process_cores:
         return 0
     return context.options.gpu_pool_nbytes(placement.device_id)
@@ -105,7 +104,7 @@ def reported_model_io(message: ModelIOFound) -> ModelIO:
 
 
 def _tensor(reported: Sequence[Any]) -> IOTensor:
-    """Raises TypeError, ValueError."""
+    """One tensor of a report. Raises TypeError or ValueError if it is malformed."""
     name, data_type, dims = reported
     if not all(type(each) is str for each in (name, data_type)) or not all(type(dim) is int for dim in dims):
         raise TypeError(f"no name, datatype and dims: {reported!r}")

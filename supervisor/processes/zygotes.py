@@ -127,7 +127,7 @@ class Zygotes:
         self._zygotes[kind].fork(child)
 
     def _heir(self) -> "Zygote":
-        """The zygote that forks what the base would fork: the base, until it is to end or has ended."""
+        """The zygote that forks the base's children: the base, until it is to end or has ended."""
         base = self._zygotes[BASE]
         if base.lives and not self._is_base_to_end:
             return base
@@ -195,12 +195,12 @@ class Zygote:
 
     @property
     def can_be_heir(self) -> bool:
-        """Whether it forks now what the base would fork, in about as little time and address space."""
+        """Whether this zygote could fork the base's children now, in about as little time and address space."""
         return self.is_ready and self.kind != BASE and self.kind not in _LARGE
 
     @property
     def lives(self) -> bool:
-        """Whether it takes orders, or will once its imports are done."""
+        """Whether this zygote takes orders, or will once its imports are done."""
         return self._channel is not None
 
     def contain(self, _error: Exception) -> None:

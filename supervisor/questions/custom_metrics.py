@@ -1,7 +1,7 @@
 """Metrics that models define: workers report changes, which are added up over all instances for /metrics.
 
-What a dead instance has counted or observed stays in the total. A gauge is the value set last, plus what instances have
-added since; what a dead instance had added is taken off, or a gauge of requests in flight would never come down again.
+Counts and observations of a dead instance stay in the total. A gauge is the value set last, plus what instances have
+added since; the additions of a dead instance are subtracted, or a gauge of requests in flight would never return to 0.
 A model's series are removed with the model. Pure but for the log; runs in the supervisor.
 
 A report is read whole before it is applied: user code may have written it, and a malformed one must neither end the
@@ -202,7 +202,7 @@ class CustomMetrics:
             _log.warning("/metrics does not show all of a model's %s: %s", what, why)
 
     def leave(self, instance: int) -> None:
-        """Remove an ended instance, and what it had added to gauges."""
+        """Remove an ended instance, and its additions to gauges."""
         for key in self._of_instance.pop(instance, ()):
             self._leave(instance, key)
 

@@ -1,4 +1,4 @@
-"""What is recorded: by the command line from the start, and by the verb `record` while the server runs.
+"""Control of recordings: by the command line from the start, and by the verb `record` while the server runs.
 
 A client names models, a share and a time, never a path: the folder is that of --record, or one of the server's user.
 Runs in the supervisor.
@@ -48,8 +48,8 @@ class RecordingControl:
             self._apply()
 
     async def record(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Record a model for `for_s` seconds from now on, or no longer if that is 0; without a model nothing changes.
-        Returns the folder, and what is recorded."""
+        """Record a model for the next `for_s` seconds; 0 ends its recording. Without a model nothing changes. Returns
+        the folder and the rules in force."""
         model = arguments["model"]
         if model:
             self._live = {number: each for number, each in self._live.items() if each[0].models != (model,)}

@@ -1,7 +1,7 @@
-"""Shadows: which versions are mirrored, by models' configurations and by the verb `shadow`, and what came of it.
+"""Shadows: which versions are mirrored, by models' configurations and by the verb `shadow`, and with which results.
 
-What a client has asked for counts more than the model's configuration, and is kept in a file (state_file.py), so that a
-server that starts again goes on with it. Runs in the supervisor.
+A client's rule counts more than the model's configuration, and is kept in a file (state_file.py), so that a server that
+starts again goes on with it. Runs in the supervisor.
 """
 
 import logging
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _MIRRORED = "mirrored"
 #: Pairs that are mirrored no more whose figures and examples are kept (ours).
 MAX_ENDED = 32
-#: What the state file calls its rows, and the first part of its name.
+#: The key of the state file's rows, and the first part of the file's name.
 SHADOWS = "shadows"
 
 
@@ -42,7 +42,7 @@ _Name = tuple[str, int]
 
 
 class _Found:
-    """What came of one pair's mirrored requests since the server began."""
+    """The counts of one pair's mirrored requests since the server began."""
 
     __slots__ = ("dropped", "examples", "figure", "primary_ns", "shadow_ns")
 
@@ -54,7 +54,7 @@ class _Found:
 
 
 class ShadowControl:
-    """The rules in force, and what the batcher and the comparator have found."""
+    """The rules in force, and the counts of the batcher and the comparator."""
 
     def __init__(
         self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models,
@@ -74,7 +74,7 @@ class ShadowControl:
     # --- what is mirrored ---
 
     def on_models_changed(self) -> None:
-        """Mirror what configurations say, now that models have changed."""
+        """Apply the configurations' rules after a change of models."""
         try:
             self._apply()
         except (OutOfSharedMemoryError, OSError) as error:
@@ -88,7 +88,7 @@ class ShadowControl:
         self._file.write(sorted(self._asked.items()))
 
     def begin(self, rule: ShadowRule) -> None:
-        """Mirror from now on as a rule says. Raises InvalidArgumentError, or UnavailableError without memory for it."""
+        """Begin to mirror by a rule. Raises InvalidArgumentError, or UnavailableError without memory for it."""
         checked_rule(rule)
         model = self._models.get(rule.model)
         for number in (rule.primary, rule.shadow):
@@ -119,7 +119,7 @@ class ShadowControl:
         self._keep()
 
     def end(self, model: str, primary: int) -> None:
-        """Mirror requests of this version no longer. Raises InvalidArgumentError if they are not."""
+        """Stop mirroring requests of this version. Raises InvalidArgumentError if they are not mirrored."""
         if not any((each.model, each.primary) == (model, primary) for each in self._rules):
             raise InvalidArgumentError(f"version {primary} of model '{model}' has no shadow")
         if any((each.model, each.primary) == (model, primary) for each in self._configured()):
@@ -170,7 +170,7 @@ class ShadowControl:
     # --- what came of it ---
 
     def on_mirrored(self, message: RequestsMirrored) -> None:
-        """Add what the batcher has counted."""
+        """Add the batcher's counts."""
         found = self._found.setdefault(Pair(message.model, message.primary, message.shadow), _Found())
         dropped = Counter(message.counts)
         mirrored = dropped.pop(_MIRRORED, 0)
@@ -185,7 +185,7 @@ class ShadowControl:
         found.examples = worst([*found.examples, *message.examples])
 
     def figure(self, model: str, primary: int, shadow: int) -> ShadowFigure | None:
-        """What came of a pair's mirrored requests since the server began; None if they never were mirrored."""
+        """The counts of a pair's mirrored requests since the server began; None if none was mirrored."""
         found = self._found.get(Pair(model, primary, shadow))
         return None if found is None else found.figure
 

@@ -59,11 +59,11 @@ class TraceControl:
 
     @property
     def layers(self) -> Mapping[str, Changes]:
-        """What requests have changed, for all models and for each, as a new server takes it over."""
+        """The settings changed by requests, for all models and for each, for a new server to take over."""
         return self._settings.layers
 
     async def restore(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put what an old server's clients had changed in force; without effect where it cannot be traced so now."""
+        """Apply the changes by an old server's clients; no effect if this server cannot trace by them."""
         for model in sorted(layers, key=len):  # GLOBAL first: models' settings build on it
             try:
                 self._settings.change(model, dict(layers[model]))

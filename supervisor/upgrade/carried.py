@@ -1,4 +1,4 @@
-"""What a new server takes over from the old one: what requests have changed since the old one's start.
+"""The state that a new server takes over from the old one: changes by requests since the old one's start.
 
 Carried are models that were loaded and unloaded by request, with configurations and files that came with a load; the
 numbers of instances; registrations; log and trace settings; clients' regions of shared memory. Not carried are
@@ -56,7 +56,7 @@ class CarriedState:
         return [(model.identifier.name, number) for model in models for number in model.serving]
 
     def models(self) -> messages.ModelsCarried:
-        """What requests have changed of the models."""
+        """The changes of models by requests."""
         names, given, repositories = self._model_control.carried()
         return messages.ModelsCarried(
             names,
@@ -77,19 +77,19 @@ class CarriedState:
         self._regions.follow(member)
 
     def discard(self) -> None:
-        """Take back what was made for a new server, which has not taken over."""
+        """Remove the copies made for a new server that has not taken over."""
         self._regions.follow(None)
         self._model_control.discard_copies()
 
     # --- the new server ---
 
     def registered(self, predecessor: Predecessor | None) -> Sequence[Mapping[str, Any]] | None:
-        """What the old server had registered of TorchServe's store; None without an old server."""
+        """The old server's registrations from TorchServe's store; None without an old server."""
         return None if predecessor is None else predecessor.models.registered
 
     async def load_models(self, predecessor: Predecessor | None) -> None:
-        """Load what the old server, if there is one, had loaded by request, after the models of the start; returns when
-        each has loaded or failed, which is logged."""
+        """Load the models that the old server, if any, had loaded by request, after the models of the start; returns
+        when each has loaded or failed, which is logged."""
         if predecessor is None:
             return
         carried = predecessor.models

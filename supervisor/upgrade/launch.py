@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """The command that starts what is installed now with the same arguments."""
+        """The command that starts the version installed now with the same arguments."""
         _, *rest = self.arguments
         if rest and _is_script(Path(rest[0])):
             return [os.path.abspath(rest[0]), *rest[1:]]

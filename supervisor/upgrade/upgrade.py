@@ -72,7 +72,7 @@ BY_HAND = Origin()
 
 
 class NewServer:
-    """The process of a new server, and what it has reported."""
+    """The process of a new server, and its reports."""
 
     def __init__(self, loop: EventLoop, child: Child, ends_s: float) -> None:
         self.child = child
@@ -136,7 +136,7 @@ class NewServer:
         raise UpgradeError(f"the new server (pid {self.child.pid}) has not {what} within --upgrade-timeout-secs")
 
     async def end(self, limit_s: float) -> None:
-        """End the process: it answers what it may have accepted; after `limit_s` it is killed."""
+        """End the process: it answers requests that it may have accepted; after `limit_s` it is killed."""
         self.child.signal(signal.SIGTERM)
         if not await first(self.child.exited, limit_s=limit_s):
             self.child.signal(signal.SIGKILL)
