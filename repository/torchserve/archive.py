@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 _MAX_PADDING_BYTES = 1 << 20
 _ZIP_SIGNATURE = b"PK"
 _ENCRYPTED = 0x1
-#: What the readers of zip, tar and gzip raise for bytes that are not of their format.
+#: Errors of the readers of zip, tar and gzip for bytes that are not of their format.
 _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
     NotImplementedError, struct.error, OverflowError,

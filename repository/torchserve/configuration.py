@@ -31,7 +31,7 @@ _STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
 
 
 class WorkflowPart(NamedTuple):
-    """What a model has that is a node of a workflow."""
+    """The additional facts about a model that is a node of a workflow."""
 
     workflow: str
     node: str  # JSON, which frontend/torchserve/workflows.py reads

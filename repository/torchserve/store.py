@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 #: Endings of the archives that `all` takes, as in TorchServe.
 _ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
-#: A call of this name in a handler's source means that the model answers in parts.
+#: A call of this name in a handler's source means that the model sends intermediate responses.
 _STREAMING_CALL = b"send_intermediate_predict_response"
 _MAX_SOURCES, _MAX_SOURCE_BYTES = 64, 1 << 20
 #: The number of every version that the poller reports; the supervisor gives each its own.
@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
     path: Path
     is_folder: bool
-    is_download: bool  # it came into the store by this registration
+    is_download: bool  # whether this registration has downloaded it into the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class TorchServeStore:
         """The model that a registration means, unpacked. Its only version has the number 1; the text of the version and
         all other facts are parameters of its configuration.
 
-        Raises ShoalError with TorchServe's status, type and sentence; then nothing is left of an attempt.
+        Raises ShoalError with TorchServe's status, type and sentence; the files of a failed attempt are removed.
         """
         if request.runtime not in (None, "", *RUNTIMES):
             raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {request.runtime}")
@@ -112,7 +112,7 @@ class TorchServeStore:
 
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
         """The model of a registered archive or folder whose modification time is no longer `modified_ns`; None where it
-        is unchanged or gone: a model outlives its archive. Raises ShoalError as `register`."""
+        is unchanged or gone: a model outlives its archive. Raises ShoalError like `register`."""
         path = None if is_url(request.url) else self._path(request.url, is_trusted=True)
         try:
             if path is not None and path.is_dir():
@@ -124,7 +124,7 @@ class TorchServeStore:
         return self.register(request)
 
     def withdraw(self, directory: Path, archive: str) -> None:
-        """Remove an unpacked archive and, where it was a download, the archive of this name in the store; else ""."""
+        """Remove an unpacked archive and, if the archive was a download, `archive` from the store ("": it was none)."""
         if directory.parent == self.work:
             shutil.rmtree(directory, ignore_errors=True)
         if archive and is_model_name(archive):
@@ -178,12 +178,12 @@ class TorchServeStore:
 
     def _path(self, url: str, *, is_trusted: bool) -> Path | None:
         """The path that a name in the store means, or an absolute path to a folder; None where it can be neither.
-        `is_trusted`: no client has chosen it."""
+        `is_trusted`: the path was not chosen by a client."""
         if is_model_name(url):
             return self.settings.directory / url
         if not url.startswith("/") or "\0" in url:
             return None
-        # A client's path is a file URL in short: it needs the same permission.
+        # A client's path needs the same permission as the file URL of that path.
         if not is_trusted and not is_allowed(f"file://{url}", self.settings.allowed_urls):
             raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
         return Path(url)
@@ -191,8 +191,8 @@ class TorchServeStore:
     # --- unpacking ---
 
     def unpack(self, path: Path, refused: Callable[[str], ShoalError]) -> Path:
-        """A new directory with the contents of an archive. Raises `refused` with a reason for what is no archive, or
-        asks for what none may; nothing is left then."""
+        """A new directory with the contents of an archive. Raises `refused` with a reason for a file that is no archive
+        or exceeds the limits; the directory is removed then."""
         directory = self.work / secrets.token_hex(16)
         try:
             self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ class TorchServeStore:
         )
 
     def _check(self, request: StoreRequest, manifest: Manifest | None, name: str, model_dir: Path) -> None:
-        """Refuse what no worker could load, before a process is started."""
+        """Refuse an archive that no worker could load, before a process is started."""
         if manifest is not None and manifest.runtime not in ("", *RUNTIMES):
             raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {manifest.runtime}")
         if not handler_of(request, manifest, self.settings, name):
@@ -293,7 +293,7 @@ def _entered(folder: Path) -> Path:
 
 
 def remove_download(archive: Path) -> None:
-    """Remove a downloaded archive from the store; logged where that fails, since a later download finds it there."""
+    """Remove a downloaded archive from the store. A failure is logged, since a later download finds the file there."""
     try:
         archive.unlink(missing_ok=True)
     except OSError as error:
@@ -315,10 +315,10 @@ def _streams(model_dir: Path) -> bool:
             if _STREAMING_CALL in files.read(source, _MAX_SOURCE_BYTES):
                 return True
         except OSError:
-            continue  # the worker's import reports what matters
+            continue  # the worker reports a source that it needs and cannot import
     return False
 
 
 def _refused(reason: str) -> ShoalError:
-    """TorchServe's refusal of every archive that it cannot read, with the reason, which it does not give."""
+    """TorchServe's refusal of an archive that cannot be read, with the reason, which TorchServe leaves out."""
     return torchserve_error(400, "InvalidModelException", f"Model name is not defined. {reason}.")

@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """What an archive says of its workflow."""
+    """The workflow that an archive describes."""
 
     name: str
     handler: str  # file within the archive; "" where no node is a function
