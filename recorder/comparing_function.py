@@ -43,8 +43,8 @@ class ComparingFunction:
         self._compare: Any = None
 
     def difference(self, primary: Arrays, shadow: Arrays, inputs: Arrays) -> str:
-        """What differs, as the function says; empty if the answers agree. A function that is not there, fails, takes
-        too long or returns something else has not shown that they do: the sentence says so."""
+        """The function's sentence about the difference; empty if the answers agree. If the function is missing, fails,
+        takes too long or returns something else, the sentence is about that."""
         try:
             with _limited():
                 self._read()

@@ -35,8 +35,8 @@ def value_differences(
     *,
     is_strict: bool = False,
 ) -> list[ValueDifference]:
-    """What differs between a first answer, of which a sentence says that it `verb`, and the outputs of another one;
-    empty if the answers agree. Outputs in BF16 may be its words. Unless `is_strict`, the other outputs are those of a
+    """The differences between a first answer and the outputs of another one; empty if the answers agree. `verb` is what
+    the first did, in sentences. Outputs in BF16 may be its words. Unless `is_strict`, the other outputs are those of a
     client: of another shape with equally many values where the model reshapes, and FP32 for BF16."""
     names = {each.name for each in response.outputs}
     if names != set(outputs):

@@ -1,4 +1,4 @@
-"""What the comparator finds: pairs of answers are compared, counted, and the worst disagreements kept. Pure.
+"""The comparator's findings: pairs of answers are compared and counted, and the worst disagreements kept. Pure.
 
 An entry of the comparator's ring has a request with its answer, and its execution by the shadow. Bounded: MAX_EXAMPLES
 for each pair of versions, each with MAX_VALUES values of a tensor.
@@ -28,7 +28,7 @@ _MAX_SENTENCE = 500
 
 
 class _Counts:
-    """What came of one pair's answers since the last report."""
+    """The counts of one pair's compared answers since the last report."""
 
     __slots__ = ("agreed", "disagreed", "examples", "failed", "primary_ns", "shadow_ns")
 
@@ -82,7 +82,7 @@ class Disagreements:
         counts.examples = worst([*counts.examples, example(compared, found)])
 
     def reports(self) -> list[AnswersCompared]:
-        """What came of all answers since the last call."""
+        """Messages with the counts of all answers compared since the last call."""
         counts, self._counts = self._counts, {}
         return [
             AnswersCompared(
@@ -105,8 +105,8 @@ def read_pair(memory: memoryview) -> Compared:
 
 
 def differences(compared: Compared, tolerance: Tolerance) -> list[ValueDifference]:
-    """What differs between the primary's answer and the shadow's; empty if they agree. Raises ValueError for an answer
-    that is damaged."""
+    """The differences between the primary's answer and the shadow's; empty if they agree. Raises ValueError for a
+    damaged answer."""
     error, response = compared.error, compared.response
     if error is not None:
         return [ValueDifference(f"the shadow failed: {error.words}: {error}"[:_MAX_SENTENCE])]
@@ -117,8 +117,8 @@ def differences(compared: Compared, tolerance: Tolerance) -> list[ValueDifferenc
 
 
 def own_differences(compared: Compared, function: ComparingFunction) -> list[ValueDifference]:
-    """What differs between two answers as the model's own function says; empty if they agree. Raises ValueError for an
-    answer that is damaged."""
+    """The differences between two answers according to the model's own function; empty if they agree. Raises ValueError
+    for a damaged answer."""
     response = compared.response
     assert response is not None, "there is no error"
     tensors = compared.request.responses[0].outputs, response.outputs, compared.request.inputs
