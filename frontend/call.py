@@ -53,7 +53,7 @@ def blocking(handler: Handler) -> Handler:
     return handler
 
 
-#: Parts of a route's pattern: what may be left out, a named part, and any other.
+#: Parts of a route's pattern: an optional part, a named part, and any other.
 _OPTIONAL = re.compile(r"\(\?:(?:[^()]|\([^()]*\))*\)\?|/\?")
 _NAMED, _OTHER = re.compile(r"\(\?P<(\w+)>[^()]*\)"), re.compile(r"\[\^/\]\+")
 
@@ -70,8 +70,8 @@ class Route:
 
     @property
     def path(self) -> str:
-        """The pattern as people write it, without what may be left out: `/v2/models/{name}/infer`. The table of doors
-        has it (access/doors.py)."""
+        """The pattern as people write it, without optional parts: `/v2/models/{name}/infer`. The table of doors has it
+        (access/doors.py)."""
         readable = _OTHER.sub("{}", _NAMED.sub(r"{\1}", _OPTIONAL.sub("", self.pattern)))
         return readable.replace("\\.", ".")
 

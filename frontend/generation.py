@@ -26,24 +26,24 @@ EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 class Failure(NamedTuple):
-    """What a stream sends for an error."""
+    """The bytes that a stream sends for an error."""
 
-    status: int  # these two count only in front of all else
+    status: int  # status and headers are used only if nothing has been sent yet
     headers: Headers
     data: bytes
     is_over: bool  # whether the stream ends with it
 
 
 class Rendering(Protocol):
-    """What the responses to one request become."""
+    """Turns the responses to one request into the text of one response over HTTP."""
 
     prepared: PreparedRequest
     is_stream: bool
     headers: Headers  # of a stream
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
-        """Take the model's next response; returns what a stream sends for it. The block is its caller's. Raises
-        ShoalError for one that has no such form."""
+        """Take the model's next response; returns the bytes that a stream sends for it. The block stays the caller's.
+        Raises ShoalError for a response that cannot be rendered."""
         ...
 
     @property
@@ -56,15 +56,15 @@ class Rendering(Protocol):
         ...
 
     def body(self) -> Response:
-        """The whole response, of one that is no stream, behind the model's last. Raises ShoalError."""
+        """The whole response, if it is no stream, after the model's last response. Raises ShoalError."""
         ...
 
     def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
-        """What a stream sends for an error; `has_begun`: its head has been sent."""
+        """The bytes that a stream sends for an error; `has_begun`: the response's head has been sent."""
         ...
 
     def refusal(self, error: ShoalError) -> Response:
-        """The whole response for an error, of one of which nothing has been sent."""
+        """The whole response for an error, if nothing has been sent."""
         ...
 
 
@@ -89,7 +89,7 @@ def event(text: bytes) -> bytes:
 
 def respond(rendering: Rendering, transport: "Transport") -> Response:
     """The response to a prepared request, on the road. Closing a stream early cancels the request. Raises ShoalError
-    for what fails before any response of the model, and for any error of what is no stream."""
+    for a failure before the model's first response, and for any error of a response that is no stream."""
     if rendering.is_stream:
         return _stream(rendering, transport)
     with closing(transport.stream(rendering.prepared)) as parts:
@@ -135,8 +135,8 @@ def _events(rendering: Rendering, first: Failure, parts: "Iterator[StreamedRespo
 
 
 def _take(rendering: Rendering, part: "StreamedResponse") -> bytes:
-    """What a stream sends for one reply; nothing for a mere end. Raises the model's error, or the reason why its
-    response has no such form."""
+    """The bytes that a stream sends for one reply; b"" for an end without a response. Raises the model's error, or the
+    reason why its response cannot be rendered."""
     if part.error is not None:
         raise part.error
     answer = part.answer

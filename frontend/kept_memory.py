@@ -11,7 +11,7 @@ threads under the lock of their port.
 #: The bound for all connections of a front-end process together: as much as its slab for requests has by default, or
 #: ten results of 6 MB (ours).
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-#: A connection's part of what is free (ours: 7.1 MiB for a single one are 30,000 streamed words, or a large image).
+#: A connection's part of the free memory (ours: 7.1 MiB for a single one are 30,000 streamed words, or a large image).
 _PART = 8
 #: A response for which there is no room is waited for as long as so much of its stream is sent in so long (ours: 8
 #: Mbit/s, which networks have; and a client that stops reading holds its model up for three seconds at most).
@@ -25,7 +25,7 @@ class KeptMemory:
 
     def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        #: Of all connections together, which change it.
+        #: Bytes kept for all connections together, which change the number.
         self.nbytes = 0
 
     @property

@@ -36,7 +36,7 @@ LINGER_S = 2.0
 #: How long a client may take for its first bytes, and for a head from its first byte.
 HEAD_S = 10.0
 HEAD_LATE = f"the head of the request has not come within {HEAD_S:g} s"
-#: How often the loop looks at deadlines, where nothing happens.
+#: Seconds between two checks of deadlines while no event comes.
 TICK_S = 0.5
 
 ConnectionT = TypeVar("ConnectionT")
@@ -118,10 +118,10 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _forget_admitted(self) -> None:
-        """Forget what was admitted by an API key: requests that are recognised by their bytes are authorised anew."""
+        """Forget requests that API keys have admitted: those recognised by their bytes are authorised anew."""
 
     def _forget_regions(self) -> None:
-        """Forget what connections know of requests with regions, which have changed; most lanes' know nothing."""
+        """Forget the templates of requests with regions, which have changed; most lanes have none."""
 
     def _renew_certificates(self) -> None:
         """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
@@ -130,7 +130,7 @@ class Lane(ABC, Generic[ConnectionT]):
         """Handle an event of a descriptor that a subclass has registered beside its connections'."""
 
     def _finish_pass(self) -> None:
-        """Do what is done once in a pass of the loop, after all ready descriptors have been handled."""
+        """Finish a pass of the loop, after all ready descriptors have been handled."""
 
     def run(self, graceful_timeout_s: float) -> None:
         """Serve; once `is_alive` is false, go on until no request is in flight or the time for that is over."""

@@ -79,16 +79,16 @@ class PreparedRequest:
 
     @property
     def has_regions(self) -> bool:
-        """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request that its
-        regions do not forget (region_tensors.py)."""
+        """Whether some tensors lie in the client's shared memory: then everything that is kept of the request must be
+        forgotten when the regions change (region_tensors.py)."""
         return any(isinstance(each.data, (RegionSlice, CudaSlice)) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
 
     @property
     def uses_cuda(self) -> bool:
-        """Whether some tensors lie in a client's memory on a GPU: then its answer depends on what no front end reads,
-        or is written where no cache can."""
+        """Whether some tensors lie in a client's memory on a GPU: then the answer depends on memory that no front end
+        reads, or is written where no cache can write."""
         return any(isinstance(each.data, CudaSlice) for each in self.inputs) or any(
             isinstance(output.region, CudaSlice) for output in self.outputs
         )
@@ -266,7 +266,7 @@ class AnsweredOutput(NamedTuple):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    #: Its wire form in the worker's block, or the classes' strings; None if it is in the client's region.
+    #: The output's wire form in the worker's block, or the classes' strings; None if it is in the client's region.
     data: memoryview | None
     binary: bool
 

@@ -30,7 +30,7 @@ class Regions:
         self._max_string_bytes = max_string_bytes
         # Changed by add and remove.
         self._regions: dict[str, ClientRegion | CudaRegion] = {}
-        #: What a lane keeps of requests that name regions, for those like them; emptied with each change of regions.
+        #: Templates of requests that name regions, for later ones like them; emptied with each change of regions.
         self.kept = Memo[Hashable, Any]("region_requests", _MAX_KEPT)
 
     def add(self, message: RegionRegistered) -> None:

@@ -24,7 +24,7 @@ JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Lengt
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: For a response to a request of which the rest was not, or cannot be, read: where the next one begins is unknown.
 CLOSE: Headers = (("Connection", "close"),)
-#: For a response with the status 401, which must say what is expected (RFC 9110, section 11.6.1).
+#: For a response with the status 401, which must name the expected credentials (RFC 9110, section 11.6.1).
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)
 
 

@@ -37,7 +37,7 @@ class RouteMatch(NamedTuple):
     version: str | None
     query: str
     scope: Scope = Scope.ADMIN  # what the caller must be allowed to do
-    #: The model that the caller must be allowed to do it with; "" for all of them, None where the handler checks that.
+    #: The model for which the caller needs the scope; "" for all of them, None where the handler checks that.
     model: str | None = ""
     refuse: Refuse | None = None  # makes the response for an error; None: the endpoint's
 
@@ -196,7 +196,7 @@ def path_of(target: str) -> str:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # Every pattern gets both groups, so that they need not be looked for in a match.
+    # Every pattern gets both groups, so that `match["name"]` and `match["version"]` always exist.
     missing = [group for group in ("(?P<name>", "(?P<version>") if group not in pattern]
     return re.compile(pattern + "".join(f"{group})?" for group in missing))
 

@@ -9,7 +9,7 @@ closed.
 
 from shoal.frontend.counted_warning import CountedWarning
 
-#: How long a reader may hold a worker's block before what it has not read is copied, or before it is given up for a
+#: How long a reader may hold a worker's block before its unread rest is copied, or before it is given up for a
 #: worker that lacks memory; and how long it may take nothing at all before its connection ends (ours).
 HOLD_S, SEND_S = 1.0, 30.0
 

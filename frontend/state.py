@@ -74,7 +74,7 @@ class ServerState(KnownServer):
     tracing: "Tracing | None" = None  # None = nothing is traced, and times are shown only to those who ask
     timing_share: float = 0.0  # of all requests, those whose response tells their times unasked
     regions: Regions = field(default_factory=Regions)
-    #: What the page draws; None until one asks for it.
+    #: The figures of the page at /; None until a page asks for them.
     page_figures: Reused[bytes] | None = None
 
     def no_answer(self, timeout_s: float) -> UnavailableError:

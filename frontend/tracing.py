@@ -119,7 +119,7 @@ class TracedRequest:
         self._has_tensors = has_tensors
         #: Whether the client is sent the request's times with the response.
         self.is_shown = is_shown
-        #: What the batcher tells of the request.
+        #: The request's times from the batcher.
         self.times = TracedTimes()
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
@@ -137,7 +137,7 @@ class TracedRequest:
             self._note(QUEUE_INPUT, request.inputs, block)
 
     def announce(self, port: Port, number: int) -> None:
-        """Have the batcher tell the times of the request, which was just submitted."""
+        """Ask the batcher for the times of the request, which was just submitted."""
         self.times = port.trace(number, is_shown=self.is_shown, trace_id=in_words(trace_id_of(self._trace.context)))
 
     def replied(self, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""What a lane of gRPC and the road say about requests in streams by keys with limits, which only the road counts. Pure.
+"""Messages between a gRPC lane and the road about requests in streams by keys with limits, which the road counts. Pure.
 
     lane → road    [number, name, requests a second, burst, in flight]    a request by this key asks to begin
     lane → road    [number]                                               one that was admitted has ended

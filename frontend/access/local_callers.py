@@ -16,7 +16,7 @@ REFUSAL = (
 )
 #: Headers of a request on another's behalf: a proxy sends them for its client.
 _SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via")
-#: An origin that this server can have for a browser on its machine. A name that someone's own DNS leads here is none.
+#: An origin that this server can have for a browser on its machine, and never a name from a foreign DNS server.
 _LOCAL_ORIGIN = re.compile(r"https?://((?:localhost|127\.[0-9.]+|\[::1\])(?::[0-9]+)?)")
 
 

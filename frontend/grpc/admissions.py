@@ -67,8 +67,8 @@ class Admissions:
             self._lose()
 
     def _lose(self) -> None:
-        """Begin anew with the next question: what was admitted has ended for the road, which did not read, or has
-        ended. What has asked is refused at the next tick."""
+        """Close the socket; the next question opens another. The road then counts all admitted requests as ended; the
+        requests that have asked are refused at the next tick."""
         if self._socket is not None:
             self._lane.forget(self)
             self._socket.close()

@@ -56,7 +56,7 @@ class Inference:
         is_stream: bool,
     ) -> tuple[int, AskedMessage]:
         """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
-        what is kept of it until then. Raises ShoalError if it is refused: the message's block is freed then.
+        its AskedMessage. Raises ShoalError if it is refused: the message's block is freed then.
 
         After `deadline_s` (monotonic) the client does not wait any more, if it gave a deadline.
         """

@@ -86,7 +86,7 @@ class StreamCall:
         self._has_ended = False  # whether the client sends nothing more
         self._is_over = False
         self._waits_for = 0  # the model that has no room for the next message
-        # Of the next message, by a key with limits: whether it may begin is asked, granted (not 0), or refused.
+        # For the next message by a key with limits: numbers of the question to the road and of the admission; 0: none.
         self._question = self._admission = 0
         self._refusal: ShoalError | None = None
 

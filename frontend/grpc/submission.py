@@ -353,7 +353,7 @@ class GrpcSubmission:
         around, raws = infer.render_envelope(
             as_answered(prepared, other_version(reply)), response, block, final if stream else None
         )
-        if reply.reason:  # another version's: what is kept of a response names the version
+        if reply.reason:  # another version has answered: a kept response names its version
             pass
         elif template is not None:
             _keep_response(template, (packed, stream, final), response, around)

@@ -1,4 +1,4 @@
-"""gRPC on a lane over TLS: a connection's handshake first, and from then on what the plain lane does."""
+"""gRPC on a lane over TLS: after a connection's handshake, all is as on the plain lane."""
 
 import socket
 import ssl

@@ -1,5 +1,5 @@
 """`generate`, `generate_stream` and OpenAI's completions on a lane: requests go in, a Rendering (generation.py) makes
-of each reply what the client gets, and what a stream sends for one is a chunk.
+text of each reply, and a stream sends each text as a chunk.
 
 The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
 does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that
@@ -34,7 +34,7 @@ from shoal.star.refusal import answered, other_version
 
 #: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
-#: Bytes of one piece of what a client has not read (ours): small events are gathered, and few bytes moved.
+#: Bytes of one piece of unread text (ours): small events are gathered, and few bytes moved.
 _PIECE_BYTES = 64 * 1024
 
 
@@ -142,7 +142,7 @@ class Generations:
         self._take(generation, reply, now_s)
 
     def _has_room(self, generation: Generation, reply: Reply) -> bool:
-        """Whether what the client has not read leaves room for the text of one reply more."""
+        """Whether there is room for the text of one more reply beside the text that the client has not read."""
         if not generation.num_unsent:
             return True
         nbytes = 0 if reply.block is None else len(reply.block)
@@ -170,7 +170,7 @@ class Generations:
             self._end_with(generation, _body(generation.rendering), now_s)
 
     def _rendered(self, generation: Generation, reply: Reply) -> bytes | ShoalError:
-        """What a stream sends for a reply, or the error instead; the reply is released."""
+        """The bytes that a stream sends for a reply, or the error instead; the reply is released."""
         rendering = generation.rendering
         prepared = rendering.prepared
         try:

@@ -33,7 +33,7 @@ ROAD_FIELDS = frozenset(
 SINGLE_FIELDS = frozenset(
     {"host", "content-length", "content-type", "inference-header-content-length", "content-encoding"}
 )
-#: Fields on whose values depends what a lane does with a request. (Values of others may be forwarded to the model, be
+#: Fields whose values determine how a lane handles a request. (Values of others may be forwarded to the model, be
 #: demanded by a restriction of the API, or name a trace.)
 MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding", REQUEST_HEADER}
 #: All bytes that the value of a field may have.

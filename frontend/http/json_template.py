@@ -50,7 +50,7 @@ class JsonTemplate:
     prepared: PreparedRequest
     inputs: tuple[JsonInput, ...]
     header_offset: int
-    header: bytes  # the packed InferRequest, without what was cut out (request_options.py)
+    header: bytes  # the packed InferRequest, without its cut-out options (request_options.py)
     layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     span: int

@@ -129,5 +129,5 @@ def may_pass(state: ServerState, head: Head) -> bool:
 
 
 def prepared_of(asked: Any) -> PreparedRequest:
-    """The prepared request in what a lane keeps of a request."""
+    """The prepared request of a kept request, in whichever form a lane keeps it."""
     return asked if isinstance(asked, PreparedRequest) else asked.prepared

@@ -29,7 +29,7 @@ class RegionTemplate:
 
     prepared: PreparedRequest  # without inputs
     inputs: RegionInputs
-    header: bytes  # the packed InferRequest, without what was cut out (request_options.py)
+    header: bytes  # the packed InferRequest, without its cut-out options (request_options.py)
     layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     responses: dict[bytes, RegionResponse]  # by the worker's packed InferResponse

@@ -138,8 +138,8 @@ class Relays:
             self._forget(relay)
             self._returned(relay.client, rest + bytes(relay.to_road))
         else:
-            # As on the road: closed with bytes unread, the connection would be reset, and the client could lose the
-            # response (RFC 9112, section 9.6).
+            # A connection closed with bytes unread would be reset, and the client could lose the response (RFC 9112,
+            # section 9.6).
             relay.ends_s = now_s + LINGER_S
             relay.to_road = memoryview(b"")
             with suppress(OSError):
@@ -216,7 +216,7 @@ class Relays:
             self._poller.modify(fd, events)
         elif events and not before:
             self._poller.register(fd, events)
-        elif before and not events:  # epoll would tell of its end again and again
+        elif before and not events:  # epoll would report its end again and again
             self._poller.unregister(fd)
 
     def _forget(self, relay: Relay) -> None:

@@ -53,11 +53,11 @@ HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
 #: Known requests are found by request line and size: the most pairs of these, and the most requests of one pair (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
-#: The key of a template: model, JSON without what is cut out, place of the first tensor, number of bytes behind the
-#: JSON, and whether outputs are binary by the parameters that were cut out.
+#: The key of a template: model, JSON without its cut-out options, place of the first tensor, number of bytes behind the
+#: JSON, and whether outputs are binary by the cut-out parameters.
 _Key = tuple[int, tuple[bytes, ...], int, int, bool]
-#: The key of a template of JSON alone: model, skeleton of the JSON without what is cut out, the number of pieces in
-#: which that left it, and whether outputs are binary by the parameters that were cut out.
+#: The key of a template of JSON alone: model, skeleton of the JSON without its cut-out options, the number of pieces of
+#: the JSON, and whether outputs are binary by the cut-out parameters.
 _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 #: The first bytes of a JSON response with an id.
 _ID_MEMBER = b'{"id":"%b",'
@@ -65,7 +65,7 @@ _ID_MEMBER = b'{"id":"%b",'
 JOIN_BYTES = 16 * 1024
 
 
-#: What a lane keeps of a request until its reply comes.
+#: The form in which a lane keeps a request until its reply comes.
 Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | VariedRequest
 
 
@@ -160,7 +160,7 @@ class Submission:
     ) -> tuple[int, Submitted]:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
-        Returns the request's number, and what `response` needs of the request when its reply comes. `body` lies in
+        Returns the request's number, and the argument for `response` when its reply comes. `body` lies in
         `block`, at `body_offset`; where `block` is None, in private memory. The block is used for the request, or
         freed. `before` is the head of an earlier request, where this one came in one piece and such requests may come
         again: `find` then finds the next one. Raises ShoalError, after freeing the block.
@@ -292,8 +292,7 @@ class Submission:
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
 
     def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
-        """Check what a sequence batcher requires of these settings, the last of all checks. Raises
-        InvalidArgumentError."""
+        """Check these settings as a sequence batcher requires; the last of all checks. Raises InvalidArgumentError."""
         signature = prepared.entry.signature
         if signature.sequences is not None:
             check_sequence(signature.sequences, signature.name, id_.decode(), prepared.rows, settings.correlation_id)
@@ -418,7 +417,7 @@ class Submission:
         except ShoalError as error:
             return error_response(error)
         if reply.reason:
-            return rendered  # another version's: what is kept of a response names the version
+            return rendered  # another version has answered: a kept response names its version
         if type(asked) is VariedRequest:
             bare = render(asked.template.prepared, answer.response, answer.block)
             self._keep_response(asked.template, answer.header, answer.response, bare)

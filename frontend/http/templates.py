@@ -13,7 +13,7 @@ from shoal.frontend.prepared import PreparedRequest, RequestSettings
 from shoal.request import pack_id, pack_options
 from shoal.star.models import ModelEntry
 
-#: What stands in front of an id in a packed header, by the id's length.
+#: The bytes in front of an id in a packed header, by the id's length.
 _ID_HEADS = tuple([pack_id(" " * nbytes)[: -nbytes or None] for nbytes in range(MAX_ID_BYTES + 1)])
 _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
@@ -23,14 +23,14 @@ _BINARY_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """An infer request without its tensors' bytes, kept for requests whose JSON is the same but for what is cut out of
-    it (request_options.py)."""
+    """An infer request without its tensors' bytes, kept for requests whose JSON is the same but for its cut-out options
+    (request_options.py)."""
 
     prepared: PreparedRequest
     tail_offset: int  # where in the block the first tensor starts
     tail_end: int
     header_offset: int
-    header: bytes  # the packed InferRequest, without what was cut out
+    header: bytes  # the packed InferRequest, without its cut-out options
     layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     nbytes: int  # of the block, up to the header's end

@@ -1,4 +1,4 @@
-"""HTTP on a lane over TLS: what the lane answers itself, and what it relays to the road (relays.py)."""
+"""HTTP on a lane over TLS: requests that the lane answers, and connections that it relays to the road (relays.py)."""
 
 import select
 import socket

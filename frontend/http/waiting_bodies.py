@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from shoal.frontend.http.connection import HttpConnection
 from shoal.frontend.http.http_head import Head
 
-#: How long a body waits while no other finds room, and at most (ours: clients and models that stand still, and hold
-#: what room there is, delay one other by the first).
+#: Seconds that a body waits while no other finds room, and in all (ours: stalled clients and models that hold all room
+#: delay one further body by the first).
 PATIENCE_S, LONGEST_S = 0.1, 1.0
 #: Most bodies that wait (ours). The kernel keeps what their clients have sent, a few MB of each.
 MAX_WAITING = 64

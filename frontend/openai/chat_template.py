@@ -210,5 +210,5 @@ def _raise_exception(sentence: str) -> None:
 _FILTERS: dict[str, Callable[..., Any]] = {
     name: _limited(filter_) for name, filter_ in FILTERS.items() if name not in _PADDING
 } | {"tojson": _to_json, "replace": _replace, "join": _join_filter, "indent": _limited(_indent)}
-#: Methods of strings whose results may be much longer than what they are given.
+#: Methods of strings whose results may be much longer than their arguments.
 _GROWING: dict[str, Callable[..., str]] = {"replace": _replace, "join": _join}

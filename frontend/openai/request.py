@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests for text: what is asked for, and what is refused. Pure.
+"""The bodies of OpenAI's requests for text: their members, and which of these are refused. Pure.
 
 A member of OpenAI's API that would change the answer and that this server does not honour is refused by its name; one
 that changes nothing (`user`, `metadata`) is left out; any other is a sampling parameter, which the model gets.
@@ -13,7 +13,7 @@ from shoal.errors import InternalError
 from shoal.frontend import read_json as door
 from shoal.frontend.openai.errors import InvalidRequestError
 
-#: Members that change nothing of what a model answers.
+#: Members that have no effect on a model's answer.
 _LEFT_OUT = frozenset(
     {
         "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -57,7 +57,7 @@ def read_body(body: memoryview, max_input_size: int) -> dict[str, Any]:
     """The object in a request's body, without members that are null. Raises InvalidRequestError."""
     try:
         request = door.read_json(body, max_input_size)
-    except InternalError as error:  # Triton's class for what is no JSON
+    except InternalError as error:  # Triton's class for malformed JSON
         raise InvalidRequestError(str(error)) from None
     if type(request) is not dict:
         raise InvalidRequestError("the body must be a JSON object")

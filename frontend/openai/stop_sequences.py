@@ -34,7 +34,7 @@ class StopSequences:
         return text[: len(text) - most]
 
     def rest(self) -> str:
-        """What was kept back, once the text has ended."""
+        """The text that was kept back, once the model's text has ended."""
         kept, self._kept = self._kept, ""
         return kept
 

@@ -1,4 +1,4 @@
-"""Which models OpenAI's endpoints serve, and what of a request becomes which of their tensors. Pure.
+"""The models that OpenAI's endpoints serve, and the tensors that the members of requests become. Pure.
 
 A *text model* has a string input `text_input` and a string output `text_output`, as models of Triton's vLLM and
 TensorRT-LLM backends have, or names its own tensors in its config.pbtxt:
@@ -23,7 +23,7 @@ TEXT_INPUT, TEXT_OUTPUT, EMBEDDING_OUTPUT = "text_input", "text_output", "embedd
 MESSAGES = "messages"
 #: An input that gets all sampling parameters as one JSON object: of Triton's vLLM backend.
 SAMPLING = "sampling_parameters"
-#: An input that gets what is to be embedded, as JSON: likewise.
+#: An input that gets the texts to be embedded, as JSON: of Triton's vLLM backend.
 EMBEDDING_REQUEST = "embedding_request"
 #: Inputs by which a model is asked to leave the prompt out of its answer, and to tell how many tokens there were and
 #: why it ended: of Triton's vLLM and TensorRT-LLM backends.

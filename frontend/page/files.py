@@ -27,8 +27,8 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-#: Of everything the page asks for. A browser asks again whether a file has changed, by its ETag: a new version of the
-#: server never meets an old module.
+#: Header fields of all responses to the page. A browser asks again whether a file has changed, by its ETag: a new
+#: version of the server never meets an old module.
 SAFE: Headers = (
     ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),

@@ -111,7 +111,7 @@ def _server_paths() -> Iterator[tuple[str, Any]]:
 
 
 def _openai_paths(entries: Sequence[ModelEntry]) -> Iterator[tuple[str, Any]]:
-    """The paths of OpenAI's API; what a request may have beside what stands here is OpenAI's documentation's to say."""
+    """The paths of OpenAI's API; further members of requests are left to OpenAI's documentation."""
     texts = sorted({entry.name for entry in entries if text_model(entry) is not None and _is_text(entry.name)})
     vectors = sorted({entry.name for entry in entries if embedding_model(entry) is not None and _is_text(entry.name)})
     content: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]}
@@ -163,7 +163,7 @@ def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:
     if all(spec.datatype.name not in _BINARY_ONLY for spec in signature.inputs.values()):
         one = _operation(tag, named("generate"), f"Ask {which} in plain JSON", _generate_response(signature))
         many = _operation(tag, named("generate_stream"), f"Ask {which} and get each answer as it comes", None)
-        # Without a schema: OpenAPI 3.1 has none for events, and readers differ in what one would be of.
+        # Without a schema: OpenAPI 3.1 has none for events, and readers differ about what it describes.
         many["responses"]["200"]["content"] = {"text/event-stream": {}}
         request = _body(_generate_request(signature))
         if not entry.is_decoupled:

@@ -27,7 +27,7 @@ _MAX_MESSAGES = 64
 
 
 class Admissions:
-    """The sockets of all lanes that ask, and what was admitted on each."""
+    """The sockets of all lanes that ask, and the requests admitted on each."""
 
     def __init__(
         self, poller: selectors.BaseSelector, uses: KeyUses, now_ns: Callable[[], int] = time.monotonic_ns

@@ -42,7 +42,7 @@ _log = logging.getLogger("shoal")
 HEAD_VARIABLE = "shoal.head"
 #: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
-# What wsgi.input raises if the client sends no more or a chunk is broken; each server has further classes.
+# Errors of wsgi.input if the client sends no more or a chunk is broken; each server has further classes.
 _BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
 
 

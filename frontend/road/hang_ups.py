@@ -96,7 +96,7 @@ def has_left(caller: Caller) -> bool:
 
 
 def events_of(fd: int, events: int) -> int:
-    """Those of `events` that hold for a descriptor now, and its errors: flags of poll, which, unlike select, takes
+    """The `events` of a descriptor that are pending now, and its errors, as flags of poll, which, unlike select, takes
     descriptors above 1023."""
     poller = select.poll()
     poller.register(fd, events)

@@ -55,7 +55,7 @@ class HeldAnswers:
         lie.
 
         The block is released at once if the response is small, does not use it, or fails to be made; else at the latest
-        by the `close` of what is returned.
+        by `close` of the returned response.
         """
         nbytes = sum(map(len, response.chunks))
         if nbytes <= PIECE_BYTES or all(isinstance(chunk, bytes) for chunk in response.chunks):

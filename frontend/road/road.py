@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 #: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
 #: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
-#: Threads for what is not a request to a model (ours): answers at once; what waits for the supervisor, which loads
+#: Threads for other requests than those to models (ours): answered at once; answered by the supervisor, which loads
 #: --model-load-thread-count models at a time while others wait for their turn.
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
 #: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
@@ -322,7 +322,7 @@ class LateApplication:
 
 
 class RoadApplication:
-    """The WSGI application, and what the event loop asks it before a request's body has come."""
+    """The WSGI application, and the event loop's questions before a request's body has come."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from shoal.frontend.slow_readers import HOLD_S
 from shoal.reasons import Reason
 from shoal.shm.port import Reply
 
-#: What the queue has in the place of a reply with a block; those replies are in a list of their own.
+#: The queue's placeholder for a reply with a block; the replies themselves are in another list.
 _REPLY = object()
 
 

@@ -1,4 +1,4 @@
-"""The transport of one request on the road that may be traced: notes the times of what happens to the request."""
+"""The transport of one request on the road that may be traced: notes the times of the request's events."""
 
 import time
 from collections.abc import Generator, Mapping

@@ -208,7 +208,7 @@ class PortTransport:
                 self.doubt(number)
                 reply.ask()
         except queue.Empty:
-            # It may have come in this very moment.
+            # The reply may have come just after the time was over.
             if (last := _left(waiter)) is None:
                 raise self.no_answer() from None
             return last
@@ -402,7 +402,7 @@ class PortExecutions:
             self._transport.cancel(number)
 
     def close(self) -> None:
-        """Cancel what is open, and drop replies that have come."""
+        """Cancel open requests, and drop replies that have come."""
         for number in tuple(self._open):
             self.cancel(number)
         while (reply := _left(self._waiter)) is not None:

@@ -198,7 +198,7 @@ class Uploads:
         self._linger(connection)
 
     def _linger(self, connection: RoadConnection) -> None:
-        """Wait for the client to close a connection; what it still sends is dropped."""
+        """Wait for the client to close a connection; bytes that it still sends are dropped."""
         connection.received.take_rest()
         self._budget.remove(connection)
         try:

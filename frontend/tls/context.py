@@ -1,7 +1,7 @@
 """The TLS contexts of lanes, from the files that the supervisor names. Does not import ssl where no client speaks TLS.
 
 The arbiter reads the files when it starts. A lane that it forks later reads them again, since they may have been
-renewed, and uses what the arbiter has read if they are gone or do not fit.
+renewed, and uses the arbiter's contexts if they are gone or do not fit.
 """
 
 import json
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: By protocol, what the arbiter has read; lanes inherit it.
+#: By protocol, the contexts that the arbiter has made; lanes inherit them.
 _at_start: "dict[str, ssl.SSLContext]" = {}
 
 

@@ -42,7 +42,7 @@ class Handshakes:
 
         `completed` is called with the socket of a client whose handshake is complete, which `poller` no longer watches;
         the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the log.
-        `failed` is called for each handshake that has failed, but for those of clients that never said anything.
+        `failed` is called for each handshake that has failed, except those of clients that never sent anything.
         """
         self._poller = poller
         self._read_context = read_context
@@ -64,7 +64,7 @@ class Handshakes:
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
 
     def renew_certificates(self) -> None:
-        """Use the files as they are now, in handshakes from now on; if they cannot be used, nothing changes."""
+        """Read the certificates' files again, for later handshakes; files that cannot be used change nothing."""
         try:
             self.context = self._read_context() or self.context
         except OSError as error:

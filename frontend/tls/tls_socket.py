@@ -1,4 +1,4 @@
-"""A client's socket with TLS, in the place of a plain one: what a connection sends and receives is encrypted here.
+"""A client's socket with TLS, in the place of a plain one: the bytes of a connection are de- and encrypted here.
 
 OpenSSL works in memory, on bytes that the socket has received or is to send, so a system call moves many records.
 """

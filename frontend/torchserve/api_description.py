@@ -18,7 +18,7 @@ _GROUP = re.compile(r"\(\?P<(name|version)>\[\^/:?\]\+\)")
 _REST = "(?:/.*)?"
 _OPTIONAL = re.compile(r"\(\?:([^()]*)\)\?")
 _PARAMETER = re.compile(r"\{(\w+)\}")
-#: What TorchServe answers with an error.
+#: The description of TorchServe's error responses.
 _ERROR = {
     "type": "object",
     "required": ["code", "type", "message"],

@@ -25,7 +25,7 @@ class HeadParser:
 
     def __init__(self, routes: Router) -> None:
         self._routes = routes
-        # Changed by parse: what was parsed, by its bytes.
+        # Changed by parse: parsed heads, by their bytes.
         self._known = Memo[bytes, Head]("torchserve_head", _MAX_HEADS)
 
     def parse(self, raw: bytes) -> Head | None:

@@ -41,7 +41,7 @@ def _scale(ask: Ask, name: str, version: str | None, least: int, most: int, *, i
     except ShoalError as error:
         if refusal_of(error).kind != "ModelNotFoundException":
             raise
-        # It may be a model of a repository, whose versions are numbers.
+        # The model may be one of a repository, whose versions are numbers.
         try:
             ask("scale", {"model": name, "version": number_of(version), "count": least, "wait": is_synchronous})
         except NotFoundError:

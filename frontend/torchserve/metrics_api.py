@@ -61,7 +61,7 @@ _COUNTERS = (
 
 
 class RecentMeans:
-    """The mean times of requests, each over what has ended since the last look; without new requests the last one."""
+    """The mean times of the requests that have ended since the last look; without any, the last mean."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

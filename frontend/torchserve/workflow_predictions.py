@@ -77,7 +77,7 @@ def _as_torchserves(error: ShoalError, workflow: str) -> ShoalError:
 
 
 def _value(body: bytes) -> object:
-    """The value of an answer in an object of JSON: what it is in JSON, or else its text."""
+    """The value of an answer in an object of JSON: the answer's JSON, or else its text."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

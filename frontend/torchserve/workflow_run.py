@@ -68,8 +68,8 @@ class _Attempt(NamedTuple):
 
 
 def run(graph: Mapping[str, Node], work: Work, clock_s: Callable[[], float]) -> dict[str, bytes]:
-    """Execute a graph; returns the answers of its last nodes, by name. Raises NodeFailedError, and what `work.next`
-    raises. The caller cancels what is open then."""
+    """Execute a graph; returns the answers of its last nodes, by name. Raises NodeFailedError, and the errors of
+    `work.next`; the caller then cancels open requests."""
     parents: dict[str, list[str]] = {name: [] for name in graph}
     for name, node in graph.items():
         for each in node.next:

@@ -1,7 +1,7 @@
 """TorchServe's management of workflows: registered, listed, described, unregistered. Runs on the road; the supervisor
 does it.
 
-A registration runs the code that the archive brings, so it needs what a registration of a model needs.
+A registration runs the code that the archive brings, so it needs the permissions of a model's registration.
 """
 
 from typing import Any

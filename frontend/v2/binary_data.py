@@ -23,8 +23,8 @@ def parse_header_length(text: str, content_length: int) -> int:
 
 
 def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> memoryview:
-    """The `nbytes` bytes at `offset` of what follows the JSON, for input `name`. Raises InvalidArgumentError if
-    there are fewer."""
+    """The `nbytes` bytes at `offset` behind the JSON, for input `name`. Raises InvalidArgumentError if there are
+    fewer."""
     missing = offset + nbytes - len(tail)
     if missing > 0:
         raise InvalidArgumentError(

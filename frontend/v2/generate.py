@@ -38,7 +38,7 @@ NOT_ONE = (
 
 
 class _Flat:
-    """What both forms have in common: each response of the model is one flat object."""
+    """The common part of both forms: each response of the model is one flat object."""
 
     headers = EVENTS
     is_complete = False

@@ -124,7 +124,7 @@ def parse_parameter(key: str, value: Any) -> str | int | float | bool:
 def _parse_inputs(
     model: str, id_: str, members: Any, tail: memoryview | None, max_input_size: int, regions: Regions
 ) -> list[ParsedInput]:
-    """The inputs. `tail` is what follows the JSON in the body; None if no header says how long the JSON is. Raises
+    """The inputs. `tail` are the body's bytes behind the JSON; None if no header says how long the JSON is. Raises
     ShoalError."""
     inputs: list[ParsedInput] = []
     names: set[str] = set()

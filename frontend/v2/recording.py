@@ -1,4 +1,4 @@
-"""/v2/recording: what is recorded, and recordings of a model for a time. An extension that Triton does not have.
+"""/v2/recording: the recordings under way, and new ones of a model for a time. An extension that Triton does not have.
 
 Runs on the road.
 POST {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}; a time of 0 ends it. A client names no path: the

@@ -1,4 +1,4 @@
-"""/v2/models/NAME/rollout: what requests that name no version of a model mean, and rollouts of a new one. Triton has no
+"""/v2/models/NAME/rollout: the version for requests to a model that name none, and rollouts of a new one. Triton has no
 such thing.
 
 Runs on the road.

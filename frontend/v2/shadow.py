@@ -1,4 +1,4 @@
-"""/v2/shadow: which versions are mirrored to which others, and what came of it. An extension that Triton does not have.
+"""/v2/shadow: which versions are mirrored to which others, and the results. An extension that Triton does not have.
 
 Runs on the road.
 POST {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"} begins, {"model": "digits", "of": 2,

@@ -51,7 +51,7 @@ class AbuseLimits:
     def __init__(self, limits: Limits, sending: Sending, now_s: float) -> None:
         self._limits = limits
         self._sending = sending
-        #: The time of what is being received. Changed by the receiving side.
+        #: The time of the bytes that are being received. Changed by the receiving side.
         self.now_s = now_s
         # Changed by the methods below.
         self._nuisances = TokenBucket(

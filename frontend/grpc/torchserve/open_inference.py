@@ -112,7 +112,7 @@ def _input(tensor: Message) -> dict[str, Any]:
 
 
 def _rendered(answer: bytes) -> Message:
-    """The message for what the envelope has made. Raises CallError for anything else."""
+    """The message for the envelope's JSON. Raises CallError for any other answer."""
     try:
         told: Any = orjson.loads(answer)
         response = pb.ModelInferResponse(

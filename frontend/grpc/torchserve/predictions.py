@@ -86,7 +86,7 @@ class TorchServePredictions:
         deadline_ns: int = 0,
         key: ApiKey | None = None,
     ) -> tuple[int, SubmittedPrediction]:
-        """Implements `InferenceProtocol.submit`. Raises RoadOnlyError for what only the road can answer."""
+        """Implements `InferenceProtocol.submit`. Raises RoadOnlyError for a request that only the road can answer."""
         start_ns = time.monotonic_ns()
         try:
             request = read(self._state, message)
