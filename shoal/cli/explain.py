@@ -67,7 +67,7 @@ def _how(version: Row) -> str:
 
 
 def _padding(version: Row) -> str:
-    """What was wasted, and what is weighed against it."""
+    """The share of padding, and the cost of another execution, which padding must not exceed."""
     fixed = version["fixed_elements"]
     known = "not known yet" if fixed is None else "any number of elements" if fixed < 0 else f"{fixed:,.0f} elements"
     return (

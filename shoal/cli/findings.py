@@ -257,7 +257,7 @@ def _check_tensors(config: Config, onnx: onnx_file.OnnxFile) -> None:
     batch = (-1,) * (signature.max_batch_size > 0)
 
     def known(tensors: Iterable[IOTensor]) -> tuple[IOTensor, ...]:
-        # What the file does not say, ONNX Runtime may find out.
+        # ONNX Runtime may infer the shapes that the file leaves out.
         return tuple(
             each._replace(dims=(*batch, *specs[each.name].model_dims))
             if each.name in onnx.unknown_ranks and each.name in specs

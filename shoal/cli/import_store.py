@@ -105,7 +105,7 @@ def _line(model: FoundModel) -> str:
         fault = torchserve_fault(str(model.error))
         return f"{model.name}: refused: {model.error if fault is None else fault.message}"
     said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
-    num_waiting = said.get("ts_job_queue_size")  # of a model with sequences; other models' stands in their batching
+    num_waiting = said.get("ts_job_queue_size")  # of a model with sequences; others have it in their batching
     if num_waiting is None:
         num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
     return (
@@ -116,7 +116,7 @@ def _line(model: FoundModel) -> str:
 
 
 def _write(output: Path, models: Iterable[FoundModel]) -> list[str]:
-    """Write a repository; returns sentences about what it cannot say."""
+    """Write a repository; returns sentences about configuration that is lost in it."""
     from shoal.model_config import pbtxt
 
     sentences: list[str] = []

@@ -61,7 +61,7 @@ class TritonPythonModel:
         x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()  # FP32, shape (rows, 4), read-only
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.float32(2) * x)])
 '''
-#: What is written of a tensor; `reshape` is there for one without dimensions beside the batch's.
+#: The fields that are written of a tensor; `reshape` only for a tensor without dimensions beside the batch's.
 _TENSOR_FIELDS = ("name", "data_type", "dims", "reshape")
 _PYTHON: dict[str, Any] = {
     "backend": "python",

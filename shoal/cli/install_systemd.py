@@ -29,7 +29,7 @@ INSTANCES = UNIT.with_name("shoal@.service")
 FLAGS_DIRECTORY = Path("/etc/shoal")
 #: Seconds beside --exit-timeout-secs: after it processes have 2 s to end, and freeing much memory takes time (ours).
 STOP_MARGIN_S = 15
-#: What systemd.exec(5) says that ProtectHome= hides, and what systemd.resource-control(5) calls addresses.
+#: The directories that ProtectHome= hides (systemd.exec(5)), and names of addresses in systemd.resource-control(5).
 _HOMES = ("/home", "/root", "/run/user")
 _NAMED_ADDRESSES = frozenset({"any", "localhost", "link-local", "multicast"})
 
@@ -179,7 +179,7 @@ def _addresses(text: str) -> str:
 
 
 def _paths(served: Sequence[str]) -> list[str]:
-    """What may be paths among the arguments of a server."""
+    """The arguments of a server that may be paths."""
     return [word for argument in served for word in argument.split("=") if word.startswith("/")]
 
 

@@ -172,7 +172,7 @@ applications:
 
 
 def status_lines(applications: Mapping[str, Any]) -> list[str]:
-    """What Serve's status says of applications: their state, each deployment's replicas, and why one is unhealthy."""
+    """Lines about applications in Serve's status: their state, each deployment's replicas, why one is unhealthy."""
     lines = []
     for name, application in applications.items():
         lines.append(f"{name}  {_word(application.status)}")

@@ -47,7 +47,7 @@ class Difference:
 
 
 def differences(request: "RecordedRequest", answer: Answer, tolerance: Tolerance) -> list[Difference]:
-    """What differs; empty if nothing does."""
+    """The differences between a recorded answer and a new one; empty if they agree."""
     before, after = request.error, answer.error
     if (before is None) != (after is None) or (before is not None and before.wire != getattr(after, "wire", None)):
         told = ["answered" if each is None else f"{each.words}: {each}" for each in (before, after)]

@@ -25,7 +25,7 @@ MAX_OPEN = 256
 
 
 def _arguments(request: "RecordedRequest", version: int | None) -> dict[str, Any]:
-    """What the request is asked with, for a client and for a server of a test alike."""
+    """The arguments of `infer` for a recorded request, for a client and for a server of a test alike."""
     correlation, flags = request.sequence
     said = {"sequence_id": correlation, "sequence_start": bool(flags & START), "sequence_end": bool(flags & END)}
     return {

@@ -49,8 +49,8 @@ _FORESTS = {
     ".ubj": ("xgboost_ubj", b"{"),
     ".txt": ("lightgbm", b"tree\n"),
 }
-#: Of treelite's checkpoints: the ending, where its major version is, where its kind of task is, and the numbers of
-#: tasks that have classes (treelite::TaskType: two, several).
+#: The format of treelite's checkpoints: ending, major version at the start, offset of the kind of task, and the kinds
+#: that have classes (treelite::TaskType: two, several).
 _CHECKPOINT, _MAJOR, _TASK, _CLASSIFYING = ".tl", struct.Struct("<i"), 26, (0, 2)
 #: The objective of a forest, in the words of XGBoost (binary:logistic) and of LightGBM (objective=binary sigmoid:1).
 _OBJECTIVE = re.compile(
@@ -100,7 +100,7 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
 
 
 def as_text(model: LinkedModel) -> str:
-    """What is said of a model that was linked: its name, and the configuration that was made up for it."""
+    """The text about a linked model: its name, and the configuration that was generated for it."""
     lines = [f"'{model.source}' is served as model '{model.name}'"]
     return "\n".join(lines + [f"  {line}" for line in model.config.splitlines()]) + "\n"
 

@@ -62,7 +62,7 @@ def tensors_of(path: Path) -> Config:
 
 
 def _tried(path: Path) -> Config:
-    """What a trial has found of a TorchScript file. Raises NoShapesError."""
+    """The tensors of a TorchScript file that a trial has found. Raises NoShapesError."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "shoal.workers.backends.pytorch_trial", f"{path.absolute()}"],
@@ -82,7 +82,8 @@ def _tried(path: Path) -> Config:
 
 
 def exported(program: Any) -> Config:
-    """What the JSON of a torch.export program says. Raises NoShapesError, or KeyError and its like for another form."""
+    """The tensors in the JSON of a torch.export program. Raises NoShapesError, or KeyError and its like for another
+    form."""
     module, ranges = program["graph_module"], program["range_constraints"]
     signature, values = module["signature"], module["graph"]["tensor_values"]
     called = module["module_call_graph"][0]["signature"]

@@ -11,8 +11,8 @@ from hpack import Decoder, Encoder, HPACKError
 
 from shoal.frontend.grpc.http2 import frames
 
-#: What the server may send without asking again, in bytes: the most that HTTP/2 has. The connection's is given anew
-#: once half of it is used.
+#: The window for the server's responses in bytes: the largest of HTTP/2. The connection's is renewed once half of it is
+#: used.
 _WINDOW = frames.MAX_WINDOW
 #: The most bytes of a frame that is sent: larger ones cost copies and save nothing (ours).
 _MOST_FRAME_BYTES = 1 << 18

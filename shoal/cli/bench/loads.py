@@ -14,9 +14,9 @@ from itertools import repeat
 from shoal.cli.bench.transport import Transport
 from shoal.cli.bench.window import Window
 
-#: Between two searches for requests that are not answered in time (ours).
+#: Time between two searches for requests that are not answered in time (ours).
 _SEARCH_NS = 250_000_000
-#: By which a window is extended while too few requests have ended in it (ours).
+#: Time by which a window is extended while too few requests have ended in it (ours).
 _EXTENSION_NS = 10_000_000
 
 
@@ -68,7 +68,7 @@ class Load:
     def run(self, seconds: float, num_requests: int = 0) -> Window:
         """Load the server for `seconds`, and on until `num_requests` requests have ended; returns the window of these.
 
-        A window in which fewer end is over after a request's timeout more. Raises UnreachableError.
+        The window ends `timeout_s` after `seconds` even if fewer have ended. Raises UnreachableError.
         """
         clock, transport, opened = self._clock, self._transport, self._open
         window = Window()

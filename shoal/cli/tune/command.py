@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.tune.search import Point, Settings, Trial
 
 EXIT_MISSED = 4
-#: Of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
+#: Bounds of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
 _USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [options]"
 _HELP = """\
