@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
 
-#: What a key may be for. `infer` and `admin` include reading about the key's models.
+#: The scopes that a key may have. `infer` and `admin` include reading about the key's models.
 SCOPES = ("infer", "admin", "metrics")
 #: Bounds of a file (ours): keys, bytes, and patterns of one key.
 MAX_KEYS, MAX_FILE_BYTES, MAX_PATTERNS = 4096, 4 << 20, 64

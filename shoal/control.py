@@ -24,7 +24,7 @@ from shoal.open_files import explain, limit, num_open
 
 #: The variable from which a child process has the supervisor's address.
 ADDRESS_VARIABLE = "SHOAL_CONTROL"
-#: What a supervisor's address begins with; its pid and a random number follow.
+#: The beginning of a supervisor's address; its pid and a random number follow.
 ADDRESS_PREFIX = "shoal-"
 #: A larger message travels as a memfd: a socket's buffer holds 200 KB, and a model configuration may be larger.
 MAX_INLINE_BYTES = 64 * 1024

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class ShoalError(Exception):
-    """An error with a sentence for the client, which is `str(error)`."""
+    """An error whose text is a sentence for the client."""
 
     code: ClassVar[str]
     #: The code in a ring record; 0 there means success.

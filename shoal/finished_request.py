@@ -9,7 +9,7 @@ from shoal.errors import ShoalError
 from shoal.reasons import error_for
 from shoal.timing import Execution, Points
 
-#: Of an ensemble, whose answer the batcher itself writes.
+#: The error text of a failed request to an ensemble, whose answer the batcher itself writes.
 _FAILED_STEP = "a step has failed; what it said is listed with the step's model"
 
 

@@ -142,7 +142,7 @@ class TritonFormatter(logging.Formatter):
 
 
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
-#: What a record may carry beside its message (`extra=`); more about a line than about its process.
+#: Fields that a record may have beside its message (`extra=`).
 _FIELDS = (
     "stage", "model", "version", "instance", "worker_pid", "signal", "exit_code", "batch", "request_id", "trace_id",
     "method", "path", "client", "status", "bytes", "ms",
@@ -171,7 +171,7 @@ def json_line(time_s: float, level: str, fields: Mapping[str, Any], message: str
     return json.dumps(whole, default=str, separators=(",", ":"))
 
 
-#: What this process's lines say about it in the JSON format; set by `describe`.
+#: Fields about this process in its lines in the JSON format; set by `describe`.
 _context: dict[str, Any] = {}
 #: The settings of the last call of `configure`.
 _settings: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from functools import cache
 #: programs go through all numbers up to the limit, and some systems allow 2^30.
 MOST = 1 << 20
 _OPEN = "/proc/self/fd"
-#: What an operator does against too few descriptors.
+#: The remedy for too few descriptors.
 RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
 
 
@@ -41,7 +41,7 @@ def _num_listed() -> int:
 
 
 def explain(error: BaseException) -> str:
-    """What an error says; where descriptors have run out, with the limit and the cure, in place of the errno."""
+    """The text of an error; if descriptors have run out, with the limit and the remedy in place of the errno."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         return f"no file descriptor is left, a process of the server's may have {limit()}. {RAISE}"

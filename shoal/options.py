@@ -305,7 +305,7 @@ class ServerOptions:
         return found | ({"http": self.http_tls} if https_endpoints(self) else {})
 
 
-#: What the address of a Unix socket begins with; its port is 0.
+#: The beginning of the address of a Unix socket; its port is 0.
 UNIX = "unix:"
 
 

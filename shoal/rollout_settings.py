@@ -1,4 +1,4 @@
-"""What a rollout is asked to do: its steps, how long each lasts, and the guards that end it. Pure.
+"""The settings of a rollout: its steps, how long each lasts, and the guards that end it. Pure.
 
 steps   1,10,50,100                 the canary's share of the requests that name no version, in percent
 every   10m, or 500requests         how long a step lasts: a time, or requests that the canary has ended
@@ -49,7 +49,7 @@ class Guard(NamedTuple):
 
 
 class RolloutPlan(NamedTuple):
-    """What a rollout is to do."""
+    """The settings of one rollout."""
 
     version: int  # the canary
     steps: tuple[float, ...]  # percent, ascending

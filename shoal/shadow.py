@@ -48,7 +48,7 @@ class ShadowRule(NamedTuple):
 
 
 class ShadowFigure(NamedTuple):
-    """What came of a pair's mirrored requests, since the server began."""
+    """The counts of a pair's mirrored requests, since the server began."""
 
     mirrored: int = 0  # given to the shadow version's scheduler
     dropped: int = 0  # chosen, but not mirrored or not compared

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: As the only entry of load_models: every archive and folder of the store.
+#: The only entry of load_models that means every archive and folder of the store.
 ALL = "all"
 
 

@@ -6,7 +6,7 @@ import ssl
 #: HTTP/2 over TLS 1.2 wants forward secrecy and AEAD (RFC 9113, section 9.2.2), and HTTP/1 needs no other. All ciphers
 #: of TLS 1.3 have both.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-#: What a listener's clients speak, by the beginning of its flags: the protocols of ALPN.
+#: The protocol of a listener's clients in ALPN, by the beginning of the listener's flags.
 _ALPN = {"grpc": "h2", "http": "http/1.1"}
 
 

@@ -30,7 +30,7 @@ def link_packages(root: Path) -> Path:
         library = _origin(_COMPILED)
         links[os.path.basename(library)] = library
     links |= {f"{worker.BEHIND}/{name}": _location(name) for name in _BEHIND}
-    # Named by the targets: those of another server, or of one that has moved, are in another directory.
+    # The directory is named by the links' targets: another server, or one that has moved, has another directory.
     directory = root / f"server-{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
     if not directory.exists():
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=root))

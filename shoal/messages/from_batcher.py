@@ -56,8 +56,8 @@ class ModelExplained(Message):
 
 
 class RequestsMirrored(Message):
-    """What has become of mirrored requests of a pair of versions since the last such message: the number that was
-    `mirrored`, and the numbers that were dropped by reason (batcher/mirror.py)."""
+    """The mirrored requests of a pair of versions since the last such message: the number that was `mirrored`, and the
+    numbers that were dropped by reason (batcher/mirror.py)."""
 
     model: str
     primary: int
@@ -66,8 +66,8 @@ class RequestsMirrored(Message):
 
 
 class SplitFigures(Message):
-    """What both versions of a split have done since a step began; answers CountSplit. Figures are those of
-    VersionFigures.packed (batcher/scheduling/split.py)."""
+    """The figures of both versions of a split since a step began, as VersionFigures.packed returns them
+    (batcher/scheduling/split.py); answers CountSplit."""
 
     model_id: int  # the split's own
     step: int
@@ -77,7 +77,7 @@ class SplitFigures(Message):
 
 
 class FinishedRequestsListed(Message):
-    """Of the models that ListFinishedRequests has named: the slowest requests, the slowest first; the failed ones, the
+    """Requests of the models that ListFinishedRequests has named: the slowest, the slowest first; the failed ones, the
     last first; and how many have failed beside these. Each request is a FinishedRequest (shoal/finished_request.py)."""
 
     number: int  # of the question

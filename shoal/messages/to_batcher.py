@@ -14,7 +14,7 @@ from shoal.cache_settings import RedisSettings
 from shoal.messages.message import Fd, Kinds, Message
 from shoal.messages.shared import Config, LogSettings
 
-#: What an execution of an instance needs: its priority, and how much of each resource, by name and device
+#: The demand of an instance's execution: its priority, and how much of each resource, by name and device
 #: (model_config/rate_limiter.py). A receiver has lists where the sender had tuples: [priority, [[[name, device], n]]].
 Demand: TypeAlias = Sequence[Any]
 

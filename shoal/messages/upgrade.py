@@ -48,7 +48,7 @@ class ModelsCarried(Message):
 
     #: In control mode explicit, what it serves: names of models; None in other modes.
     names: Sequence[str] | None
-    #: Of those, models whose configuration or files came with a request: name, configuration as JSON, directory.
+    #: The models among these whose configuration or files came with a request: name, configuration as JSON, directory.
     given: Sequence[tuple[str, str, str | None]]
     #: Repositories that were registered for one model each: name of the model, directory.
     repositories: Sequence[tuple[str, str]]
@@ -94,7 +94,7 @@ class MainProcessNamed(Message):
     """Sent to the new server: the service manager knows it as the main process, and it reports there from now on."""
 
 
-#: What the new server receives first, and what after that.
+#: The messages that the new server receives first, and those after.
 FIRST_TO_NEW_SERVER = Kinds(ModelsCarried)
 TO_NEW_SERVER = Kinds[Message](
     RegionRegistered, CudaRegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed

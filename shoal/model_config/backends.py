@@ -64,7 +64,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     meant = _MEANT.get(name.lower(), "")
     likely = [each for each in known if meant and each.startswith(meant)]
     if not likely:
-        import difflib  # here: for a name that is wrong
+        import difflib  # here, since few names are wrong
 
         likely = difflib.get_close_matches(name.lower(), known, n=1)
     return f". Did you mean '{likely[0]}'?" if likely else ""
@@ -101,7 +101,7 @@ def detect(config: Config, names: Collection[str]) -> Config:
     """`config` without a backend, completed by the one that the model's files or its name mean.
 
     `names` are the entries of the model's first version directory. Where none is a model's file, the model's own name
-    decides: `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where it has no such end.
+    decides: `something.identity` runs on the backend `identity`. Raises InvalidArgumentError for any other name.
     """
     row = detect_backend(names)
     if row is not None:

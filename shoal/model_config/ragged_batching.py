@@ -49,8 +49,8 @@ _STRATEGIES = {each.value: each for each in Strategy}
 
 
 class Lengths(NamedTuple):
-    """What the scheduler knows of a model's lengths: `buckets` ascending, of which none may be set; `max_elements` of a
-    batch, 0: any number."""
+    """A model's settings for batching by length: `buckets` ascending, possibly none; `max_elements` of a batch, 0: any
+    number."""
 
     strategy: Strategy
     buckets: tuple[int, ...]
@@ -74,7 +74,7 @@ def strategy(config: dict[str, Any]) -> Strategy | None:
 
 
 def lengths(config: dict[str, Any]) -> Lengths | None:
-    """What the scheduler has to know; None if the model is batched by equal shapes."""
+    """The settings for batching by length; None if the model is batched by equal shapes."""
     wanted = strategy(config)
     if wanted is None:
         return None

@@ -16,7 +16,8 @@ serve: Any = importlib.import_module("ray.serve")
 
 #: Serve's own limit would count requests that the server has queues, limits and sentences for.
 _MAX_ONGOING_REQUESTS = 100_000
-#: What a replica has beside the server's exit timeout: Serve's, until balancers have forgotten it, and processes' end.
+#: Seconds to end a replica beside the server's exit timeout: until Serve's balancers have forgotten it, and its
+#: processes have ended.
 _DRAIN_S = 30.0
 _EXIT_MARGIN_S = 15.0
 

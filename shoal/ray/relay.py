@@ -21,7 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host"}
 )
-#: What aiohttp would add.
+#: Header fields that aiohttp would add.
 _NOT_ADDED = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 _CONNECT_TIMEOUT_S = 2.0
 #: The server itself limits how long a request may take; this one ends what a server that hangs has open.

@@ -21,7 +21,7 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-#: Those that only a server has that allows clients' shared memory, and the second only one that uses a GPU.
+#: Extensions of a server that allows clients' shared memory; the second only if the server uses a GPU.
 REGION_EXTENSIONS = ("system_shared_memory", "cuda_shared_memory")
 
 

@@ -106,7 +106,7 @@ def validate(
 
 
 def check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
-    """Check what a sequence batcher requires of a request alone; only the batcher knows whether the sequence has begun.
+    """Check a request as a sequence batcher requires; only the batcher knows whether the sequence has begun.
     Raises InvalidArgumentError."""
     is_string = isinstance(correlation_id, str)
     if correlation_id and spec.correlation is not None and is_string != (spec.correlation is BYTES):

@@ -83,7 +83,7 @@ class Future:
     def result(self) -> Response:
         """The only response: the server runs, and its clock advances, until the response has arrived.
 
-        Raises the error instead of one, as for a client, and AssertionError if a decoupled model sent none or several.
+        Raises the request's error, as a client would, and AssertionError if a decoupled model sent none or several.
         """
         [*responses] = self.results()
         assert len(responses) == 1, f"the model sent {len(responses)} responses to one request"
@@ -98,5 +98,5 @@ class Future:
 
 
 def as_raised(error: ShoalError, *, raise_errors: bool) -> BaseException:
-    """A model's exception, if that is wanted and known; otherwise the client's error, with that as its cause."""
+    """The model's own exception with `raise_errors`, if it is known; otherwise the client's error."""
     return error.__cause__ if raise_errors and error.__cause__ is not None else error
