@@ -94,7 +94,7 @@ def _open_onnxruntime(file: Path) -> Callable[[Array], Array]:
     onnxruntime = _imported("onnxruntime", "onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = NUM_CPUS
-    # As the backend sets it: other processes need the cores on which idle threads would spin.
+    # Set as in the backend: other processes need the cores on which idle threads would spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 

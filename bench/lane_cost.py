@@ -297,7 +297,7 @@ class Run:
         return True
 
     def _instructions(self) -> int:
-        """Those of this thread so far; 0 where bytecodes are counted instead."""
+        """The instructions of this thread so far; 0 where bytecodes are counted instead."""
         return self._counter.read() if self._counter is not None else 0
 
 

@@ -54,7 +54,7 @@ _LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests that began after the warm-up; times in seconds."""
+    """The outcomes of the requests that began after the warm-up; times in seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     good_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the page costs: python -m bench.page_cost [--turns COUNT]
+"""Measures the cost of the page: python -m bench.page_cost [--turns COUNT]
 
 CPU time of all processes of a server under the load of wrk, per request, with the page open and without, in turns of
 one server; that of a server without requests; and that of two servers, of which one has --ui=false, in turns. An open

@@ -64,7 +64,7 @@ class Sweep:
 
 
 def tuned(model: str, repository: Path, goal: str, budget_s: float) -> tuple[Settings, int]:
-    """What `shoal tune` has chosen, and by how many trials."""
+    """The settings that `shoal tune` chooses, and the number of its trials."""
     command = [f"{SHOAL_PYTHON.with_name('shoal')}", "tune", model, f"--goal={goal}", f"--budget={budget_s}", "--json"]
     done = subprocess.run([*command, f"--model-repository={repository}"], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
@@ -107,7 +107,7 @@ def main() -> None:
                 again[each].append(sweep.score(each, FINAL_LEVELS, FINAL_S))
     rates = {each: median(found) for each, found in again.items()}
     best = max(rates, key=lambda each: rates[each])
-    # Of neighbours in time, since the machine may be faster in one turn than in another.
+    # The shares are of neighbours in time, since the machine may be faster in one turn than in another.
     shares = sorted(mine / max(most, 1e-9) for mine, most in zip(again[chosen], again[best], strict=True))
     found = {
         "model": given.model, "goal": given.goal, "trials": num_trials, "combinations": len(combinations),

@@ -4,7 +4,7 @@
 heading; look at the difference, run .ci/run, commit. `build` takes the commit, which must be clean, makes the source
 distribution and the pure wheel from it twice and compares them, byte by byte, checks their metadata, installs the wheel
 into a fresh environment, has it serve a sample model, and lists what was installed with it, versions and licences, as
-an SBOM (CycloneDX); it prints how to tag. Nothing of others is part of the wheel.
+an SBOM (CycloneDX); it prints how to tag. The wheel contains no code of other projects.
 """
 
 import gzip
@@ -22,13 +22,13 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Files that say the version, and the text around it.
+#: Files with the version, and the text around it.
 PLACES = (
     ("shoal/version.py", '__version__ = "{}"'),
     ("deploy/helm/shoal/Chart.yaml", "\nversion: {}\n"),
     ("deploy/helm/shoal/Chart.yaml", '\nappVersion: "{}"\n'),
 )
-#: What `helm` makes of the chart with it (tests/deploy/test_helm.py).
+#: The chart with that version as `helm` renders it (tests/deploy/test_helm.py).
 RENDERED = "tests/deploy/rendered/*.yaml"
 RENDERED_PLACES = ('app.kubernetes.io/version: "{}"', "helm.sh/chart: shoal-{}")
 #: Packages of an environment that only install others.
@@ -46,14 +46,15 @@ def current() -> str:
 
 
 def replaced(text: str, place: str, old: str, new: str) -> str:
-    """A file's text with the version in one kind of place changed. Raises ValueError if it does not stand there."""
+    """A file's text with the version in one kind of place changed. Raises ValueError if there is no such place."""
     if place.format(old) not in text:
         raise ValueError(f"{place.format(old).strip()} does not stand there")
     return text.replace(place.format(old), place.format(new))
 
 
 def with_release(changelog: str, version: str, day: str) -> str:
-    """The change log with what is unreleased under the heading of a version. Raises ValueError if there is nothing."""
+    """The change log with the unreleased changes under a version's heading. Raises ValueError if there are none, or the
+    heading is there already."""
     before, found, after = changelog.partition(UNRELEASED)
     if not found or f"## [{version}]" in changelog:
         raise ValueError(f"CHANGELOG.md has no 'Unreleased', or {version} already")
@@ -63,7 +64,7 @@ def with_release(changelog: str, version: str, day: str) -> str:
 
 
 def notes(changelog: str, version: str) -> str:
-    """What the change log says of a version. Raises ValueError if it does not."""
+    """The change log's section about a version. Raises ValueError if there is none."""
     found = re.search(rf"^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## \[|\Z)", changelog, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError(f"CHANGELOG.md does not say what changed in {version}: scripts/release {version}, first")
@@ -115,7 +116,7 @@ def made(folder: Path, python: Path) -> Path:
 
 
 def settle(path: Path, seconds: int) -> None:
-    """Write a source distribution anew with one time for all, and no owner: setuptools writes when and by whom."""
+    """Rewrite a source distribution with one time for all files and no owner: setuptools writes the build's."""
     packed = io.BytesIO()
     with tarfile.open(path) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for member in sorted(old.getmembers(), key=lambda each: each.name):
@@ -134,8 +135,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def write_bom(program: Path, python: Path, path: Path) -> int:
-    """Write the SBOM of an interpreter's environment, without the time and without what pip is for; returns the number
-    of its packages. Raises ValueError if Shoal is not among them."""
+    """Write the SBOM of an interpreter's environment, without the time and without _INSTALLERS; returns the number of
+    its packages. Raises ValueError if Shoal is not among them."""
     command = (program, "environment", "--output-reproducible", f"--pyproject={ROOT / 'pyproject.toml'}")
     run(*command, "-o", path, python)
     bom = json.loads(path.read_text())
@@ -190,7 +191,7 @@ def build() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the argument says."""
+    """Set the version, or build, as the argument says. Raises SystemExit with the reason for a failure."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise SystemExit(__doc__)
     try:

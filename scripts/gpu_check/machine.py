@@ -1,4 +1,4 @@
-"""The row that says what there is: the GPU, the driver, the versions of packages, and what is missing."""
+"""The row about the machine: the GPU, the driver, the versions of packages, and missing packages."""
 
 import importlib
 import importlib.metadata
@@ -9,7 +9,7 @@ import sys
 from scripts.gpu_check.finding import Finding, Surroundings, right_if
 
 PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-bindings", "nvidia-ml-py", "numpy", "protobuf")
-#: What the server imports, and what only some rows do.
+#: Modules that the server imports, and those that only some rows import.
 NEEDED = (
     "argcomplete", "flask", "google.protobuf", "gunicorn", "hpack", "jinja2", "msgpack", "numpy", "orjson", "posix_ipc",
     "rapidjson", "setproctitle", "tritonclient", "yaml",
@@ -18,7 +18,7 @@ WANTED = ("torch", "cuda.bindings.runtime", "pynvml", "onnx", "onnxruntime", "te
 
 
 def machine(surroundings: Surroundings) -> Finding:
-    """What the machine is; wrong where the server itself lacks a package, or PyTorch does not see the GPU."""
+    """The row about the machine; failed if the server itself lacks a package, or PyTorch does not see the GPU."""
     lacking = [name for name in NEEDED if not can_import(name)]
     absent = [name for name in WANTED if not can_import(name)]
     versions = [f"{name} {version}" for name in PACKAGES if (version := version_of(name))]
@@ -42,7 +42,7 @@ def machine(surroundings: Surroundings) -> Finding:
 
 
 def gpu_name() -> str:
-    """The GPU and the driver, as NVIDIA's library tells them."""
+    """The GPU and the driver, according to NVIDIA's library."""
     from shoal.nvml import load_nvml
 
     nvml = load_nvml()
@@ -52,7 +52,7 @@ def gpu_name() -> str:
 
 
 def can_import(name: str) -> bool:
-    """Whether an import works; what goes wrong in one that does not is printed."""
+    """Whether an import works; the error of one that fails is printed to stderr."""
     try:
         importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - a package without its libraries may raise anything

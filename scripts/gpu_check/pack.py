@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: Of Shoal's dependencies, those that an image with PyTorch most often has. protobuf is not among them: it is often of
-#: another major version than Shoal's generated messages.
+#: Dependencies of Shoal that an image with PyTorch most often has. protobuf is not among them: its major version is
+#: often not that of Shoal's generated messages.
 PRESENT = frozenset({"msgpack", "numpy", "pyyaml"})
-#: What Flask needs, and such an image may lack.
+#: Packages that Flask needs and that such an image may lack.
 BELOW = ("blinker>=1.9", "click>=8.1.3", "itsdangerous>=2.2", "werkzeug>=3.1")
 #: pip takes these literally: a wheel for manylinux_2_17 is not found by manylinux_2_28.
 PLATFORMS = ("_2_34", "_2_28", "_2_27", "_2_24", "_2_17", "_2_12", "_2_5", "2014", "2010", "1")

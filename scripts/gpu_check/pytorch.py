@@ -137,7 +137,7 @@ def bare_call(module: Any, device: str) -> Call:
 
 
 def expected(array: Array) -> Array:
-    """What is right, computed on the CPU."""
+    """The right output, computed on the CPU."""
     return bare_call(network(), "cpu")(array)
 
 

@@ -44,12 +44,12 @@ def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
 
 
 def nvmlDeviceGetUUID(_handle: int) -> str:
-    """Its UUID."""
+    """The device's UUID."""
     return UUID
 
 
 def nvmlDeviceGetName(_handle: int) -> str:
-    """Its name."""
+    """The device's name."""
     return "Played GPU"
 
 

@@ -23,7 +23,7 @@ def cuDeviceGet(number: int) -> tuple[CUresult, int]:
 
 
 def cuDevicePrimaryCtxGetState(_device: int) -> tuple[CUresult, int, int]:
-    """Its context is in use."""
+    """The state of a device's primary context: always in use."""
     return CUresult.CUDA_SUCCESS, 0, 1
 
 

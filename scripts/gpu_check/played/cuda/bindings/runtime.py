@@ -97,7 +97,7 @@ def cudaSetDevice(number: int) -> tuple[cudaError_t]:
 
 
 def cudaDeviceGetAttribute(_attribute: int, _number: int) -> tuple[cudaError_t, int]:
-    """It has every attribute."""
+    """An attribute of a device: always 1."""
     return *_OK, 1
 
 
