@@ -29,8 +29,8 @@ NO_BATCH: BatchWords = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Noted(NamedTuple):
-    """A request that is to be copied; `words` are RequestWords without the last four, `input_nbytes` and what
-    follows."""
+    """A request that is to be copied; `words` are RequestWords without the last four, which begin with
+    `input_nbytes`."""
 
     client: ClientPeer | None  # None: its inputs are not copied
     block: int

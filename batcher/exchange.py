@@ -113,7 +113,7 @@ class Exchange:
             else None
         )
         self._requests.poison = self.poison
-        self.recording: Recording | None = None  # what is recorded, with --record
+        self.recording: Recording | None = None  # the recording, with --record
         self.mirror = Mirror(
             self.clients, self.models, self.workers, self._requests, self.holders, self.blocks, self._written_clients,
             wall_offset_ns,
@@ -201,7 +201,7 @@ class Exchange:
             self.blocks.free(ref)
 
     def change_split(self, message: SplitChanged, now_ns: int) -> None:
-        """Divide a model's requests as a message says from now on. Those that wait for a version which gets none any
+        """Divide a model's requests as a message says from now on. Requests that wait for a version which gets none any
         more are executed by the stable one."""
         for canary in self.splits.change(message):
             self._requests.fall_back_queued(canary, now_ns)

@@ -1,4 +1,4 @@
-"""Recording: what requests were and how they ended is copied into a ring that the recorder reads. Lives in the batcher.
+"""Recording: requests and their outcomes are copied into a ring that the recorder reads. Lives in the batcher.
 
 A request is noted as it ends, and copied at the end of the step: behind the workers' next batches, before its reply is
 published, until when its blocks are there. Copies need no place in clients' or workers' slabs, so that a recorder whose

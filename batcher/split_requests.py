@@ -1,4 +1,4 @@
-"""The open requests, where requests that name no version are split: what a canary fails, the stable version executes.
+"""The open requests, where requests that name no version are split: the stable version executes those a canary fails.
 
 A request goes from one version to the other inside the table, and leaves it once, like any other. Lives in the batcher.
 """

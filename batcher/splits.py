@@ -29,8 +29,8 @@ class Split:
     def __init__(self, split_id: int) -> None:
         self.id = split_id
         # Changed by the supervisor's messages: the two versions' model ids, 0 for none; the canary's share of the
-        # requests (scheduling/split.py); whether the stable version executes what the canary fails; the step that the
-        # figures are of.
+        # requests (scheduling/split.py); whether the stable version executes requests that the canary fails; the
+        # step that the figures are of.
         self.stable_id = self.canary_id = self.share = 0
         self.retries = True
         self.step = -1

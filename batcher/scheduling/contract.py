@@ -89,7 +89,7 @@ class Scheduler(Protocol):
     def add_first(self, request: QueuedRequest) -> None:
         """Accept a request again whose instance died: before all others, and in a batch of its own.
 
-        The request runs alone, because it may be what killed the instance.
+        The request runs alone, because it may have killed the instance.
         """
         ...
 

@@ -286,7 +286,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         }
 
     def _fitting(self) -> tuple[list[QueuedRequest], int, BatchReason]:
-        """Requests that could be executed together now, their rows, and what limits them; at least one request."""
+        """Requests that could be executed together now, their rows, and the limit reached; at least one request."""
         requests: list[QueuedRequest] = []
         rows = 0
         for request in self._queue:

@@ -25,7 +25,7 @@ LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
 #: answers to its own requests, and would need half of the model's executions to have others refused; with 0.3 of them,
 #: one attempt in 2,000 succeeds by chance). USELESS_AGAIN of them confirm a limit (ours: a trial costs little).
 ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
-#: The limit is this part of what half of those clients waited at least: an answer has to arrive, too (ours).
+#: The limit is this part of the time that half of those clients waited at least: an answer has to arrive, too (ours).
 PART = 0.9
 #: A limit that was not confirmed for TRIAL_NS is raised by the factor RAISED_BY, again every STEP_NS, and ends above
 #: END_NS (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).

@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
 
 class ShadowQueue:
-    """The mirrored requests of a pair, by key. Each method is O(1), but those that return what left."""
+    """The mirrored requests of a pair, by key. Each method is O(1), except those that return requests."""
 
     __slots__ = ("_batches", "_max_nbytes", "_running", "_threshold", "_waiting", "nbytes")
 

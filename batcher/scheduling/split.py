@@ -2,7 +2,7 @@
 stable one. Pure policy, runs in the batcher.
 
 Requests with an equal sticky key go to one version for as long as the share does not change, and a share that grows
-takes no request back: what the canary answered at 1 % it answers at 10 %, too.
+takes no request back: a key that goes to the canary at 1 % goes there at 10 %, too.
 """
 
 from collections import Counter
