@@ -6,8 +6,8 @@ count bytes and never wrap. An entry is whole: one that does not fit behind the 
     0        8        size of the entry's contents in bytes; SKIP: the next entry is at the start of the slab
     8        n        contents, padded to a multiple of 8
 
-The writer never waits: what has no room is refused. What the reader has not acknowledged is not overwritten, so a
-reader's successor finds all of it.
+The writer never waits: an entry without room is refused. Entries that the reader has not acknowledged are not
+overwritten, so a reader's successor finds all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ MAX_PARTS = 4
 
 
 def padded(nbytes: int) -> int:
-    """The bytes that so many take in the ring."""
+    """The bytes that contents of `nbytes` bytes take in the ring."""
     return (nbytes + WORD - 1) // WORD * WORD
 
 
@@ -103,7 +103,7 @@ class ByteRingReader:
             yield self._memory[start + WORD : end]
 
     def skip(self) -> None:
-        """Leave all entries unread."""
+        """Discard all entries that are unread."""
         self._position = self._peer_words[TAIL_WORD]
         self.acknowledge()
 

@@ -130,7 +130,8 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back what a dead batcher published last. The caller counts requests that are still pending anew."""
+        """Read back the figures that a dead batcher published last. The caller counts requests that are still pending
+        anew."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0

@@ -308,7 +308,7 @@ class Port:
             self._must_ring = True
 
     def trace(self, number: int, *, is_shown: bool = False, trace_id: tuple[int, int] = (0, 0)) -> "TracedTimes":
-        """Request the times of a request just submitted, to come in its reply (`Reply.times`). What is returned is
+        """Request the times of a request just submitted, to come in its reply (`Reply.times`). The returned object is
         filled until then; with `is_shown`, with the request's execution, too. `trace_id` is that of the client's trace.
 
         A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
@@ -360,7 +360,7 @@ class Port:
         self._lent.clear()
         if self._lent_before:
             self._writer.push(records.return_record(0))
-        self._unheld.clear()  # a successor counts nothing as held but what it is told of here
+        self._unheld.clear()  # a successor counts only the replies in these HOLDs as held
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
             self._writer.push(records.hold_record(number, ref, is_first=index == 0, is_part=is_part))

@@ -54,8 +54,8 @@ def first_nbytes(kind: int, geometry: Geometry) -> int:
 
 
 def _last_part(geometry: Geometry) -> tuple[int, int]:
-    """Offset and size in bytes of what has pages from the beginning beyond `first_nbytes`: the slab's last page. The
-    full ring behind a small one has none: its writer makes sure of them before it needs them."""
+    """Offset and size in bytes of the slab's last page, which is there from the beginning, beyond `first_nbytes`. The
+    full ring behind a small one has no pages: its writer makes sure of them before it needs them."""
     return geometry.slab_end - layout.PAGE, layout.PAGE
 
 
