@@ -147,8 +147,8 @@ class CopyCache:
 def _stamp_ns(modified_s: int, tag: str, *, is_directory: bool) -> int:
     """A modification time for a copied file or directory: the second is the cloud's, its fraction is made from the tag.
 
-    So a comparison of modification times shows what was replaced within a second and, by the stamp of a directory,
-    which is later than those of its files, what was removed.
+    So a comparison of modification times shows files replaced within a second and, by the stamp of a directory,
+    which is later than those of its files, removed files.
     """
     fraction_ns = int(hashlib.sha256(tag.encode()).hexdigest()[:12], 16) % 500_000_000
     return modified_s * 1_000_000_000 + fraction_ns + is_directory * 500_000_000

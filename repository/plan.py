@@ -1,4 +1,4 @@
-"""The plan of a load: what it does with each version, by what serves and what was found. Pure; in the supervisor.
+"""The plan of a load: its step for each version that serves or was found. Pure; in the supervisor.
 
 The rules are Triton's, with one difference on purpose: Triton reloads a version whose files have become newer, Shoal
 one whose modification times differ, so that a roll-back to older files is noticed, too.

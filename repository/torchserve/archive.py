@@ -34,7 +34,7 @@ _DAMAGED = (
 
 
 class RefusedArchiveError(ValueError):
-    """An archive is damaged or asks for what no archive may; the message is the reason, and how to mend it."""
+    """An archive is damaged, or has entries that are not allowed; the message is the reason, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

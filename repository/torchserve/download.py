@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 from shoal.repository.identifier import is_model_name
 from shoal.torchserve_errors import torchserve_error
 
-#: s without a byte on the connection (ours).
+#: Seconds without a byte on the connection (ours).
 STALL_S = 30.0
-#: s for a whole download (ours); the supervisor's limit for an order of the poller may be shorter.
+#: Seconds for a whole download (ours); the supervisor's limit for an order of the poller may be shorter.
 WHOLE_S = 1800.0
 #: Bytes that stay free on the store's disk (ours).
 _RESERVE_BYTES = 256 << 20

@@ -70,7 +70,7 @@ class TorchServeStore:
     limits: Limits = LIMITS
 
     def clean(self) -> None:
-        """Remove what earlier servers have left beside this server's directory."""
+        """Remove the directories that earlier servers have left beside this server's."""
         self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
         for entry in self.work.parent.iterdir():
             if entry != self.work and entry.is_dir():

@@ -1,11 +1,11 @@
-"""TorchServe's workflow archives: what an unpacked `.war` says of its nodes, checked before one of them is loaded.
+"""TorchServe's workflow archives: the nodes of an unpacked `.war`, checked before one of them is loaded.
 
     WAR-INF/MANIFEST.json   {"workflow": {"workflowName": "w", "specFile": "spec.yaml", "handler": "functions.py"}}
     spec.yaml               models: {batch-size: 4, m: {url: m.mar, max-workers: 2}}     dag: {pre: [m], m: [post]}
     functions.py            def pre(data, context): ...
 
 A node is a model that the specification names with its archive, or else a function of the handler file. The graph has
-one first node, and any number of last ones. Runs in the poller; all files are a stranger's.
+one first node, and any number of last ones. Runs in the poller; all files are untrusted.
 """
 
 import ast
@@ -70,7 +70,7 @@ def _invalid_graph(message: str) -> ShoalError:
 
 def read_workflow(directory: Path, name: str | None = None) -> Workflow:
     """The workflow of an unpacked archive; `name` counts before the manifest's. Raises ShoalError in TorchServe's form
-    for what cannot be served."""
+    for a workflow that cannot be served."""
     manifest = _manifest(directory)
     name = name or _text(manifest, "workflowName")
     if not name:

@@ -62,14 +62,14 @@ def register_workflow(store: TorchServeStore, request: WorkflowRequest) -> Found
 
 
 def withdraw_workflow(store: TorchServeStore, directory: Path, archive: str) -> None:
-    """Remove an unpacked `.war` and, where it was a download, the archive of this name; else ""."""
+    """Remove an unpacked `.war` and, if the archive was a download, `archive` from its store ("": it was none)."""
     store.withdraw(directory, "")
     if archive and is_model_name(archive):
         remove_download(store.settings.workflow_directory / archive)
 
 
 def _find(store: TorchServeStore, url: str) -> tuple[Path, bool]:
-    """The archive that a registration means, and whether it came into the workflow store by it."""
+    """The archive that a registration means, and whether the registration has downloaded it."""
     if not url:
         raise torchserve_error(404, "WorkflowNotFoundException", "empty url")
     if ".." in url:

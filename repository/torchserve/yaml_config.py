@@ -1,4 +1,4 @@
-"""model-config.yaml, the settings that an archive brings along, and other YAML of strangers. Read by PyYAML's safe
+"""model-config.yaml, the settings that an archive brings along, and other untrusted YAML. Read by PyYAML's safe
 loader, in the poller.
 
 A key of the wrong type is logged and ignored, as TorchServe does; keys that are not TorchServe's belong to the handler.
@@ -47,7 +47,7 @@ def read_yaml_config(path: Path) -> YamlConfig:
 
 
 def read_mapping(path: Path) -> Mapping[Any, Any]:
-    """The mapping that a stranger's file in YAML is; an empty file is an empty one. Raises YamlError."""
+    """The mapping in an untrusted YAML file; an empty one for an empty file. Raises YamlError."""
     import yaml  # here: most archives have no such file, and the import costs 15 ms
 
     name = path.name
