@@ -62,7 +62,7 @@ class Comparator:
             _log.error("two answers cannot be compared: %s; these are %d so far", error, self._num_unreadable)
 
     def report(self) -> None:
-        """Send the supervisor what was found since the last call."""
+        """Send the supervisor the findings since the last call."""
         for message in self._disagreements.reports():
             self._supervisor.send(message)
 

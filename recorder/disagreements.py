@@ -58,7 +58,7 @@ class Disagreements:
         self.change(rules)
 
     def change(self, rules: Iterable[Sequence[Any]]) -> None:
-        """Compare as these rules (ShadowRule, checked) say from now on."""
+        """Compare by these rules (ShadowRule, checked) from now on."""
         known = [ShadowRule(*rule) for rule in rules]
         self._tolerances = {each.pair: read_tolerance(each.compare) for each in known}
         self._functions = {each.pair: ComparingFunction(Path(each.function)) for each in known if each.function}

@@ -1,7 +1,7 @@
 """The folder of a recording: a ring of files by size and age, and beside it the last seconds before each death.
 
     20261129T134501.123456-0001.shoalrec          one file after another; the oldest go
-    20261129T134501.123456-died-0002.shoalrec     what a model's requests were before an instance died; the last
+    20261129T134501.123456-died-0002.shoalrec     a model's requests before an instance died; the last
                                                   MAX_DEATHS are kept, whatever the size and age of the others
 
 Files are their owner's alone (mode 0600), since they hold clients' tensors. A file is begun by each recorder anew and
@@ -65,7 +65,7 @@ class RecordingFolder:
         self._nbytes += len(frame)
 
     def write_death(self, entries: Sequence[bytes | memoryview]) -> None:
-        """Write a file of its own with what came before an instance's death, and that. Raises OSError."""
+        """Write a file of its own with the entries before an instance's death and its own. Raises OSError."""
         fd = self._begin("died-")
         try:
             _write_all(fd, pack_frame(entries))

@@ -1,5 +1,4 @@
-"""The recorder: writes what requests were, and how they ended, out of shared memory into files. `python -m
-shoal.recorder.main`.
+"""The recorder: writes requests and their outcomes out of shared memory into files. `python -m shoal.recorder.main`.
 
     batcher ── entries, in a ring ──► recorder ── files
     supervisor ── rings ──► recorder

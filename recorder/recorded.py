@@ -1,6 +1,6 @@
-"""Recorded requests, as the reader of a file has them: what was asked, what was answered, when, and in which company.
+"""Recorded requests, as the reader of a file has them: each with its answer, its times, and the batch that it ran in.
 
-Files come from other machines and may be damaged: what cannot be read is said, and what came before is read. Pure but
+Files come from other machines and may be damaged: the damage is reported, and the requests before it are read. Pure but
 for the reading of files; without numpy until an array is wanted.
 """
 

@@ -25,8 +25,8 @@ PARAMETERS, ID = "parameters.", "id"
 
 
 def redacted(memory: memoryview, entry: Entry, redact: Sequence[str]) -> bytes:
-    """The bytes of an entry without what `redact` names: tensors, `parameters.NAME`, `id`. Raises EntryError for an
-    entry whose headers cannot be read: what cannot be found cannot be left out."""
+    """The bytes of an entry without the parts that `redact` names: tensors, `parameters.NAME`, `id`. Raises EntryError
+    for an entry whose headers cannot be read, so that these parts cannot be found."""
     copied = bytearray(memory)
     at = len(memory) - sum([padded(len(each)) for each in (*entry.inputs, entry.output)])
     heads = at - len(entry.requests) * REQUEST_WORDS.size

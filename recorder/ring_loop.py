@@ -1,8 +1,8 @@
 """The loop of a process that reads batchers' rings: the recorder and the comparator.
 
-No process waits for such a reader: what a ring has no room for is dropped by the batcher, and counted. No bell is rung
-for it either: it looks into the ring from time to time, so that it takes many entries at once and costs a batcher that
-is busy nothing.
+No process waits for such a reader: entries for which a ring has no room are dropped by the batcher, and counted. No
+bell is rung for it either: it looks into the ring from time to time, so that it takes many entries at once and costs a
+batcher that is busy nothing.
 """
 
 import logging
@@ -48,7 +48,7 @@ class RingLoop:
         self._rings: dict[int, ByteRingReader] = {}
 
     def run(self) -> None:
-        """Read until the supervisor closes the connection, and then what is left in the rings."""
+        """Read until the supervisor closes the connection, and then the rest of the rings."""
         kinds, poller, pause_s = Kinds(*self.handlers), select.epoll(), SHORT_PAUSE_S
         poller.register(self._supervisor.fileno(), select.EPOLLIN)
         try:

@@ -1,8 +1,8 @@
 """The recorder's work, apart from its process: entries out of the ring, into the folder. Runs in the recorder.
 
-What belongs to the sample is written. All entries of the last seconds are kept in memory, within bounds, until an entry
+Entries of the sample are written. All entries of the last seconds are kept in memory, within bounds, until an entry
 says that an instance has died: then those of its model go into a file of their own. Room in the ring is given back when
-what lay there is written, so a recorder that is killed loses nothing but a death's seconds, and its successor may write
+its entries are written, so a recorder that is killed loses nothing but a death's seconds, and its successor may write
 some entries twice.
 """
 

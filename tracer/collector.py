@@ -33,7 +33,7 @@ class Collector:
         self._early: deque[tuple[Trace, int]] = deque(maxlen=MAX_EARLY)
 
     def set(self, settings: Iterable[TraceSetting]) -> None:
-        """Put these settings in force; what was collected under others is written."""
+        """Put these settings in force; traces collected under others are written."""
         before, self._collections = self._collections, {}
         for setting in settings:
             kept = before.pop(setting.revision, None)
@@ -75,7 +75,7 @@ class Collector:
             yield from self._numbered(child, number)
 
     def write(self) -> dict[int, int]:
-        """Write what may be written now; returns, by setting, the number of traces counted since the last call."""
+        """Write the traces that may be written now; returns, by setting, how many were counted since the last call."""
         counts = {}
         for revision, collection in self._collections.items():
             collection.write()

@@ -79,7 +79,7 @@ class TraceSettings:
 
     @property
     def layers(self) -> Mapping[str, Changes]:
-        """By model and for GLOBAL, what clients have changed."""
+        """By model and for GLOBAL, the changes by clients."""
         return self._layers
 
     def of(self, model: str) -> TraceSetting:
