@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _asked_by_shell() -> list[str]:
-    """The verb whose parser answers the shell (completing.py); where the verb itself is asked for, that is answered."""
+    """The verb whose parser answers the shell (completing.py). A shell that asks for the verb is answered here."""
     from shoal.cli.completing import ASKING, answer_verbs, verb_asked
 
     verb = verb_asked(_VERBS, os.environ)

@@ -12,7 +12,7 @@ GOOD, NOTE, BAD = "32", "33", "31"
 
 
 def coloured(text: str, colours: Mapping[str, str], stream: TextIO | None = None) -> str:
-    """The text with what matches a pattern (re, by line) in its colour, where `stream`, or else stdout, is a terminal.
+    """The text with each pattern's matches (re, by line) in its colour, where `stream`, or else stdout, is a terminal.
 
     The pattern's first group is coloured alone, where it has one.
     """

@@ -1,4 +1,4 @@
-"""The verb `completion`: what a shell needs to complete commands of `shoal`. When it asks, completing.py answers."""
+"""The verb `completion`: code by which a shell asks for completions of `shoal`'s commands; completing.py answers."""
 
 import argparse
 from collections.abc import Mapping, Sequence

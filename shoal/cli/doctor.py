@@ -1,6 +1,6 @@
 """The verb `doctor`: checks this machine and installation for what a server would suffer from, and says how to mend it.
 
-The facts are read in machine_facts.py; what they mean is decided here, by pure functions of the facts.
+machine_facts.py reads the facts; pure functions here judge them.
 """
 
 import argparse

@@ -61,7 +61,7 @@ _MODEL_CLASS = "TritonPythonModel"
 _POSITION = re.compile(r"\bline (\d+), column \d+")
 
 
-#: Backend → what reads its settings. What a build of ONNX Runtime has, a load finds out.
+#: Backend → the function that reads its settings. Only a load finds out what a build of ONNX Runtime has.
 _SETTINGS: dict[str, Callable[[BackendModel, Device], object]] = {
     "onnxruntime": partial(onnxruntime_options.session_settings, available=onnxruntime_options.PROVIDERS),
     "openvino": openvino_options.openvino_settings,
@@ -224,7 +224,8 @@ def _check_beside(
 
 
 def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[str, Config]) -> Iterator[Finding]:
-    """Check a configuration against the file's inputs and outputs, and what it leaves open is completed from it."""
+    """Check a configuration against the file's inputs and outputs; fields that are left open are taken from the
+    file."""
     if file.is_dir():
         file = file / file.name
     try:

@@ -70,7 +70,7 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(sentence)
     if not source.settings.directory.is_dir():
         raise CommandLineError(f"There is no model store '{source.settings.directory}'.")
-    # Everything in the store, also what the file does not load; nothing is downloaded.
+    # All archives in the store, also those that the file does not load; nothing is downloaded.
     settings = replace(source.settings, load_models=(ALL,))
     with tempfile.TemporaryDirectory(prefix="shoal-import-") as work:
         machine = Machine(len(os.sched_getaffinity(0)), ())

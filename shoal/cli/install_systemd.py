@@ -163,7 +163,8 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def _addresses(text: str) -> str:
-    """The lines that leave a service the packets of these addresses alone; all, for none. Raises CommandLineError."""
+    """The lines that restrict a service to packets of these addresses; a comment if none is given. Raises
+    CommandLineError."""
     if not text:
         return "# Packets of all addresses: `shoal install-systemd --clients` leaves those of some."
     found = []

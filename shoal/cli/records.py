@@ -1,4 +1,4 @@
-"""The verb `records`: what a recording holds, and its requests in other forms. Reads files; asks no server."""
+"""The verb `records`: the contents of a recording, and its requests in other forms. Reads files; asks no server."""
 
 import argparse
 import json

@@ -93,12 +93,12 @@ class RemoteServer:
         return found
 
     def recording(self, asked: Row | None) -> Row:
-        """The folder of the server's recordings and what it records, after it has done what is asked, if anything."""
+        """The folder of the server's recordings and its rules, after it has carried out `asked`, if that is given."""
         found: Row = self._ask("GET" if asked is None else "POST", "/v2/recording", dict, asked)
         return found
 
     def shadow(self, model: str, asked: Row) -> Row:
-        """The server's shadows, or those of one model, after it has done what is asked, if anything."""
+        """The server's shadows, or those of one model, after it has carried out `asked`, unless that is empty."""
         query = f"?model={quote(model, safe='')}" if model else ""
         found: Row = (
             self._ask("POST", "/v2/shadow", dict, {"model": model, **asked})
@@ -108,7 +108,7 @@ class RemoteServer:
         return found
 
     def rollout(self, model: str, asked: Row | None = None) -> Row:
-        """How a model's rollout stands, after what is asked has been done, if anything."""
+        """The state of a model's rollout, after the server has carried out `asked`, if that is given."""
         path = f"{_served(model, '')}/rollout"
         found: Row = self._ask("GET" if asked is None else "POST", path, dict, asked)
         return found

@@ -27,8 +27,8 @@ def as_page(
     pairs: "Sequence[tuple[RecordedRequest, Answer]]",
     unequal: "Sequence[Difference]",
 ) -> str:
-    """The page. `told` is the report for programs, `pairs` are requests with their new answers, `unequal` what
-    differs."""
+    """The page. `told` is the report for programs, `pairs` are requests with their new answers, `unequal` the
+    differences."""
     facts = [
         ("requests", told["requests"]),
         ("as recorded", told["equal"]),

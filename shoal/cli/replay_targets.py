@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.testing import Server
     from shoal.testing.future import Future as LocalFuture
 
-#: Requests that may be open at once: those that come due meanwhile are late, and said to be (ours).
+#: Requests that may be open at once: further ones wait, and are reported as late (ours).
 MAX_OPEN = 256
 
 
@@ -39,8 +39,8 @@ def _arguments(request: "RecordedRequest", version: int | None) -> dict[str, Any
 
 
 class RunningServer:
-    """A server that runs, asked by a client: open loop, each request at its time whatever became of the others. Those
-    of one sequence wait for each other."""
+    """A server that runs, asked by a client: open loop, each request at its time, whether others are answered or not.
+    Those of one sequence wait for each other."""
 
     def __init__(self, client: "Client", version: int | None) -> None:
         self._client = client
@@ -108,8 +108,8 @@ class RunningServer:
 
 
 class LocalModels:
-    """The models of a repository in this process, on a clock of their own: what was executed together is executed
-    together again, in its order."""
+    """The models of a repository in this process, on a clock of their own: requests that were executed together
+    are executed together again, in their order."""
 
     def __init__(self, server: "Server", version: int | None) -> None:
         self._server = server

@@ -42,10 +42,10 @@ def as_json(response: PrintedResponse) -> str:
         {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
         for name, datatype, array in response.shown()
     ]
-    said = {"id": response.id} if response.id else {}
+    request_id = {"id": response.id} if response.id else {}
     model = {"model_name": response.model_name, "model_version": response.model_version}
     more = {"parameters": response.parameters} if response.parameters else {}
-    return json.dumps({**said, **model, **more, "outputs": outputs}, ensure_ascii=False)
+    return json.dumps({**request_id, **model, **more, "outputs": outputs}, ensure_ascii=False)
 
 
 def as_text(response: PrintedResponse) -> str:

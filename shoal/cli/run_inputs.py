@@ -56,8 +56,8 @@ def read_requests(
     shapes: Mapping[str, Sequence[int]] | None = None,
     rows: int = 1,
 ) -> list[RunRequest]:
-    """The requests of the file or recording `data`, or one, with what is `given` on the command line, and the rest made
-    up as `sample` says.
+    """The requests of the file or recording `data`, or one, with the inputs `given` on the command line and the others
+    made up as `sample` says.
 
     `shapes`: of inputs that are made up, with or without the batch dimension. `rows`: the batch that a request becomes
     where its inputs have a batch of 1. Raises InputError.

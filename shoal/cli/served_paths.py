@@ -1,6 +1,6 @@
 """The paths that `shoal serve` is given without a flag: repositories, directories of single models, and model files.
 
-What is no repository is linked into a temporary one: a model's directory under its name, a file with a configuration
+All but repositories are linked into a temporary one: a model's directory under its name, a file with a configuration
 that says what the server does not read from the file itself. The rest is auto-completed, as for any model. A directory
 of model files stands for the files.
 """
@@ -72,7 +72,7 @@ class LinkedModel(NamedTuple):
 
     name: str
     source: Path  # as it was given
-    config: str  # what was written for a file; "" for a model's directory, which has its own
+    config: str  # the text that was written for a file; "" for a model's directory, which has its own
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from shoal.cli.serve import CommandLineError
 _DESCRIPTION = """\
 Have a running server mirror requests to one version of a model to another version, which it also serves, and compare
 the answers. Clients get the answers of the version that they asked and wait for nothing: the other one is asked only
-while instances are idle. With a model alone the command says what came of it, with the worst disagreements.
+while instances are idle. With a model alone the command shows the results, with the worst disagreements.
 
   --of <version>         the version whose requests are mirrored
   --share <share>        the share of its requests, as 0.1 or 10% (default: 1)

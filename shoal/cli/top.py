@@ -1,4 +1,4 @@
-"""The verb `top`: what a running server's models do, again and again: rates, batch sizes, and where the time goes.
+"""The verb `top`: figures of a running server's models, again and again: rates, batch sizes, where the time goes.
 
 The figures are differences of Triton's statistics between two looks: any server of that protocol can be watched.
 """
@@ -67,7 +67,7 @@ class Look(NamedTuple):
 
     time_s: float
     rows: Mapping[tuple[str, str], Row]  # by model and version
-    memory: Mapping[tuple[str, str], Row] = {}  # what each version's processes have, as far as the server says
+    memory: Mapping[tuple[str, str], Row] = {}  # of each version's processes, as far as the server says
 
 
 def top(

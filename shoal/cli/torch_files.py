@@ -32,7 +32,7 @@ Config = dict[str, Any]
 
 
 class NoShapesError(Exception):
-    """Nothing can be said of the tensors of a file; the message says why, as the end of a sentence."""
+    """The tensors of a file cannot be determined; the message says why, as the end of a sentence."""
 
 
 def tensors_of(path: Path) -> Config:

@@ -30,7 +30,7 @@ Examples:
 """
 
 _ENDING = """
-SIGUSR2 to the server does the same, and says what came of it in the log alone. docs/operations.md: what is carried
+SIGUSR2 to the server does the same, and reports the result in the log alone. docs/operations.md: what is carried
 over, what is not, and when an upgrade is refused.
 
 Exit codes: 0 done; 1 the command is wrong, or no server is found; 2 refused or failed, the old server goes on; 3 the
@@ -99,7 +99,7 @@ def _shown(pid: int) -> str:
 
 
 def _ask(pid: int, address: str) -> int:
-    """Ask a supervisor for an upgrade, and print what comes of it; returns the exit code."""
+    """Ask a supervisor for an upgrade, and print the result; returns the exit code."""
     try:
         channel = join(UpgradeWanted(), address)
     except OSError as error:

@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection of a load: requests that are ready as bytes, and answers of which only the end matters.
 
-Pure. Heads of answers repeat, so what they say is kept by their bytes.
+Pure. Heads of answers repeat, so parsed heads are kept by their bytes.
 """
 
 from collections.abc import Sequence

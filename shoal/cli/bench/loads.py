@@ -116,7 +116,7 @@ class Load:
         self._open.clear()
 
     def _send_due(self, now_ns: int) -> None:
-        """Send what is due: in a closed loop a request in each free slot."""
+        """Send the requests that are due: in a closed loop one in each free slot."""
         if self._gaps is None:
             while self._free:
                 self._send(self._free.pop(), self._clock())

@@ -103,7 +103,7 @@ def measure(
     """The figures of a level, by target. Several targets are loaded in turns, a window each, never at the same time.
 
     `on_window` is called with the number of the target, that of the window, and the window. Raises NoResponseError,
-    and what the targets raise.
+    and the targets' errors.
     """
     loads = [Load(each, level.num_slots, level.gaps(), timeout_s=plan.timeout_s) for each in transports]
     found = [Measured(level) for _ in targets]

@@ -38,7 +38,7 @@ def cells(measured: Measured) -> list[str]:
 
 
 def as_text(found: Sequence[Measured], rows: int) -> str:
-    """A table with a row for each level, and what a reader has to know of them."""
+    """A table with a row for each level, and notes on the levels."""
     lines = [table(_HEAD, [cells(each) for each in found])]
     if len(found) > 1:
         rates = [each.whole.requests_per_s for each in found]

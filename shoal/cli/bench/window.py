@@ -42,7 +42,7 @@ class Window:
 
 
 def merged(windows: Sequence[Window]) -> Window:
-    """One window with all that was measured in several."""
+    """One window with the requests and times of several."""
     whole = Window()
     for each in windows:
         whole.duration_ns += each.duration_ns

@@ -1,6 +1,6 @@
 """The command `torchserve`: starts the server in the background or in the foreground, or stops it.
 
-Flags, files and sentences are TorchServe's (its model_server.py). Runs in what becomes the supervisor's process.
+Flags, files and sentences are TorchServe's (its model_server.py). Runs in the process that becomes the supervisor's.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
-    """The file that is in force: of the environment, of the flag, the newest snapshot, or the one that lies here."""
+    """The file in force: the environment's, the flag's, the newest snapshot, or the one in the working directory."""
     named = environ.get("TS_CONFIG_FILE") or arguments.ts_config
     if named:
         if not Path(named).is_file():

@@ -160,7 +160,7 @@ def environment_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_address(key: str, text: str, http_port: int, https_port: int) -> Address:
-    """The address of a listener. Raises PropertiesError for what is no address."""
+    """The address of a listener. Raises PropertiesError for a text that is no address."""
     scheme = text.partition(":")[0]
     if scheme == "unix":
         path = "/" + text.removeprefix(UNIX).lstrip("/")

@@ -41,7 +41,7 @@ class BatchCurve:
 
 
 def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
-    """The curve in what a server answers at /v2/models/M/batches, of its last version."""
+    """The curve of a model's last version in a server's answer to /v2/models/M/batches."""
     versions = explanation.get("versions") or [{}]
     measured = versions[-1].get("measured", ())
     return BatchCurve({each["rows"]: each["ns"] / 1e6 for each in measured if each["batches"] >= _LEAST_BATCHES})

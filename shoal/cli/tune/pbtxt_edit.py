@@ -1,4 +1,4 @@
-"""Fields of a config.pbtxt, replaced in its text: comments, order and all that is not replaced stay. Pure."""
+"""Fields of a config.pbtxt, replaced in its text: comments, order and all other fields stay. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -37,7 +37,7 @@ def line(trial: Trial, goal: Goal) -> str:
 def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int, gain: float | None = None) -> str:
     """A table of the trials, the most throughput first, and sentences that explain the result.
 
-    `gain` is the best one's throughput as a multiple of what is now; None: as the trials have it.
+    `gain` is the best one's throughput as a multiple of the present settings'; None: as measured by the trials.
     """
     start = trials[0]
     rows = []

@@ -132,7 +132,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 
 def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space:
-    """The values that are tried of a model: what the configuration has is always among them.
+    """The values that are tried of a model: the configuration's own are always among them.
 
     Instances by doubling up to twice the cores, where there is one instance group; threads of an instance by doubling
     up to the cores, where the backend has them; batch sizes by halving, and delays, where the model takes batches and
@@ -180,8 +180,8 @@ def search(
 ) -> Iterator[Trial]:
     """Try settings, one dimension after the other from the best so far, until none gains or the time is over.
 
-    The configuration's own come first. Delays and batches are tried together with each other by a second round. What
-    cannot win by the trials so far is left out.
+    The configuration's own come first. Delays and batches are tried together with each other by a second round.
+    Settings that cannot win by the trials so far are left out.
     """
     known: dict[Settings, Trial] = {start: try_out(start)}
     yield known[start]
@@ -274,7 +274,7 @@ def climb(
         if not last.meets(goal_ms) or last.requests_per_s < one.requests_per_s * (1 + LEAST_GAIN):
             break
     if len(points) == 2 and points[1].requests_per_s < points[0].requests_per_s * (1 + LEAST_GAIN):
-        # More gains nothing: less may give as much.
+        # More requests at a time gain nothing: fewer may give as much.
         while points[-1].concurrency > 1 and not is_over():
             points.append(measure(min(point.concurrency for point in points) // 2 or 1))
             if points[-1].requests_per_s < max(point.requests_per_s for point in points):
