@@ -54,7 +54,7 @@ NO_LIMITS = KeyLimits()
 
 
 class ApiKey(NamedTuple):
-    """A key: its name in the log, the SHA-256 of its text, what it is for, and the models that it covers."""
+    """A key: its name in the log, the SHA-256 of its text, its scopes, and the models that it covers."""
 
     name: str
     digest: bytes

@@ -1,10 +1,10 @@
 """The control plane: one Unix socket, msgpack messages, descriptors beside them.
 
-The supervisor listens; every other process connects once, and is sent on that connection what it needs, then every
-change. The messages are in shoal/messages. A message that has a sequence number is acknowledged when it has been
-applied: no record that names a segment is sent to a process before the process has acknowledged the segment. The end of
-a connection reports a death, on either side. The socket's address is abstract, random, and open to the same user only,
-so no file is left behind.
+The supervisor listens; every other process connects once, and is sent the state that it needs, then every change. The
+messages are in shoal/messages. A message that has a sequence number is acknowledged when it has been applied: no record
+that names a segment is sent to a process before the process has acknowledged the segment. The end of a connection
+reports a death, on either side. The socket's address is abstract, random, and open to the same user only, so no file is
+left behind.
 """
 
 import array

@@ -56,7 +56,7 @@ ACTIONS: dict[str, Callable[[str], object]] = {
 }
 
 
-#: The steps of this process at which something happens, set by `install`; each is called with what the step returns.
+#: The steps of this process at which something happens, set by `install`; each is called with the step's result.
 _watched: Final[dict[str, Callable[[Any], None]]] = {}
 
 

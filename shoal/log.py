@@ -294,7 +294,7 @@ def to_file(path: str) -> None:
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Log what ends this process, which Python would print in its own form."""
+    """Log the exception that ends this process, which Python would print in its own form."""
     logger.error("the process ends: %s", error, exc_info=(kind, error, trace))
 
 

@@ -106,7 +106,7 @@ class PatientWriter:
         return os.write(self._fd, data)
 
     def _wait(self, patience_ms: int) -> bool:
-        """Wait for room, within what is left of this second's patience."""
+        """Wait for room, within the rest of this second's patience."""
         begun_s = self._now_s()
         if begun_s >= self._second_ends_s:
             self._second_ends_s, self._left_ms = begun_s + 1.0, PATIENCE_MS

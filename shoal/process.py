@@ -91,7 +91,7 @@ def return_large_blocks() -> None:
 
 
 def finish() -> None:
-    """Do what a forked process does at its end, before `os._exit`: the interpreter's finalisation is left out.
+    """Finish a forked process before `os._exit`: the interpreter's finalisation is left out.
 
     Finalisation would free every object that a zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of
     a worker that is started and stopped.

@@ -169,7 +169,7 @@ ALL_FAILED = (
 #: Triton's sentence for a request that left its queue unanswered; over the network a client knows that only by this.
 TIMED_OUT = "Request timeout expired"
 _FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
-#: Triton's sentence, on which clients match, and what it leaves out.
+#: Triton's sentence, on which clients match, and the facts that it leaves out.
 _DIED = (
     "[request id: {id}] Failed to process the request(s) for model instance '{instance}', message: Stub process "
     "'{instance}' is not healthy. The worker of model '{model}' (pid {pid})"
@@ -198,7 +198,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         f"limit is {{limit}}. {_RESTARTED}",
     ),
     # Triton has no code for "too late, and do not try again"; UNAVAILABLE, for a request that expired in the queue,
-    # invites clients to repeat what has just cost an instance. So this has the code of every other death.
+    # invites clients to repeat a request that has just cost an instance. So this has the code of every other death.
     Reason.EXECUTION_LIMIT: (
         WorkerDiedError,
         f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "

@@ -18,7 +18,7 @@ MAX_LIVE_S = 7 * 86400.0
 
 class RecordRule(NamedTuple):
     """Which requests are recorded: those to models whose names match a pattern, the share `sample` of their batches.
-    What fails is recorded whatever the share. A value, which msgpack carries to the batcher."""
+    Failed requests are recorded whatever the share. A value, which msgpack carries to the batcher."""
 
     models: Sequence[str] = ("*",)  # patterns as of a shell
     sample: float = 1.0
@@ -29,7 +29,7 @@ class RecordRule(NamedTuple):
 
 
 class RecordLimits(NamedTuple):
-    """How much of a recording is kept, and what is left out of it."""
+    """How much of a recording is kept, and which parts of requests are left out."""
 
     max_bytes: int = 2 << 30  # then the oldest file goes
     max_age_s: float = 7 * 86400.0  # of a file; 0: no limit

@@ -19,7 +19,7 @@ from shoal.errors import InvalidArgumentError
 #: Quantiles that a guard can be about.
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 ERRORS, DISAGREE = "errors", "disagree"
-#: Ours: what the issue of this feature calls for, where nothing is said.
+#: Defaults (ours).
 DEFAULT_STEPS, DEFAULT_EVERY, DEFAULT_GUARDS = "1,10,50,100", "10m", "p99=+10%,errors=+0.1%"
 #: Requests that a version must have ended in a step before it is compared (ours).
 DEFAULT_MIN_REQUESTS = 100
@@ -27,7 +27,7 @@ _MAX_STEPS, _MAX_REQUESTS = 100, 10**12
 #: Bounds of times (ours), of steps and of latencies.
 _MIN_S, _MAX_S = 1e-3, 3650 * 86400.0
 
-#: Fifteen digits on both sides of the point: what `_number` writes, and more than anyone means.
+#: Fifteen digits on both sides of the point: what `_number` writes, and more than any bound needs.
 _GUARD = re.compile(r"([a-z0-9]+)\s*(=\+|<)\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|ms|s|us)", re.ASCII)
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *(ms|s|m|h|d)", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,12}) *requests?")
@@ -58,7 +58,7 @@ class RolloutPlan(NamedTuple):
     guards: tuple[Guard, ...]
     min_requests: int
     sticky_header: str  # lower case; "": requests are divided by correlation id, or one by one
-    retries: bool  # whether the stable version executes what the canary fails
+    retries: bool  # whether the stable version executes requests that the canary fails
 
     def members(self) -> dict[str, Any]:
         """The plan as `read_plan` takes it."""

@@ -1,4 +1,4 @@
-"""Shadows: which version of a model is mirrored to which other one, and what came of it. Pure.
+"""Shadows: which version of a model is mirrored to which other one, and with which results. Pure.
 
 parameters { key: "shadow_of" value { string_value: "2" } }          the version whose requests are mirrored
 parameters { key: "shadow_version" value { string_value: "3" } }     the version that gets them

@@ -12,7 +12,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """TorchServe's model store, and what its models get where they do not say otherwise. Defaults are TorchServe's."""
+    """TorchServe's model store, and the defaults of its models' settings. Defaults are TorchServe's."""
 
     directory: Path
     load_models: tuple[str, ...] = ()  # loaded at start: ("all",), or each "[NAME=]FILE", "[NAME=]URL"
@@ -28,8 +28,8 @@ class StoreSettings:
     install_py_dep_per_model: bool = False
     limit_max_image_pixels: bool = True
     number_of_gpu: int | None = None  # the most GPUs to use; None: all
-    environment: Mapping[str, str] = field(default_factory=dict)  # what workers are told, as parameters of each model
-    models_are_snapshots: bool = False  # `models` says what was in force: it counts before what an archive says
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for workers, as parameters of each model
+    models_are_snapshots: bool = False  # `models` were in force: they count before an archive's settings
     snapshot_directory: str = ""  # for snapshots of the configuration; "": none is written
     workflow_store: str = ""  # directory of workflows' archives; "": that of the models'
     snapshot_properties: str = ""  # the lines of each snapshot beside its model_snapshot=

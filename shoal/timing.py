@@ -22,7 +22,7 @@ REQUEST_HEADER = "x-shoal-timing"
 #: of an ensemble's steps, in place of the worker's three.
 PHASES = ("receive", "parse", "queue", "gather", "compute", "write", "steps", "send")
 _COMPUTED = ("queue", "gather", "compute", "write", "send")
-#: Steps of one request that are told (ours: a header's line stays below 8 KiB).
+#: Steps of one request that are shown (ours: a header's line stays below 8 KiB).
 MAX_STEPS = 32
 
 

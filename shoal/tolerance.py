@@ -53,7 +53,7 @@ class Tolerance(NamedTuple):
 
 def read_tolerance(text: str | None) -> Tolerance:
     """The tolerance in a text as above; None and "" are exact. Raises InvalidArgumentError, with the syntax, for a
-    rule that there is not, a name without a rule, and what excludes another rule."""
+    rule that does not exist, a name without a rule, and rules that exclude each other."""
     given: dict[str, list[str]] = {}
     name = ""
     for part in text.split(",") if text and text.strip() else ():

@@ -1,4 +1,4 @@
-"""A zygote has imported what processes of one kind need, and forks one on request. `python -m shoal.zygote`.
+"""A zygote has imported the modules of one kind of process, and forks one on request. `python -m shoal.zygote`.
 
     supervisor ── module, environment; a socket of the child's own, its stdout and stderr ──► zygote
     zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's

@@ -57,7 +57,7 @@ class Waiter:
         self.notify = notify
         self.keep = keep  # objects that must stay until the last reply
         self.wants_timing = wants_timing
-        self.times: TracedTimes | None = None  # what the batcher tells of a request that wants its times
+        self.times: TracedTimes | None = None  # sent by the batcher for a request that asked for its times
 
 
 _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()

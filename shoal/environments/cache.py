@@ -4,7 +4,7 @@
     ├── <key>/environment/   made here, and never moved: scripts in it name their interpreter by its whole path
     ├── <key>/complete       created last; without it the next process that needs <key> begins anew
     ├── <key>.lock           held by the process that makes <key>; the others wait, be they of this server or not
-    └── digests/<…>          what the contents of a file came to, by its path, as long as it is unchanged
+    └── digests/<…>          digests of files' contents, by path, each valid while its file is unchanged
 
 A complete environment is never changed or removed: `rm -r` of the root is safe while no server runs.
 """

@@ -59,7 +59,7 @@ def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) 
 
 
 def refuse_missing(wanted: Wanted, environ: Mapping[str, str]) -> None:
-    """Raise InvalidArgumentError if what an environment is made of is not there; nothing is made, and nothing runs."""
+    """Raise InvalidArgumentError if a file of which an environment is made is missing; makes and runs nothing."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
     if wanted.execution_env and not (place := Path(wanted.execution_env).absolute()).exists():

@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
     execution_env: str = ""  # an archive made by conda-pack, or the directory of an environment
     interpreter: str = ""  # a path, or a name that is looked up in PATH
     requirements: str = ""  # a file with packages to install
-    inherits: bool = False  # with `requirements`: what they do not name, and is there beside the server, is seen
+    inherits: bool = False  # with `requirements`: other packages that the server has are seen, too
 
 
 def wanted(version_dir: Path, config: Config, backend_directory: Path, *, install_requirements: bool) -> Wanted | None:

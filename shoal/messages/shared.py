@@ -56,7 +56,7 @@ class LedgerWanted(Message):
 
 
 class LedgerCounted(Message):
-    """Sent to the supervisor: counts of what the sender has acquired and released, by name (shoal/ledger.py)."""
+    """Sent to the supervisor: how often the sender has acquired and released each resource (shoal/ledger.py)."""
 
     counts: dict[str, int]
 

@@ -182,7 +182,7 @@ class WorkerCaughtUp(Message):
 
 
 class RetireWorker(Message):
-    """A worker gets no more batches; WorkerRetired answers when the worker has answered all that it had."""
+    """A worker gets no more batches; WorkerRetired answers when the worker has answered all its batches."""
 
     owner: int
 
@@ -231,8 +231,8 @@ class CountSplit(Message):
 
 
 class CountMirrored(Message):
-    """A request for what has been mirrored and dropped; RequestsMirrored answers before this is acknowledged, for each
-    pair of versions that has anything new. Without it the same is sent once a second."""
+    """A request for the numbers of mirrored and dropped requests; RequestsMirrored answers before this is acknowledged,
+    for each pair of versions that has new ones. Without this message the batcher sends it once a second."""
 
 
 class RecordingMade(Message):

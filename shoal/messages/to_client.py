@@ -129,7 +129,7 @@ class ModelsKnown(Message):
 
 
 class ServerStopping(Message):
-    """The server takes no more requests, and ends when it has answered those it has."""
+    """The server takes no more requests, and ends when it has answered the open ones."""
 
 
 class ConnectionsEnding(Message):
@@ -165,7 +165,7 @@ class ApiKeysChanged(Message):
 
 
 class CertificatesChanged(Message):
-    """The files of TLS have changed, and can be read: connections from now on get what is in them."""
+    """The files of TLS have changed, and can be read: new connections use them."""
 
 
 class RegionRegistered(Message):

@@ -29,7 +29,7 @@ class ComparisonsChanged(Message):
 
 
 class AnswersCompared(Message):
-    """Sent to the supervisor: what came of the answers of a pair of versions since the last such message."""
+    """Sent to the supervisor: the comparisons of a pair of versions since the last such message."""
 
     model: str
     primary: int

@@ -15,7 +15,7 @@ class RecorderConnected(Message):
 
 
 class RecorderWelcomed(Message):
-    """Sent by the supervisor, first: where requests are recorded, and what is left out."""
+    """Sent by the supervisor, first: where requests are recorded, and without which of their parts."""
 
     log: LogSettings
     folder: str

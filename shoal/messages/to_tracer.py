@@ -18,7 +18,7 @@ class TracerConnected(Message):
 
 
 class TracerWelcomed(Message):
-    """Sent by the supervisor, first: what the tracer starts with."""
+    """Sent by the supervisor, first: the state with which the tracer starts."""
 
     log: LogSettings
     first_number: int  # number of its first trace

@@ -1,7 +1,7 @@
 """Messages from the supervisor to a worker (workers/worker.py, workers/loop.py).
 
     LoadModel ─► [ModelIOFound ─► ConfigFinished] ─► ModelLoaded ─► MemoryGranted ─► MemoryMapped ─► all others
-    StopWorker at any time: a worker that loads ends at once, one that works when it has answered what it has taken
+    StopWorker at any time: a worker that loads ends at once, one that works when it has answered its batches
 
 A worker applies messages between two batches, or while it waits for memory; so announcements wait for it only briefly,
 if at all. It acknowledges those with a sequence number; its answers are in from_worker.py.

@@ -46,7 +46,7 @@ class NewServerConnected(Message):
 class ModelsCarried(Message):
     """Sent to the new server, first: what requests have changed of the models since the old server's start."""
 
-    #: In control mode explicit, what it serves: names of models; None in other modes.
+    #: The names of the models that it serves, in control mode explicit; None in other modes.
     names: Sequence[str] | None
     #: The models among these whose configuration or files came with a request: name, configuration as JSON, directory.
     given: Sequence[tuple[str, str, str | None]]

@@ -32,7 +32,7 @@ MAX_LENGTH = 2**31 - 1
 ALL = -1
 _BUCKETS = re.compile(r"[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,63}")
 _MASK = re.compile(r"[^:]+:TYPE_(BOOL|INT32|INT64|FP32)")
-#: Backends that have batches padded, and built-in ones that cannot; what is neither runs in Python.
+#: Backends that have batches padded, and built-in ones that cannot; all other backends run in Python.
 _PADS = ("onnxruntime", "pytorch")
 _CANNOT = ("embedding", "fil", "identity", "openvino", "tensorflow", "tensorrt", "torchserve", "vllm")
 

@@ -31,7 +31,7 @@ def recording(config: Config) -> str | None:
 
 
 def recording_faults(config: Config) -> Iterator[str]:
-    """Check that the model's instances can run a recording's batches; where its file is, `checks` looks at."""
+    """Check that the model's instances can run a recording's batches; `checks` checks its file's place."""
     if recording(config) is None:
         return
     for field, what in (("ensemble_scheduling", "an ensemble"), ("sequence_batching", "a model of sequences")):

@@ -37,10 +37,10 @@ def deployment(
     """An application for `serve.run`: HTTP of Triton's protocol goes to any of its replicas.
 
     Each replica runs a server of `model_repository` (paths that every node has, or URLs of cloud storage) with these
-    `flags` of `shoal serve`, on `num_cpus` cores, which are its own where they are whole, and `num_gpus` GPUs. Their
-    number is `num_replicas` (1), or follows queue age and utilisation as `autoscaling` says; both is an error. What a
-    replica has accepted, it answers within `exit_timeout_s` of its stop. `options` are those of `serve.deployment`.
-    Raises InvalidArgumentError.
+    `flags` of `shoal serve`, on `num_cpus` cores, which are its own where they are whole, and `num_gpus` GPUs. The
+    number of replicas is `num_replicas` (1), or follows queue age and utilisation as `autoscaling` says; both is an
+    error. A stopped replica answers its accepted requests within `exit_timeout_s`. `options` are those of
+    `serve.deployment`. Raises InvalidArgumentError.
     """
     if num_replicas is not None and autoscaling is not None:
         raise InvalidArgumentError("num_replicas and autoscaling exclude each other, leave one out")
@@ -61,7 +61,7 @@ def deployment(
 
 
 def autoscaling_config(autoscaling: Autoscaling | Mapping[str, Any]) -> dict[str, Any]:
-    """Serve's `autoscaling_config`. Raises InvalidArgumentError for a goal that there is not, or that cannot be."""
+    """Serve's `autoscaling_config`. Raises InvalidArgumentError for a goal that is unknown or impossible."""
     if not isinstance(autoscaling, Autoscaling):
         known = [each.name for each in fields(Autoscaling)]
         if unknown := sorted({*autoscaling} - {*known}):
@@ -85,7 +85,7 @@ def autoscaling_config(autoscaling: Autoscaling | Mapping[str, Any]) -> dict[str
 def build(arguments: Mapping[str, Any]) -> Any:
     """The application of a Serve YAML: `import_path: shoal.ray:build`, with the arguments of `deployment` as `args`.
 
-    Raises InvalidArgumentError for arguments that there are not.
+    Raises InvalidArgumentError for unknown arguments.
     """
     try:
         inspect.signature(deployment).bind(**arguments)

@@ -27,7 +27,7 @@ _MODULE, _FUNCTION, _GRPC_FUNCTION = "ray.serve._private.replica", "start_asgi_h
 
 class OwnListener:
     """The server's listener, as Serve knows a server of uvicorn's: once `should_exit` is set, it refuses connections,
-    answers what it has accepted, and ends."""
+    answers accepted requests, and ends."""
 
     def __init__(self, server: ReplicaServer) -> None:
         self._server = server
@@ -60,7 +60,7 @@ class OwnGrpcListener:
         self._server = server
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Let the server answer what it has accepted, and end; returns after `grace_s` at the latest."""
+        """Let the server answer accepted requests, and end; returns after `grace_s` at the latest."""
         self._server.terminate()
         await asyncio.to_thread(self._server.wait, grace_s)
 

@@ -24,7 +24,7 @@ _OF_CONNECTION = frozenset(
 #: Header fields that aiohttp would add.
 _NOT_ADDED = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 _CONNECT_TIMEOUT_S = 2.0
-#: The server itself limits how long a request may take; this one ends what a server that hangs has open.
+#: The server itself limits how long a request may take; this limit ends requests to a server that hangs.
 _SILENCE_TIMEOUT_S = 600.0
 _MAX_CONNECTIONS = 1024
 
@@ -37,8 +37,8 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection scope of ASGI. A server that refuses connections is answered for by 503, as is one that
-        ends before its response began; after that the response is cut off, and the client sees that it is."""
+        """Handle one connection scope of ASGI. The client gets 503 if the server refuses
+        connections or ends before its response began; after that the response is cut off, as the client sees."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

@@ -1,6 +1,6 @@
 """A whole server as child processes of this process: started, asked about its health, stopped. Knows no Ray.
 
-The server ends with this process, however that ends. What it logs goes on to this process's standard error.
+The server ends with this process, however that ends. Its log goes on to this process's standard error.
 """
 
 import http.client
@@ -117,7 +117,7 @@ class ReplicaServer:
             raise UnavailableError(f"the server did not start{self._log_end()}")
 
     def terminate(self) -> None:
-        """Begin to stop: refuse connections, answer what was accepted, and end."""
+        """Begin to stop: refuse connections, answer accepted requests, and end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 

@@ -4,7 +4,7 @@ Ray Serve's own policy counts requests in flight, which says little of a server 
 one batch of an idle model, or a minute of work. The age of the oldest waiting request says whether clients wait, and
 utilisation whether fewer replicas would do.
 
-Serve bounds what is returned here by the fewest and the most replicas, and delays it (upscale_delay_s,
+Serve bounds the returned number by the fewest and the most replicas, and delays changes (upscale_delay_s,
 downscale_delay_s); it runs in Serve's controller.
 """
 

@@ -299,8 +299,6 @@ def join() -> StarClient:
     """Join the star as a client, beside the worker that the process is; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
-
-    Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
     place, welcome, seq = take_place(CallerConnected, asks_for_segments=True)
     os.close(welcome.counters)

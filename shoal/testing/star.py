@@ -57,8 +57,8 @@ class SimulatedStar(Simulation):
     # -- models and requests --------------------------------------------------------------------------------------
 
     def sharing(self, version: ModelVersion, revision: str = "") -> CachedResponses | None:
-        """The response cache; None if the server has none or the model does not enable it. `revision` names what
-        answers depend on beside the version."""
+        """The response cache; None if the server has none or the model does not enable it. `revision` names
+        the files and models, beside the version, that answers depend on."""
         if self.exchange.cached is None or not enables_response_cache(version.config):
             return None
         self.exchange.cached.name(version.model_id, revision, self.now_ns)
