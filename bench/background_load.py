@@ -1,7 +1,7 @@
 """Background load on a server that is measured: a crowd of connections, or large bodies again and again.
 
 Each is a context manager with a thread in this process, at the lowest priority: real clients would be elsewhere.
-Leaving it raises BenchmarkError where the server did not bear what was promised: then the figures mean nothing.
+Leaving it raises BenchmarkError where the server did not bear the whole load: then the figures mean nothing.
 """
 
 import http.client

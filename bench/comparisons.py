@@ -1,4 +1,4 @@
-"""Comparisons of Shoal with itself: what must not make an ordinary request dearer or slower, and by how much it may.
+"""Comparisons of Shoal with itself: settings, and by how much each may make an ordinary request dearer or slower.
 
 Each comparison is one workload under two settings of Shoal that differ in one thing. A setting is a Peer: it is
 started, asked and checked as any other peer.

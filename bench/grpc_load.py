@@ -39,8 +39,8 @@ class H2load:
     @property
     def title(self) -> str:
         """The generator's name and version."""
-        said = subprocess.run([self._path, "--version"], capture_output=True, text=True, check=True).stdout
-        return said.strip().replace(" nghttp2/", " ")
+        output = subprocess.run([self._path, "--version"], capture_output=True, text=True, check=True).stdout
+        return output.strip().replace(" nghttp2/", " ")
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
         """Make one call on a connection of its own. Raises OSError with the status where that is not OK."""

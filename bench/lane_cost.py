@@ -1,9 +1,9 @@
 """Measures the instructions of a lane alone for a small inference: python -m bench.lane_cost [CASE...]
 
 The lane runs its own loop, over real sockets and real shared memory, in this one process. Between two passes of the
-loop the program plays all other processes: clients, batcher and worker. Only what the lane does is counted, so two
-seconds tell what a change to it did, on a machine however busy. Half of the clients are a pass ahead of the others, so
-that a pass takes requests and delivers replies, as it does under load.
+loop the program plays all other processes: clients, batcher and worker. Only the lane's instructions are counted, so
+two seconds show the effect of a change to it, on a machine however busy. Half of the clients are a pass ahead of the
+others, so that a pass takes requests and delivers replies, as it does under load.
 
   python -m bench.lane_cost                       all cases
   python -m bench.lane_cost --opcodes grpc-c16    where its bytecode runs, by function

@@ -90,8 +90,8 @@ class Wrk:
     def title(self) -> str:
         """The generator's name and version."""
         # wrk -v prints the version and ends with exit code 1.
-        said = subprocess.run([self._path, "-v"], capture_output=True, text=True, check=False).stdout
-        version = re.match(r"wrk (?:debian/)?([0-9.]+)", said)
+        output = subprocess.run([self._path, "-v"], capture_output=True, text=True, check=False).stdout
+        version = re.match(r"wrk (?:debian/)?([0-9.]+)", output)
         return f"wrk {version[1]}" if version else "wrk"
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:

@@ -6,7 +6,7 @@ its throughput is the server's alone where the client has cores of its own and w
 are on the first core, the client on the second. Rows with shared cores say what a client takes away from a server.
 
 With --together both ask at the same time, with as many connections each, so that they meet the same server on the same
-machine, however busy: a server that answers in turn gives both as much, and what differs is the client's own.
+machine, however busy: a server that answers in turn gives both as much, so differences are the clients' own.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     shared      its part of segments
     files       its part of programs and libraries, which other programs on the machine share, too
 
-The sum of these is the proportional set size (PSS). The last line has the files as they are of a server that is alone
+The sum of these is the proportional set size (PSS). The last line counts files as for a server that is alone
 on its machine: each page that one of its processes has present, once. Only reads.
 """
 
@@ -22,7 +22,7 @@ _PRESENT, _OF_FILE = 1 << 63, 1 << 61
 
 
 class Memory(NamedTuple):
-    """The memory of one process, in bytes: proportional sizes by kind, and what no other process has."""
+    """The memory of one process, in bytes: proportional sizes by kind, and the pages that no other process has."""
 
     title: str
     anonymous: int

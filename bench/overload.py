@@ -25,7 +25,7 @@ from bench.workloads import Request
 #: Seconds of one execution, and until an impatient client gives up.
 EXECUTION_S, PATIENCE_S = 0.02, 0.5
 TIMES_CAPACITY = (0.9, 2.0, 3.0, 10.0)
-#: Seconds before the figures begin: the queue grows as long as it gets, and what is learned is learned.
+#: Seconds before the figures begin: the queue reaches its length, and the server learns the model's speed.
 _WARM_UP_S = 3.0
 _NUM_AT_PEAK = 16
 _CONFIG = """
@@ -71,7 +71,7 @@ def write_model(repository: Path) -> None:
 
 
 async def _exchange(port: int) -> str:
-    """One request on a connection of its own; returns what became of it."""
+    """One request on a connection of its own; returns its outcome."""
     writer = None
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""The chapter of docs/benchmarks.md on TorchServe: workloads, targets, and what is timed at servers that are alone."""
+"""The chapter of docs/benchmarks.md on TorchServe: workloads, targets, and times of servers that are alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A server's start, its worker's memory, and its worker's death: what one server, alone on the machine, is timed at."""
+"""A server's start, its worker's memory, and its worker's death: the times of one server, alone on the machine."""
 
 import http.client
 import os

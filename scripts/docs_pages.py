@@ -31,7 +31,7 @@ def linked_files(page: Path) -> Iterator[Path]:
 
 
 def lay_out(directory: Path, root: Path = ROOT) -> None:
-    """Copy the pages, and what they link to, into `directory`, whose former content is removed."""
+    """Copy the pages, and the files that they link to, into `directory`, whose former content is removed."""
     shutil.rmtree(directory, ignore_errors=True)
     for page in pages(root):
         for file in (page, *linked_files(page)):

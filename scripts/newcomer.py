@@ -3,8 +3,8 @@
     .venv/bin/python scripts/newcomer.py
 
 Each step is a command that the documentation shows, typed in an empty folder. The page is opened in Chromium where
-Playwright and a browser are installed (docs/page.md); else its form's request is sent without one, which is said. Exits
-with a sentence if a step fails, or if all of them together take more than LIMIT_S of the machine's time.
+Playwright and a browser are installed (docs/page.md); else its form's request is sent without one, and a line says so.
+Exits with a sentence if a step fails, or if all of them together take more than LIMIT_S of the machine's time.
 """
 
 import json
@@ -37,7 +37,7 @@ def cpu_s() -> float:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Print what a step took."""
+    """Print the time that a step took."""
     start_s, start_cpu_s = time.monotonic(), cpu_s()
     yield
     print(f"{title:46}{time.monotonic() - start_s:6.1f} s{cpu_s() - start_cpu_s:8.1f} s of a processor", flush=True)

@@ -1,6 +1,6 @@
 """A release: scripts/release VERSION | build
 
-`VERSION`, as 0.2.0, sets the version wherever it stands, and gives what is under Unreleased in CHANGELOG.md its
+`VERSION`, as 0.2.0, sets the version wherever it stands, and gives the entries under Unreleased in CHANGELOG.md their
 heading; look at the difference, run .ci/run, commit. `build` takes the commit, which must be clean, makes the source
 distribution and the pure wheel from it twice and compares them, byte by byte, checks their metadata, installs the wheel
 into a fresh environment, has it serve a sample model, and lists what was installed with it, versions and licences, as

@@ -1,4 +1,4 @@
-"""A row of a check as a process of its own: what it prints, its time limit, and the end of all that it has started.
+"""A row of a check as a process of its own: its output, its time limit, and the end of all that it has started.
 
 Imports nothing beyond the standard library.
 """

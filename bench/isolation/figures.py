@@ -77,7 +77,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A line of the table: what an idle model lies beside, and the measurement, on a server with these models."""
+    """A line of the table: the work beside an idle model, and the measurement, on a server with these models."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""A paced client: asks at even times, whatever became of its last request, and notes when each was answered."""
+"""A paced client: asks at even times, with its last request answered or not, and notes when each was answered."""
 
 import socket
 import time

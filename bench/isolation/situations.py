@@ -1,4 +1,4 @@
-"""The situations of isolation: what an idle model lies beside, each measured in quiet and then under load.
+"""The situations of isolation: work beside an idle model, each measured in quiet and then under load.
 
 A situation gets a server of its own (`site.py`) and returns a `Measure`. Every wait has a deadline.
 """
@@ -43,7 +43,7 @@ from bench.workloads import Request
 #: Seconds of an execution that other requests must not wait for.
 EXECUTION_S = 5.0
 UNEVEN_S = 10.0
-#: Seconds after an event until everything runs again, or what waits for an execution has been handled.
+#: Seconds after an event until everything runs again, or until requests that wait for an execution have been handled.
 AFTER_S = 1.5
 BACKLOG = 600
 CALLS = 1400

@@ -21,7 +21,7 @@ from scripts.gpu_check.rows import ROWS, Row
 
 NO_GPU = 2
 ROOT = Path(__file__).parents[2]
-#: The line with which a row's process ends what it prints.
+#: The beginning of the last line that a row's process prints.
 RESULT = "gpu-check result: "
 #: NVIDIA's management library, in whose place any library stands where a GPU is played.
 LIBRARY = "libnvidia-ml.so.1"

@@ -33,7 +33,7 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", twice), said]))
         return answers
 """
-#: The sum of what a called model answers, and where it got its input.
+#: The sum of a called model's answer, and where that model got its input.
 CALLS = """
 import torch
 import triton_python_backend_utils as pb_utils

@@ -18,7 +18,7 @@ CONFIG = """backend: "python" max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: 16 }
 output [ { name: "Y" data_type: TYPE_FP32 dims: 16 }, { name: "SAID" data_type: TYPE_STRING dims: 1 } ]
 instance_group { %s count: %d } %s"""
-#: Twice the input, computed on the device, and where the process is. What follows is the body of `fault`.
+#: Twice the input, computed on the device, and where the process is. The body of `fault` follows.
 CODE = """
 import os
 import numpy as np

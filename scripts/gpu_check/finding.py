@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 class MissingError(Exception):
-    """A row cannot be run: what it needs is not on this machine."""
+    """A row cannot be run: this machine lacks something that the row needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,5 +93,5 @@ def beside_bare(bare: Call, through: Call, sample: Callable[[int], Array], secon
 
 
 def worst_error(through: Call, expected: Call, sample: Callable[[int], Array], least: int = 1) -> float:
-    """The largest difference between answers and what is expected, of `least`, 5 and MOST rows."""
+    """The largest difference between answers and expected ones, of `least`, 5 and MOST rows."""
     return max(float(np.abs(through(sample(rows)) - expected(sample(rows))).max()) for rows in (least, 5, MOST))

@@ -179,7 +179,7 @@ def cudaMemcpyAsync(target: Any, source: Any, nbytes: int, _kind: Any, _stream: 
 
 
 def cudaStreamSynchronize(_stream: Any) -> tuple[cudaError_t]:
-    """Do what is in the stream."""
+    """Carry out the stream's copies."""
     work, _queue[:] = _queue[:], []
     for each in work:
         each()
@@ -187,7 +187,7 @@ def cudaStreamSynchronize(_stream: Any) -> tuple[cudaError_t]:
 
 
 def cudaDeviceSynchronize() -> tuple[cudaError_t]:
-    """Do what is in all streams."""
+    """Carry out all streams' copies."""
     return cudaStreamSynchronize(None)
 
 
