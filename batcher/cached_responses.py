@@ -51,7 +51,7 @@ class CachedResponses:
         self._clock_ns = clock_ns
         self._woken = woken
         self._shared = shared
-        # Changed by name: the revision of each model version. Changed by all methods: what is known of answers.
+        # Changed by name: the revision of each model version. By all methods: kept answers, and waiting requests.
         self._revisions: dict[int, str] = {}
         self._cache = ResponseCache(figures["total_bytes"])
 

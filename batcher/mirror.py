@@ -156,7 +156,7 @@ class Mirror:
         #: looks at it.
         self.is_busy = False
 
-    # --- what is mirrored ---
+    # --- mirrored pairs ---
 
     def connect(self, ring: ByteRingWriter) -> None:
         """Write pairs of answers into this ring from now on."""

@@ -59,7 +59,7 @@ class Poison:
         refusal_ns: int,
         reports: list[Message],
     ) -> None:
-        """`tried` and `refusal_ns` are as for TrialScheduler and Suspects; `reports` gets what is found."""
+        """`tried` and `refusal_ns` are as for TrialScheduler and Suspects; `reports` gets PoisonFound messages."""
         self._requests = requests
         self._workers = workers
         self._blocks = blocks

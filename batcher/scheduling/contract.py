@@ -153,5 +153,5 @@ class Scheduler(Protocol):
         return None
 
     def explain(self) -> dict[str, Any]:
-        """How batches are formed, why the last ones had their size, and what was learned; for msgpack."""
+        """How batches are formed, why the last ones had their size, and the learned figures; for msgpack."""
         return {"scheduler": "other", "reasons": [], "last_batches": []}

@@ -28,7 +28,7 @@ from shoal.deterministic import ALONE_KEY
 
 #: The least share of all requests' wait that waiting must save (ours): expectations are no promises.
 _GAIN = 0.05
-#: The share of the target reserved for what is not measured: the way to the client, slower executions (ours).
+#: The share of the target reserved for times that are not measured: the way to the client, slower executions (ours).
 _RESERVE = 0.1
 #: The time in ns within which a backlog should be worked off (simulated: with half a second, a growing load is noticed
 #: too late; the latency target itself would be too strict if it is short and requests come in bursts).
