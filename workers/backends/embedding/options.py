@@ -28,7 +28,7 @@ ERROR, ZEROS = "error", "zeros"
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """The look-up of one output: from which ids, in which table, and what is done with the rows."""
+    """The look-up of one output: from which ids, in which table, and how the rows are combined."""
 
     output: TensorSpec
     dims: tuple[int, ...]  # of a row; -1 = the table's
