@@ -435,7 +435,7 @@ class Supervisor:
         return not self._is_serving
 
     def _on_distrusted(self, message: from_batcher.ProcessDistrusted) -> None:
-        _log.error("the process with segment %d has written unreadable records, and is killed", message.owner)
+        _log.error("the process with segment %d has written unreadable records, and is no longer served", message.owner)
         self._kill_owner(message.owner)
 
     def _on_worker_retired(self, message: from_batcher.WorkerRetired) -> None:

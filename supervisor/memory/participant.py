@@ -36,7 +36,7 @@ class Participant:
     is_guest: bool = False  # the client is a user's process: it is never waited for, and sent little unasked
     is_late: bool = False  # a client that has not sent the batcher's successor its open requests and held replies yet
     model_id: int = 0  # the model of a worker, once it may be announced
-    demand: Demand | None = None  # what a worker takes of the rate limiter's resources, under --rate-limit
+    demand: Demand | None = None  # a worker's demand of the rate limiter's resources, under --rate-limit
     instance: int = 0  # a worker's pid, group and number, as in DeathDetail
     is_ready: bool = False  # batches may go to this worker
     is_retiring: bool = False  # no more batches go to this worker, and it ends when it has finished those it has

@@ -40,7 +40,7 @@ class Models:
         self.models: dict[ModelIdentifier, Model] = {}
         self._failures: dict[ModelIdentifier, object] = {}  # the circumstances under which the last load failed
 
-    # --- what a load request or a poll wants ---
+    # --- load requests and polls ---
 
     async def load_all(self, poll: PollResult) -> None:
         """Load every model of a poll; returns when each has loaded or failed."""

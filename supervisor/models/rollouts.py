@@ -77,7 +77,7 @@ class Rollouts:
     # --- what clients ask ---
 
     async def _ask(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked, if anything, and describe the model's rollout."""
+        """Carry out the request's action, if any, and describe the model's rollout."""
         model, action = self._models.get(arguments["model"]), arguments["action"]
         if action == "begin":
             await self.begin(model, read_plan(arguments["plan"]))

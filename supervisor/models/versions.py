@@ -142,7 +142,7 @@ class Versions:
     # --- messages to clients and batcher ---
 
     def announce(self, messages: Sequence[Message]) -> Future[None]:
-        """Send messages to front ends; done when all have applied them, and the batcher what it was sent before."""
+        """Send messages to front ends; done when all have applied them, and the batcher its earlier messages."""
         for served in tuple(self._served.values()):
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may end a version that is one of the ensemble's steps

@@ -71,7 +71,7 @@ class ShadowControl:
         self._found: dict[Pair, _Found] = {}
         self.verbs: dict[str, Verb] = {"shadow": self.shadow}
 
-    # --- what is mirrored ---
+    # --- mirrored pairs ---
 
     def on_models_changed(self) -> None:
         """Apply the configurations' rules after a change of models."""
@@ -167,7 +167,7 @@ class ShadowControl:
                     yield rule._replace(model=identifier.name)
                     break
 
-    # --- what came of it ---
+    # --- results ---
 
     def on_mirrored(self, message: RequestsMirrored) -> None:
         """Add the batcher's counts."""
