@@ -62,8 +62,7 @@ def take(root: Path, name: str, *, is_private: bool) -> Slot | None:
 
 
 def take_store_slot(store: Path, environ: Mapping[str, str]) -> Slot:
-    """A slot for archives that a server unpacks from TorchServe's model store. Raises UnavailableError where there is
-    none."""
+    """A slot for archives that a server unpacks from TorchServe's store. Raises UnavailableError if there is none."""
     given = environ.get(_TEMPORARY)
     root = Path(given, f"shoal-{os.getuid()}") if given else private_root()
     try:
