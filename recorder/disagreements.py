@@ -167,7 +167,7 @@ def _shown(tensors: Sequence[RecordedTensor]) -> list[dict[str, Any]]:
 
 
 def _values(tensor: RecordedTensor) -> list[Any]:
-    """The first values of a tensor, as JSON has them: texts are cut, what is no number is a text."""
+    """The first values of a tensor, as JSON has them: texts are cut, values that are no numbers are texts."""
     try:
         values = _array(tensor).ravel()[:MAX_VALUES].tolist()
     except (ShoalError, ValueError):
