@@ -29,7 +29,7 @@ class Tokens:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # Changed by admits: the file's identity when it was read, and what it had.
+        # Changed by admits: the file's identity when it was read, and its keys.
         self._seen: tuple[int, int, int] | None = None
         self._keys: dict[str, Any] = {}
 
