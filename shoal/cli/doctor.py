@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 def doctor(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Print what was found; returns the exit code."""
+    """Print the findings; returns the exit code."""
     return run_verb(_parser(), argv, _HELP, lambda arguments: _doctor(arguments, environ))
 
 
@@ -74,7 +74,7 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """A table of what was found, and below each row that needs it the advice."""
+    """A table of the findings, with advice below the rows that need it."""
     lines = table(["STATE", "SUBJECT", "FOUND"], [(row.state, row.subject, row.found) for row in rows]).splitlines()
     indent = " " * lines[0].index("FOUND")
     printed = [lines[0]]

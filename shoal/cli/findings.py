@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The names of all models of the repositories, and what is wrong with them, by model."""
+    """The names of all models of the repositories, and their findings, by model."""
 
     models: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -224,8 +224,7 @@ def _check_beside(
 
 
 def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[str, Config]) -> Iterator[Finding]:
-    """Check a configuration against the file's inputs and outputs; fields that are left open are taken from the
-    file."""
+    """Check a configuration against the file's inputs and outputs; open fields are taken from the file."""
     if file.is_dir():
         file = file / file.name
     try:

@@ -163,8 +163,7 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def _addresses(text: str) -> str:
-    """The lines that restrict a service to packets of these addresses; a comment if none is given. Raises
-    CommandLineError."""
+    """The lines that restrict a service to packets of these addresses, if any. Raises CommandLineError."""
     if not text:
         return "# Packets of all addresses: `shoal install-systemd --clients` leaves those of some."
     found = []

@@ -1,4 +1,4 @@
-"""The differences between what was recorded and what a replay answers. Pure."""
+"""The differences between recorded answers and a replay's. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

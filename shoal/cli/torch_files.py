@@ -82,8 +82,7 @@ def _tried(path: Path) -> Config:
 
 
 def exported(program: Any) -> Config:
-    """The tensors in the JSON of a torch.export program. Raises NoShapesError, or KeyError and its like for another
-    form."""
+    """The tensors in a torch.export program's JSON. Raises NoShapesError, or KeyError and its like for another form."""
     module, ranges = program["graph_module"], program["range_constraints"]
     signature, values = module["signature"], module["graph"]["tensor_values"]
     called = module["module_call_graph"][0]["signature"]

@@ -1,5 +1,4 @@
-"""The frame of verbs: parse the arguments, print the help, say what is wrong with the command, or what the server
-says."""
+"""The frame of verbs: parse the arguments, print the help, an error in the command, or the server's sentence."""
 
 import argparse
 import sys
