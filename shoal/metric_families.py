@@ -104,8 +104,7 @@ DURATIONS = _cells(
         )
     ]
 )
-#: Families of models that have the response cache enabled; not printed with --metrics-config=counter_latencies=false
-#: either.
+#: Families of models with a response cache; not printed with --metrics-config=counter_latencies=false either.
 MODEL_CACHE = _cells(
     ("nv_cache_num_hits_per_model", "cache_hit_count", "Number of cache hits per model", 1),
     ("nv_cache_hit_duration_per_model", "cache_hit_ns", "Total cache hit duration per model, in microseconds", _US),

@@ -173,7 +173,7 @@ def _wrong_texts(config: Config, wanted: Strategy) -> Iterator[str]:
 
 
 def faults_when_finished(config: Config) -> Iterator[str]:
-    """Check the tensors, and that the backend can do what is asked."""
+    """Check the tensors, and that the backend supports the settings."""
     wanted, name = strategy(config), config["name"]
     if wanted is None:
         return
