@@ -111,8 +111,7 @@ class Arrivals:
                 low = high = 0  # a canary's answers are not cached: they go with its version
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
-        is_alone = flags >= ALONE
-        if is_alone:
+        if flags >= ALONE:
             shape_key, flags = ALONE_KEY | key, flags & FLAGS
         if deadline_ns or self._deadline_ns or model.patience.limit_ns:
             model.heed_deadlines()
@@ -130,16 +129,23 @@ class Arrivals:
                 self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
                 self._send_cancel(key, model)
                 return
-        if is_alone and model.sequences is not None:
-            self._requests.fail(key, Reason.NOT_ALONE, now_ns, REJECTED)
-            return
+        if model.sequences is not None:
+            if shape_key >= ALONE_KEY:
+                self._requests.fail(key, Reason.NOT_ALONE, now_ns, REJECTED)
+                return
+            if self._resent is not None:
+                self._resent.append((start_ns, model, queued))
+                return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
-        if self._resent is not None and model.sequences is not None:
-            self._resent.append((start_ns, model, queued))
+        try:  # the body of _queue: a call would cost as much again
+            model.scheduler.add(queued, now_ns)
+        except (UnavailableError, SequenceError) as error:
+            self._requests.refuse(key, error, now_ns)
             return
-        self._queue(model, queued, now_ns)
+        self._counted.add(model)
+        self._awake[model.id] = model
         if IS_ARMED:
             reached("accepted")
 
