@@ -423,8 +423,24 @@ class Exchange:
                 ref >> OWNER_SHIFT == owner or self.blocks.check_named(worker, ref, may_be_gone=kind == layout.HAVE)
             ):
                 named.append(ref)
-            if kind == DONE:
-                self._finish(worker, record, now_ns)
+            if kind == DONE:  # a request's only response, or its end
+                _, key, _, status, _, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
+                running = worker.missing.pop(key, None)
+                if running is None:
+                    continue
+                if end != running.end_ns:  # computed once for all requests of a batch
+                    running.end_ns = end
+                    running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+                self._requests.answer(key, status, ref, header, running.compute, now_ns, 0, running)
+                running.num_missing = num_missing = running.num_missing - 1
+                if num_missing:
+                    worker.partly_answered = running
+                else:
+                    if worker.is_hungry:
+                        worker.end_shortage(ref)
+                    self._executions.finish(worker, running, running.compute, now_ns)
+                if IS_ARMED:
+                    reached("answered")
             elif kind == RESPONSE:
                 if (model := self._respond(worker, record, now_ns)) is not None:
                     self._send_cancel(record[D.KEY], model)
@@ -445,29 +461,6 @@ class Exchange:
                 if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
                     self.distrust(starver)
         return named
-
-    # --- a worker's batches: responses, and when the instance is free again ---
-
-    def _finish(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
-        """Handle a DONE: a request's only response, or its end."""
-        _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
-        running = worker.missing.pop(key, None)
-        if running is None:
-            return
-        if end != running.end_ns:  # computed once for all requests of a batch
-            running.end_ns = end
-            running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-        compute = running.compute
-        self._requests.answer(key, status, ref, header, compute, now_ns, 0, running)
-        running.num_missing = num_missing = running.num_missing - 1
-        if num_missing:
-            worker.partly_answered = running
-        else:
-            if worker.is_hungry:
-                worker.end_shortage(ref)
-            self._executions.finish(worker, running, compute, now_ns)
-        if IS_ARMED:
-            reached("answered")
 
     def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.
