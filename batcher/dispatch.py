@@ -141,9 +141,8 @@ class Dispatch:
         worker = self._workers[instance]
         missing, freed, push = worker.missing, worker.freed, worker.writer.push
         worker.num_batches = number = worker.num_batches + 1
-        count, has_more = len(requests), bool(missing)
-        running = RunningBatch(number, rows, count, worker, now_ns)
-        running.free_ns, running.ahead, worker.last = worker.free_ns, worker.last, running
+        count, is_next = len(requests), not missing
+        worker.last = running = RunningBatch(number, rows, count, worker, now_ns)
         if model.latest_ns is not None:
             running.overtaken = _overtaken(model.latest_ns, requests)
         if model.order is not None and model.order.begin([request.key for request in requests]):
@@ -158,7 +157,7 @@ class Dispatch:
             )  # fmt: skip
             push(item if model.sequences is None else (*item, request.flags, request.correlation))
         self._counted.add(model)
-        if has_more and instance not in self.busy and not worker.overlaps:
+        if not (is_next or instance in self.busy or worker.overlaps):
             self.busy[instance] = worker
         worker.must_ring = True
         self._written.add(worker)

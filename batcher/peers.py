@@ -289,10 +289,9 @@ class RunningBatch:
         self.number = number
         self.rows = rows
         self.num_missing = self.count = num_missing
-        self.worker = worker
         self.formed_ns = formed_ns
-        self.free_ns = 0
-        self.ahead: RunningBatch | None = None
+        self.worker = worker
+        self.free_ns, self.ahead = (0, None) if worker is None else (worker.free_ns, worker.last)
         self.overtaken: frozenset[int] = _NO_KEYS
         self.is_executed = False
         self.end_ns = -1
