@@ -78,8 +78,6 @@ class RingWriter:
                 raise RingFullError(f"all {self._capacity} records are unread")
         _PACK_INTO[len(record)](self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
-        if IS_ARMED:
-            reached("pushed")
 
     @property
     def num_first(self) -> int:

@@ -101,7 +101,7 @@ class Memory:
         #: Free a block of the slab or of an oversize segment.
         self.free: Callable[[int], None] = self._free
         #: Push a record to the batcher; visible to it after `publish`.
-        self.push: Callable[[Record], None] = writer.push
+        self.push: Callable[[Record], None] = self._push_reached if IS_ARMED else writer.push
         #: Make pushed records visible to the batcher, which reads them once rung, or earlier for another reason.
         self.publish: Callable[[], bool] = writer.publish
         #: Wake the batcher.
@@ -353,9 +353,14 @@ class Memory:
         self.ring()
         return True
 
+    def _push_reached(self, record: Record) -> None:
+        """Push a record, in a process with fault points."""
+        self._writer.push(record)
+        reached("pushed")
+
     def _push_locked(self, record: Record) -> None:
         with self.lock:
-            self._writer.push(record)
+            (self._push_reached if IS_ARMED else self._writer.push)(record)
             if len(record) > D.BLOCK:
                 self._reported.add(record[D.BLOCK])
 
