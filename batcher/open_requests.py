@@ -18,13 +18,13 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.scheduling.suspects import PoisonError
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.splits import Splits
-from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
+from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT, count_success
 from shoal.errors import InternalError, UnavailableError
 from shoal.finished_request import FinishedRequest
 from shoal.reasons import Reason, pack_poison, pack_times
 from shoal.shm import records
 from shoal.shm.counters import CELL
-from shoal.shm.layout import NUMBER_BITS, REPLY, Record
+from shoal.shm.layout import NUMBER_BITS, REPLY, P, Record
 from shoal.timing import Points
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
@@ -111,23 +111,22 @@ class OpenRequests(dict[int, OpenRequest]):
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
         # Before the reply, after which the request's block is the client's again; the trace is still known.
-        is_lent = False
+        reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
             self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
             if model.split_id and self._answer_in_split(key, request, status, ref, header, compute, now_ns, running):
                 return
             if model.mirror is not None and key not in self._responded:
-                is_lent = model.mirror.note(request, (status, ref, header, num_pieces), compute, now_ns, running)
+                answer = status, ref, header, num_pieces
+                if model.mirror.note(request, answer, compute, now_ns, running):
+                    reply = records.lent_reply_record(reply)
         if ref:
             self._holders.hold(ref, key)
-        reply: Record = (REPLY, number, status, ref, header)
         if num_pieces or client.traced:
             times = client.times(number, model, queue_ns, compute)
-            reply = records.traced_reply_record(number, status, ref, header, times, num_pieces)
+            reply = records.traced_reply_record(number, status, ref, header, times, num_pieces) + reply[P.IS_LENT :]
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns, running)
-        if is_lent:
-            reply = records.lent_reply_record(reply)
         if model.order is None:  # the body of _send: a call would cost as much again
             client.send(reply)
             self._written.add(client)
@@ -136,7 +135,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if status:
             statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
-            statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
+            count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
         if model.sharing is not None:
             is_only = bool(ref) and not status and key not in self._responded
             model.sharing.settle(model, key, (ref, header, num_pieces) if is_only else None, now_ns)

@@ -47,6 +47,7 @@ class Play:
         self.asked: dict[int, int] = {}  # number → block, which the client must not free yet
         self.lent = set[int]()
         self.returned = list[int]()
+        self.replies = list[tuple[int, ...]]()
         self.given: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
         self.now_ns = 10_000_000_000
 
@@ -81,6 +82,7 @@ class Play:
         for record in self.client.received():
             number = record[P.NUMBER]
             if record[0] == REPLY:
+                self.replies.append(record)
                 if record[P.IS_LENT]:
                     self.lent.add(number)
                 else:
@@ -148,6 +150,20 @@ def test_a_request_is_mirrored_by_reference_and_compared() -> None:
     assert compared.response.outputs[0].array().tolist() == [[6]]
     assert compared.compute_ns == 5
     assert play.counts() == {"mirrored": 1}
+    assert play.is_at_rest()
+
+
+def test_the_reply_to_a_traced_request_has_its_times_and_says_that_the_block_is_lent() -> None:
+    play = Play()
+    play.ask(1)
+    play.client.send(layout.TRACE, 1)
+    queued_ns, answered_ns = play.now_ns, play.now_ns + 5
+    play.answer(0)
+    (reply,) = play.replies
+    assert reply[P.QUEUE_START_NS] == queued_ns
+    assert reply[P.COMPUTE_START_NS : P.COMPUTE_END_NS + 1] == (queued_ns, queued_ns, answered_ns, answered_ns)
+    assert play.lent == {1}
+    play.answer(1)
     assert play.is_at_rest()
 
 
