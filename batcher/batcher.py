@@ -146,24 +146,23 @@ class Batcher:
             if busy and (events or exchange.may_miss_answers(time.monotonic_ns())):
                 sleep_s = min(sleep_s, SHORT_SLEEP_S)
             events = poller.poll(sleep_s, MAX_EVENTS)
-            rung_by: list[int] | None = []
+            rung_by = []
+            is_for_all = not events and sleep_s >= MAX_SLEEP_S
             for fd, _ in events:
-                owner = owners.get(fd)
-                if owner is not None:
-                    if fd in guests:
+                if (owner := owners.get(fd)) is not None:
+                    rung_by.append(owner)
+                    if guests and fd in guests:
                         guests[fd].clear()
-                    if rung_by is not None:
-                        rung_by.append(owner)
                 elif redis is not None and fd == redis.fd:
                     redis.is_ready = True
                 else:  # the supervisor, or the batcher's own bell: peers that have not rung are looked at, too
-                    rung_by = None
+                    is_for_all = True
                     if fd == control_fd:
                         self._receive()
             if self._is_taking_over:
                 continue
             now_ns = time.monotonic_ns()
-            exchange.step(now_ns, rung_by if events or sleep_s < MAX_SLEEP_S else None)
+            exchange.step(now_ns, None if is_for_all else rung_by)
             if now_ns >= look_ns:  # after the step, so that no request waits for this look
                 exchange.step(now_ns)
                 for model in exchange.models.values():
