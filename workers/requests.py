@@ -300,17 +300,19 @@ class RequestReader:
                 parsed, tensors = parse_request(layout, block, self._signature, open_lent, read_gpu, own_ref)
                 if len(layout) <= MAX_PARSED_BYTES and (parsed.is_plain or parsed.lent):
                     (self._lent_layouts if parsed.lent else self._layouts).keep(layout, parsed)
-        if parsed.targets:
+        if parsed.targets or parsed.stays:
             self._check_targets(parsed.targets, record[B.BLOCK])
         elif options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is parsed:
             self._parsed.keep(header, parsed)
         return Request(position, parsed, block, tensors, record, self._is_key_cancelled, options)
 
     def _check_targets(self, targets: Sequence[CudaTarget], block: int) -> None:
-        """Open the regions of outputs. Raises InternalError for a guest's, and as CudaRegions.check does."""
+        """Open the regions of outputs. Raises InternalError for a guest's request, which must not learn of memory on a
+        GPU either where outputs are to stay there, and as CudaRegions.check does."""
         if self._is_guests(block):
             raise InternalError(_NO_GUESTS)
-        self._cuda_regions().check(targets)
+        if targets:
+            self._cuda_regions().check(targets)
 
     @staticmethod
     def _refuse_gpu(*_input: object) -> memoryview:
