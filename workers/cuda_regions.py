@@ -68,9 +68,10 @@ class CudaRegions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by every method, under the lock: open handles by registration; ended registrations; the stream; this
-        # process's own pool, by its handle, which CUDA does not open here.
-        self._opened: dict[int, OpenHandle] = {}
+        # Changed by every method, under the lock: open handles by registration, each with its bytes, since a segment
+        # may name several pools; ended registrations; the stream; this process's own pool, by its handle, which CUDA
+        # does not open here.
+        self._opened: dict[int, tuple[bytes, OpenHandle]] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._stream: CudaStream | None = None
         self._own: dict[bytes, OpenHandle] = {}
@@ -127,10 +128,10 @@ class CudaRegions:
             self._ended[number] = None
             while len(self._ended) > _MAX_ENDED:
                 self._ended.popitem(last=False)
-            handle = self._opened.pop(number, None)
-        if handle is not None:
-            alive = weakref.ref(handle)
-            del handle
+            opened = self._opened.pop(number, None)
+        if opened is not None:
+            alive = weakref.ref(opened[1])
+            del opened
             if alive() is not None:
                 gc.collect()  # the traceback of a request's error may refer to it, in a cycle
 
@@ -152,11 +153,13 @@ class CudaRegions:
             place = unpack_place(packed)
         except ValueError as error:
             raise InternalError(f"a request header in shared memory is damaged: {error}") from error
-        handle = self._opened.get(place.number) or self._own.get(place.handle)
+        exported, handle = self._opened.get(place.number, (b"", None))
+        if handle is None or exported != place.handle:
+            handle = self._own.get(place.handle)
         if handle is None:
             handle = _open(place)
             if place.number not in self._ended:
-                self._opened[place.number] = handle
+                self._opened[place.number] = place.handle, handle
         if offset + nbytes > handle.nbytes and is_pool(place.number):
             raise InternalError(f"a tensor lies at {offset} + {nbytes} bytes of a worker's pool of {handle.nbytes}")
         if offset + nbytes > handle.nbytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.model_config.signature import Signature
 from shoal.request import CudaTarget
-from shoal.shm.cuda_regions import CudaPlace
+from shoal.shm.cuda_regions import CudaPlace, pool_number
 from shoal.workers import cuda_regions
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.loop import Loop
@@ -56,6 +56,17 @@ def test_two_registrations_of_one_memory_are_opened_and_closed_by_themselves(run
     assert bytes(regions.read(two, 63, 1)) == HELD[63:]
     regions.forget(2)
     assert not is_open(tmp_path, "a")
+
+
+def test_two_pools_that_one_segment_names_are_told_apart(runtime: Any, tmp_path: Path) -> None:
+    """A process of several instances has a pool for each, and one segment for the calls of all."""
+    regions, number = CudaRegions(), pool_number(7)
+    one, two = place(tmp_path, "a", number), place(tmp_path, "b", number, HELD[::-1])
+    for _ in range(2):
+        assert bytes(regions.read(one, 0, 4)) == HELD[:4]
+        assert bytes(regions.read(two, 0, 4)) == HELD[:-5:-1]
+    regions.forget_pool(7)
+    assert [is_open(tmp_path, name) for name in "ab"] == [False, False]
 
 
 def test_a_late_request_opens_what_has_ended_for_itself(runtime: Any, tmp_path: Path) -> None:

@@ -97,9 +97,11 @@ class PythonBackend(Backend):
             self._runtime.end(parents)
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
-        """Leave outputs on the GPU in the pool, and let the model's calls of other models pass tensors on the GPU."""
+        """Leave outputs on the GPU in the pool, and let the model's calls of other models pass tensors on the GPU. The
+        calls of all instances of a process come from one place in the star, and use the first instance's pool."""
         Tensor._outgoing = outgoing
-        self._runtime.gpu = GpuCalls(pool, regions)
+        if self._first is None:
+            self._runtime.gpu = GpuCalls(pool, regions)
 
     @property
     def takes_gpu_tensors(self) -> bool:

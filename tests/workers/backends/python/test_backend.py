@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from triton_python_backend_utils import Tensor
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
@@ -16,6 +17,8 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python import PythonBackend
 from shoal.workers.backends.python.bls import NO_PARENTS, current_parents
+from shoal.workers.cuda_regions import CudaRegions
+from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.loop import Loop
 from tests.workers.worker_harness import CPU, Batcher, model_config, strings, tensor_config
 
@@ -359,3 +362,20 @@ return [Broken()]
 def test_a_request_fails(ask: Any, body: str, options: dict[str, Any], sentence: str) -> None:
     ((status, said),) = ask(body, **options)
     assert (status, sentence in said) == (2, True)
+
+
+def test_calls_of_all_instances_of_a_process_use_the_first_ones_pool(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come from one place in the star, whose gone segments only that instance's regions hear of."""
+    monkeypatch.setattr(Tensor, "_outgoing", Tensor._outgoing)
+    _, first = serve("return []")
+    other, version = first.of_another_thread(), tmp_path / "m" / "1"
+    made = model_config(INPUTS, OUTPUTS, max_batch_size=0, backend="python")
+    other.load(BackendModel("m", 1, "m_0_1", str(version), str(version / "model.py"), made, {}), CPU)
+    pools = [GpuPool(0, 4096), GpuPool(0, 4096)]
+    for backend, pool in zip((first, other), pools, strict=True):
+        backend.keep_outputs_on_gpu(pool, CudaRegions)
+    assert other._runtime is first._runtime
+    assert first._runtime.gpu is not None
+    assert first._runtime.gpu._pool is pools[0]
