@@ -50,12 +50,23 @@ from shoal.workers.warmup import warm_up
 _log = logging.getLogger("shoal.workers.worker")
 
 
+#: The memory of the instances that this process serves, which a process that their model forks leaves. Changed by
+#: `serve`; a function that is registered with `os` for each would keep it for as long as the process lives.
+_mapped: set[Memory] = set()
+
+
+def _leave_memory() -> None:
+    for memory in _mapped:
+        memory.leave()
+
+
 def main() -> int:
     """Run a worker from start to end. Returns its exit status."""
     die_with_parent()
     faulthandler.enable()
     fault.install("worker")
     ignore_group_signals()
+    os.register_at_fork(after_in_child=_leave_memory)
     try:
         with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:
             serve(channel)
@@ -92,7 +103,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
     if granted is not None:
         log.configure(**granted.log)
         memory = map_memory(granted, WorkerOversizeBlocks(channel))
-        os.register_at_fork(after_in_child=memory.leave)
+        _mapped.add(memory)
         channel.send(MemoryMapped())
         may_run_again = order.may_run_again
         if order.gpu_pool_nbytes and auditor is None:  # an auditor compares answers in host memory
@@ -103,7 +114,10 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
         loop.auditor = auditor
         threads = InstanceThreads(lambda channel: serve(channel, backend))
         loop.start_instance = threads.start
-        loop.run(channel, reporter)
+        try:
+            loop.run(channel, reporter)
+        finally:
+            _mapped.discard(memory)
         threads.join()
     backend.unload()
     if reporter is not None:

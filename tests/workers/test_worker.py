@@ -1,9 +1,11 @@
 """A worker process, from exec to exit; the test plays its supervisor."""
 
+import gc
 import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from shoal import log
 from shoal.control import Channel, Listener
 from shoal.messages.from_worker import MemoryMapped, ModelIOFound, ModelLoaded, WorkerConnected
 from shoal.messages.message import Message
 from shoal.messages.shared import Acknowledged, Refused, SegmentAnnounced
 from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
+from shoal.workers.backends.identity import IdentityBackend
+from shoal.workers.memory import Memory
+from shoal.workers.worker import serve
 from tests.messages import receive
 from tests.workers.worker_harness import Batcher, model_config, tensor_config
 
@@ -25,6 +31,27 @@ ROOT = Path(__file__).parents[2]
 #: Generous: a worker's imports take a busy machine seconds.
 DEADLINE_S = 60.0
 CORE = min(os.sched_getaffinity(0))
+
+
+def order(config: dict[str, Any], *, final: bool = True, file: str = "") -> LoadModel:
+    """The message by which a worker loads the model."""
+    return LoadModel(
+        name="m",
+        version=1,
+        version_dir=os.path.dirname(file),
+        model_file=file,
+        config=config,
+        is_config_final=final,
+        may_run_again=True,
+        instance_name="m_0_0",
+        kind="KIND_CPU",
+        device_id=0,
+        gpu=0,
+        gpu_pool_nbytes=0,
+        cores=[CORE],
+        backend_config={},
+        log={"log_verbose": 0},
+    )
 
 
 class Supervised:
@@ -55,25 +82,7 @@ class Supervised:
         self.channel.setblocking(True)
 
     def load(self, config: dict[str, Any], *, final: bool = True, file: str = "") -> None:
-        self.channel.send(
-            LoadModel(
-                name="m",
-                version=1,
-                version_dir=os.path.dirname(file),
-                model_file=file,
-                config=config,
-                is_config_final=final,
-                may_run_again=True,
-                instance_name="m_0_0",
-                kind="KIND_CPU",
-                device_id=0,
-                gpu=0,
-                gpu_pool_nbytes=0,
-                cores=[CORE],
-                backend_config={},
-                log={"log_verbose": 0},
-            )
-        )
+        self.channel.send(order(config, final=final, file=file))
 
     def receive(self) -> Message:
         message: Message = receive(self.channel)[0]
@@ -183,3 +192,25 @@ def test_the_supervisors_end_is_the_workers(worker: Supervised) -> None:
     worker.channel.close()
     status, _, complaints = worker.end()
     assert (status, complaints) == (1, "")
+
+
+def test_an_instance_that_has_ended_leaves_no_memory_in_the_process(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instances of a process come and go with the load, as threads."""
+    monkeypatch.setattr(log, "configure", lambda **_: None)  # of the test's own process
+    before = [each for each in gc.get_objects() if isinstance(each, Memory)]
+    first = IdentityBackend()
+    thread = threading.Thread(target=serve, args=(batcher.worker_channel, first))
+    thread.start()
+    own, link = batcher.descriptors
+    for message in (
+        order(identity()),
+        MemoryGranted(log={}, segment=own, link=link, bell=batcher.worker_bell.fd, batcher_bell=batcher.bell.fd),
+        StopWorker(),
+    ):
+        batcher.supervisor.send(message)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    gc.collect()
+    assert [each for each in gc.get_objects() if isinstance(each, Memory) and each not in before] == []
