@@ -5,7 +5,7 @@ for the reading of files; without numpy until an array is wanted.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -230,12 +230,15 @@ def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTen
     )  # fmt: skip
 
 
-def batches(requests: Sequence[RecordedRequest]) -> list[list[RecordedRequest]]:
+def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> list[list[RecordedRequest]]:
     """The requests by the batch in which they were executed, each batch in its order; those that were not executed,
-    each alone. In the order of the batches' first requests. A request that was executed again is in two."""
+    each alone. In the order of the batches' first requests. A request that was executed again is in two. With `most`,
+    requests are read only up to the one that begins a further batch."""
     found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
         identity = (request.number,) if request.company is None else request.company.identity
+        if len(found) == most and identity not in found:
+            break
         found[identity].append(request)
     return [sorted(each, key=_position) for each in found.values()]
 

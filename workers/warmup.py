@@ -120,18 +120,19 @@ def _recorded_batches(filename: str, model: BackendModel, signature: Signature) 
 
     path = _inside(filename, f"the recording '{filename}' of {RECORDING} in model '{model.name}'", model)
     most_rows = max(1, signature.max_batch_size)
+    answered = (
+        each
+        for each in islice(Recording(path), MAX_RECORDED)
+        if each.model == model.name and each.outcome is Outcome.OK and each.sequence == (0, 0)
+    )
     try:
-        answered = [
-            each
-            for each in islice(Recording(path), MAX_RECORDED)
-            if each.model == model.name and each.outcome is Outcome.OK and each.sequence == (0, 0)
-        ]
+        found = batches(answered, MAX_RECORDED_BATCHES)  # and so the tensors of no more
     except OSError as error:
         raise InternalError(f"failed to open the recording {path}: {error.strerror}") from error
-    if not answered:
+    if not found:
         raise InvalidArgumentError(f"the recording {path} has no answered request to model '{model.name}'")
     reader = RequestReader(signature)
-    for batch in batches(answered)[:MAX_RECORDED_BATCHES]:
+    for batch in found:
         rows = accumulate([each.rows for each in batch])
         fitting = [each for each, until in zip(batch, rows, strict=True) if until <= most_rows]
         try:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from shoal.model_config.checks import check
 from shoal.model_config.normalise import normalise
 from shoal.model_config.signature import Signature
 from shoal.recorder.entry import Outcome
+from shoal.recorder.recorded import RecordedRequest, Recording
 from shoal.recorder.segment_file import file_head, pack_frame
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend
@@ -298,6 +299,23 @@ def test_a_recording_runs_in_the_batches_that_were_recorded(directory: Path) -> 
     run(directory, recorded(directory, *entries) + sample("zero_data: true"), backend)
     one = {"X": [[1, 2]]}
     assert backend.batches == [[{"X": [[0, 0]]}], [one], [one, one]]
+
+
+def test_of_a_long_recording_only_the_first_batches_are_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of requests has more bytes of tensors than the machine has memory."""
+    monkeypatch.setattr("shoal.workers.warmup.MAX_RECORDED_BATCHES", 3)
+    backend, read, whole = Noting(x_to_y), list[int](), Recording.__iter__
+
+    def noted(recording: Recording) -> Iterator[RecordedRequest]:
+        for each in whole(recording):
+            read.append(each.key)
+            yield each
+
+    monkeypatch.setattr(Recording, "__iter__", noted)
+    named = recorded(directory, *[asked(key, batch=key // 2, position=key % 2) for key in range(40)])
+    run(directory, named, backend)
+    assert [len(batch) for batch in backend.batches] == [2, 2, 2]
+    assert read == list(range(7))
 
 
 def test_a_recorded_batch_runs_as_far_as_the_model_takes_it(directory: Path) -> None:
