@@ -95,22 +95,23 @@ class Poison:
 
     def note_death(self, worker: WorkerPeer, begun: int, reason: Reason, detail: int, now_ns: int) -> None:
         """Note that an instance died, which had begun its batches up to the number `begun`. What the other instances
-        of its process were executing is noted with that."""
+        of its process were executing is noted with that, unless the death does not count: that of another of them may,
+        which was killed because it was over its limit."""
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)
             return
         model = worker.model
-        keys = [key for key, running in worker.missing.items() if running.number <= begun]
-        if has_died_with_others(reason, detail):
-            for each in self._sharing(worker):
-                self._noted.add(each.owner)
-                keys += [key for key, running in each.missing.items() if running.number == each.batch_executing]
         if model.trials is not None:
             model.trials.died()
         if reason not in _COUNTED or (
             reason is Reason.INSTANCE_DIED and DeathDetail.unpack(detail).code in _FROM_OUTSIDE
         ):
             return
+        keys = [key for key, running in worker.missing.items() if running.number <= begun]
+        if has_died_with_others(reason, detail):
+            for each in self._sharing(worker):
+                self._noted.add(each.owner)
+                keys += [key for key, running in each.missing.items() if running.number == each.batch_executing]
         contents = [content for key in keys if (content := self.read(key)) is not None]
         if not contents:
             return

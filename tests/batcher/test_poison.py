@@ -282,3 +282,26 @@ def test_a_request_beside_others_in_the_threads_of_a_process_is_not_laid_their_d
     assert not clinic.star.reports()
     assert clinic.model.trials is not None
     assert sorted(each.num_deaths for each in clinic.model.trials.suspects._suspects.values()) == [1, 1, 2]
+
+
+def test_the_instance_over_its_limit_counts_whichever_of_its_process_is_reported_first() -> None:
+    """The process was killed for it, which says nothing about what the other instances were executing."""
+    clinic = Clinic()
+    for round_ in (1, 2):
+        first, second = clinic.worker, clinic.start()
+        for thread in (first, second):
+            clinic.star.exchange.workers[thread.owner].instance = DeathDetail(17 + round_, 0, 0, 0).pack()
+        clinic.ask(2 * round_ - 1, INNOCENT)
+        clinic.ask(2 * round_, POISON)
+        for thread in (first, second):
+            thread.begin(thread.received()[0][B.BATCH])
+        killed = DeathDetail(17 + round_, 0, 0, -signal.SIGKILL & 0xFFFF | SHARED_PROCESS).pack()
+        clinic.star.exchange.remove_worker(first.owner, clinic.now_ns, Reason.INSTANCE_DIED, killed)
+        over = DeathDetail(17 + round_, 0, 0, 500).pack()
+        clinic.star.exchange.remove_worker(second.owner, clinic.now_ns, Reason.EXECUTION_LIMIT, over)
+        clinic.worker = clinic.start()
+        clinic.step()
+    assert clinic.model.trials is not None
+    assert [each.num_deaths for each in clinic.model.trials.suspects._suspects.values()] == [2]
+    clinic.ask(5, POISON)
+    assert clinic.outcomes()[5] is Reason.POISON
