@@ -22,10 +22,11 @@ from shoal.fault import IS_ARMED, reached
 from shoal.request import Parameters, unpack_response
 from shoal.shm.layout import NO_BLOCK, pack_span, unpack_span
 from shoal.shm.slab import Block
+from shoal.star.validation import log_prefix
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, OutputLayout, OutputLayouts
-from shoal.workers.requests import Request, Share, is_wanted, log_prefix
+from shoal.workers.requests import Request, Share, is_wanted
 from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender, WarmupResponseSender
 from shoal.workers.response_sender import WrittenResponseSender as Written
 from shoal.workers.sentences import sentence_bytes

@@ -17,9 +17,10 @@ from shoal.errors import InternalError
 from shoal.model_config.messages import Config
 from shoal.model_config.ragged_batching import Strategy, following_outputs, length_axes, lengths, mask
 from shoal.model_config.signature import Signature
+from shoal.star.validation import log_prefix
 from shoal.workers.answers import Answers, lacks_rows
 from shoal.workers.ragged import RaggedBatches
-from shoal.workers.requests import Request, log_prefix
+from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
 

@@ -17,8 +17,9 @@ from shoal.datatypes import BY_CONFIG_NAME, Datatype, format_shape
 from shoal.errors import UnsupportedError
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
+from shoal.star.validation import log_prefix
 from shoal.workers.answers import Answers, lacks_rows
-from shoal.workers.requests import Request, log_prefix
+from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
 #: The shapes of one input in each request of the batch.

@@ -497,8 +497,3 @@ def failure_fields(requests: Sequence[Request]) -> dict[str, str | int]:
     if ids := [request.id for request in requests if request.id]:
         fields["request_id"] = ", ".join(ids[:MAX_LOGGED_IDS])
     return fields
-
-
-def log_prefix(request_id: str) -> str:
-    """Triton's beginning of a sentence about one request."""
-    return f"[request id: {request_id or '<id_unknown>'}] "

@@ -16,11 +16,12 @@ from shoal.errors import InternalError, ShoalError, UnsupportedError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
+from shoal.star.validation import log_prefix
 from shoal.workers.answers import Answers
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.ragged import RaggedBatches
-from shoal.workers.requests import Request, Stage, gather, log_prefix, why_not_joined
+from shoal.workers.requests import Request, Stage, gather, why_not_joined
 from shoal.workers.tensors import Array
 
 
