@@ -247,7 +247,7 @@ class StarClient:
             return refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
         nbytes, ref = len(block), reply.tensors_ref
         outgoing = request.outgoing
-        if self._held_nbytes + nbytes > MAX_HELD_NBYTES and not outgoing.holds_response:
+        if self._held_nbytes + nbytes > MAX_HELD_NBYTES and not outgoing.is_on_gpu:
             held, ref = HeldBlock((nbytes,), np.uint8, bytes(whole(block))), 0
             self._unused.append((reply.number, reply.part, 0))
         else:

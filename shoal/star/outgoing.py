@@ -3,22 +3,26 @@
     0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
 
 A tensor by reference lies in another request's or process's block, which must stay until the request has been answered.
+Of a tensor on a GPU its place is copied (shoal/request.py), or named where it lies.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from shoal.datatypes import Datatype
 from shoal.errors import InvalidArgumentError
 from shoal.request import (
+    PLACED,
     InferRequest,
     InferResponse,
     LentTensorRef,
     Parameters,
+    Stay,
     TensorRef,
     pack_request,
+    unpack_placed_response,
     unpack_response,
 )
 from shoal.shm.layout import NO_BLOCK, pack_span
@@ -63,8 +67,15 @@ class OutgoingRequest:
     shapes: Sequence[tuple[int, ...]]
     rows: int
     shape_key: int
-    #: Whether a response's block is held, however large it is: no copy can take its place.
-    holds_response: ClassVar[bool] = False
+    #: By input, of those on a GPU: the place in the sender's pool, packed, or b"" if a block by reference has it.
+    places: Mapping[str, bytes] = field(default_factory=dict)
+    stays: tuple[Stay, ...] = ()  # outputs that may stay on a GPU
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether tensors of the request or its response lie on a GPU: then a block has their places, and no copy of
+        the block takes its place."""
+        return bool(self.places or self.stays)
 
     @property
     def refs(self) -> frozenset[int]:
@@ -74,34 +85,37 @@ class OutgoingRequest:
     @property
     def nbytes(self) -> int:
         """The bytes that `write` needs; at most a few hundred more than it uses."""
-        ask = self.ask
+        ask, places = self.ask, self.places
         tensors = [
-            (each.name, len(shape), len(each.data) if each.ref == NO_BLOCK else 0)
+            (each.name, len(shape), 0 if each.ref != NO_BLOCK else len(places.get(each.name) or each.data))
             for each, shape in zip(ask.inputs, self.shapes, strict=True)
         ]
-        return block_nbytes(ask.id, ask.correlation_id, tensors, ask.outputs, ask.parameters)
+        stays = sum([16 + 4 * len(each.name) for each in self.stays])
+        return block_nbytes(ask.id, ask.correlation_id, tensors, ask.outputs, ask.parameters) + stays
 
     def write(self, memory: memoryview) -> int:
         """Write tensors and header into a block of at least `nbytes` bytes. Returns the header's span."""
         ask, offset = self.ask, 0
         refs: list[TensorRef | LentTensorRef] = []
         for (name, datatype, _, data, ref, elsewhere), shape in zip(ask.inputs, self.shapes, strict=True):
-            nbytes = len(data)
+            nbytes, place = len(data), self.places.get(name)  # of a tensor on a GPU, only the size of the data counts
+            wire = datatype.wire if place is None else datatype.wire | PLACED
             if ref != NO_BLOCK:
-                refs.append(LentTensorRef(name, datatype.wire, shape, elsewhere, nbytes, ref))
+                refs.append(LentTensorRef(name, wire, shape, elsewhere, nbytes, ref))
                 continue
-            memory[offset : offset + nbytes] = data
-            refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
-            offset += aligned(nbytes)
+            written = place or data
+            memory[offset : offset + len(written)] = written
+            refs.append(TensorRef(name, wire, shape, offset, nbytes))
+            offset += aligned(len(written))
         sequence = ask.correlation_id, ask.flags
         inputs = cast("tuple[TensorRef, ...]", tuple(refs))
-        header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence))
+        header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence, self.stays))
         memory[offset : offset + len(header)] = header
         return pack_span(offset, len(header))
 
     def unpack(self, header: bytes, block_nbytes: int) -> InferResponse:
         """A response to the request, checked. Raises InternalError if it is malformed."""
-        return unpack_response(header, block_nbytes)
+        return (unpack_placed_response if self.is_on_gpu else unpack_response)(header, block_nbytes)
 
 
 def check(entry: ModelEntry, ask: RawRequest) -> OutgoingRequest:

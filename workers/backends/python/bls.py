@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from shoal.shm.layout import NO_BLOCK
 from shoal.star.client import HeldResponse, StarClient
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Input, RawRequest, check
-from shoal.workers.backends.python.gpu_calls import GpuCall, GpuCalls
+from shoal.workers.backends.python.gpu_calls import GpuCalls
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class BlsCall:
             outgoing = check(self._entry, self._ask())
             if self._gpu is not None:
                 stays = () if self._decoupled else self._gpu.stays(self._entry, self._request)
-                outgoing = GpuCall.of(outgoing, self._places, stays) if self._places or stays else outgoing
+                outgoing = replace(outgoing, places=self._places, stays=stays)
             if not self._refs:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)

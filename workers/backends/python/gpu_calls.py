@@ -5,9 +5,8 @@ as one in host memory is, any other is copied into this worker's own pool, where
 stay on the GPU if the call prefers that (`PreferredMemory`). All else goes through host memory. Runs in a worker.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from collections.abc import Callable
+from typing import cast
 
 from triton_python_backend_utils import Tensor
 from triton_python_backend_utils.model_request import TRITONSERVER_MEMORY_GPU, ModelRequest
@@ -15,22 +14,11 @@ from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BYTES, Datatype
 from shoal.model_config.gpu_tensors import gpu_of_inputs
-from shoal.request import (
-    PLACED,
-    PLACED_NBYTES,
-    InferRequest,
-    InferResponse,
-    LentTensorRef,
-    Stay,
-    TensorRef,
-    pack_request,
-    unpack_placed,
-    unpack_placed_response,
-)
+from shoal.request import Stay, unpack_placed
 from shoal.shm.cuda_regions import place_in_pool
-from shoal.shm.layout import NO_BLOCK, pack_span, ref_owner
+from shoal.shm.layout import ref_owner
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Input, OutgoingRequest, aligned
+from shoal.star.outgoing import Input
 from shoal.workers.backends.device_input import DeviceInput
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.gpu_answers import DeviceOutput
@@ -46,55 +34,6 @@ def outgoing(tensor: Tensor) -> "Array | DeviceOutput":
     return DeviceOutput(
         there.address, tensor._shape, tensor._datatype.dtype, there.nbytes, tensor._host, (there, tensor)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuCall(OutgoingRequest):
-    """A call some of whose tensors are on the GPU, or whose outputs may stay there. `places` has, by input, the place
-    of one in the caller's pool, or b"" for one whose place another block has."""
-
-    places: Mapping[str, bytes] = field(default_factory=dict)
-    stays: tuple[Stay, ...] = ()
-    #: The response's block has places, so no copy of it takes its place.
-    holds_response: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, call: OutgoingRequest, places: Mapping[str, bytes], stays: tuple[Stay, ...]) -> "GpuCall":
-        """A checked call, with what concerns the GPU."""
-        return cls(call.entry, call.ask, call.shapes, call.rows, call.shape_key, places, stays)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that `write` needs, or more."""
-        stays = sum([16 + 4 * len(each.name) for each in self.stays])
-        # A tensor that is placed has a range as its data; it would count with all its bytes.
-        copied = sum([aligned(len(each.data)) for each in self.ask.inputs if self.places.get(each.name)])
-        whole: int = OutgoingRequest.nbytes.__get__(self)
-        return whole - copied + len(self.places) * aligned(PLACED_NBYTES) + stays + 16
-
-    def write(self, memory: memoryview) -> int:
-        """Write tensors, places and header into a block of at least `nbytes` bytes. Returns the header's span."""
-        ask, offset = self.ask, 0
-        refs: list[TensorRef | LentTensorRef] = []
-        for (name, datatype, _, data, ref, elsewhere), shape in zip(ask.inputs, self.shapes, strict=True):
-            place = self.places.get(name)
-            wire, nbytes = datatype.wire if place is None else datatype.wire | PLACED, len(data)
-            if ref != NO_BLOCK:
-                refs.append(LentTensorRef(name, wire, shape, elsewhere, nbytes, ref))
-                continue
-            written = data if place is None else place
-            memory[offset : offset + len(written)] = written
-            refs.append(TensorRef(name, wire, shape, offset, nbytes))
-            offset += aligned(len(written))
-        sequence = ask.correlation_id, ask.flags
-        inputs = cast("tuple[TensorRef, ...]", tuple(refs))
-        header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence, self.stays))
-        memory[offset : offset + len(header)] = header
-        return pack_span(offset, len(header))
-
-    def unpack(self, header: bytes, block_nbytes: int) -> InferResponse:
-        """The response, with tensors on the GPU. Raises InternalError if it is malformed."""
-        return unpack_placed_response(header, block_nbytes)
 
 
 class GpuCalls:
