@@ -6,12 +6,13 @@ request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from shoal.datatypes import BYTES
 from shoal.request import PLACED, Parameters
 from shoal.workers.answers import WrittenAnswers
-from shoal.workers.gpu_pool import GpuPool, PoolPart
+from shoal.workers.gpu_pool import PoolPart
 from shoal.workers.plans import PLACE_STRIDE, Column, OutputLayout
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array, Output
@@ -19,9 +20,9 @@ from shoal.workers.tensors import Array, Output
 
 class DeviceOutput:
     """An output of a backend in its own memory on the GPU: its elements one behind the other, in C order, as they are
-    when all work on the GPU so far is done."""
+    when all work on the GPU so far is done. Has those properties of an array by which answers are laid out."""
 
-    __slots__ = ("_keep", "address", "dtype", "host", "nbytes", "shape")
+    __slots__ = ("_keep", "address", "dtype", "host", "nbytes", "part", "shape")
 
     def __init__(
         self, address: int, shape: tuple[int, ...], dtype: Any, nbytes: int, host: Callable[[], Array], keep: object
@@ -33,18 +34,8 @@ class DeviceOutput:
         self.nbytes = nbytes
         self.host = host
         self._keep = keep
-
-
-class KeptOutput:
-    """An output that stays on the GPU, with those properties of an array by which answers are laid out."""
-
-    __slots__ = ("dtype", "nbytes", "part", "shape")
-
-    def __init__(self, part: PoolPart, source: DeviceOutput) -> None:
-        self.part = part
-        self.shape = source.shape
-        self.dtype = source.dtype
-        self.nbytes = source.nbytes
+        #: Where the output stays in the worker's pool. Set by GpuAnswers.
+        self.part: PoolPart | None = None
 
     @property
     def ndim(self) -> int:
@@ -53,15 +44,6 @@ class KeptOutput:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def places(self, pool: GpuPool, requests: Sequence[Request]) -> bytes:
-        """A place for each request's rows, as the block has them."""
-        rows = [request.parsed.rows for request in requests]
-        row_nbytes, start, places = self.nbytes // max(1, sum(rows)), 0, []
-        for each in rows:
-            places.append(pool.place(self.part, start * row_nbytes).ljust(PLACE_STRIDE, b"\0"))
-            start += each
-        return b"".join(places)
 
 
 class GpuAnswers(WrittenAnswers):
@@ -91,7 +73,7 @@ class GpuAnswers(WrittenAnswers):
             settled[name] = array
         super().add_batch(requests, settled)
 
-    def _settled(self, requests: Sequence[Request], name: str, output: DeviceOutput) -> "KeptOutput | Array":
+    def _settled(self, requests: Sequence[Request], name: str, output: DeviceOutput) -> "DeviceOutput | Array":
         """An output where it is to be read: in the pool, or in host memory."""
         pool, plans = self._memory.gpu_pool, self._plans
         if (
@@ -101,7 +83,8 @@ class GpuAnswers(WrittenAnswers):
             and all(request.parsed.stays.get(name) == pool.gpu for request in requests)
             and (part := pool.keep(output.address, output.nbytes)) is not None
         ):
-            return KeptOutput(part, output)
+            output.part = part
+            return output
         return output.host()
 
     def _plan(
@@ -113,7 +96,7 @@ class GpuAnswers(WrittenAnswers):
     ) -> OutputLayout:
         given: Sequence[Any] = pieces or (None,) * len(columns)
         marked = [
-            (name, wire | PLACED if isinstance(piece, KeptOutput) else wire, shape, nbytes)
+            (name, wire | PLACED if type(piece) is DeviceOutput else wire, shape, nbytes)
             for (name, wire, shape, nbytes), piece in zip(columns, given, strict=True)
         ]
         return super()._plan(requests, marked, pieces, parameters)
@@ -135,11 +118,15 @@ class GpuAnswers(WrittenAnswers):
         assert pool is not None, "an instance without a pool has WrittenAnswers"
         for number, (layout, columns, pieces, requests) in enumerate(self._added):
             put: list[Array | bytes] = []
+            rows = list(accumulate([request.parsed.rows for request in requests], initial=0))
             for piece in pieces:
                 kept: Any = piece
-                if isinstance(kept, KeptOutput):
+                if type(kept) is DeviceOutput:
+                    assert kept.part is not None, "otherwise its copy on the host was added"
                     parts.append(kept.part)
-                    piece = kept.places(pool, requests)
+                    row_nbytes = kept.nbytes // max(1, rows[-1])
+                    places = [pool.place(kept.part, start * row_nbytes) for start in rows[:-1]]
+                    piece = b"".join([each.ljust(PLACE_STRIDE, b"\0") for each in places])
                 put.append(piece)
             self._added[number] = layout, columns, put, requests
         return tuple(parts)
