@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
+from shoal.workers.backends.pytorch.backend import TYPES
 
 #: Sizes of images that are tried, the commonest first; tokens of a text, and samples of a sound or a series (ours).
 _SIDES, _TOKENS, _LENGTHS = (224, 32, 28, 64, 128, 256, 299, 8, 16, 384, 512), 16, (16, 128, 1024, 16_000)
@@ -20,12 +21,6 @@ _SIDES, _TOKENS, _LENGTHS = (224, 32, 28, 64, 128, 256, 299, 8, 16, 384, 512), 1
 _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, torch.jit.Error)
 #: The most arguments that are tried: all get one shape (ours).
 _MOST_ARGUMENTS = 4
-_NAMES = {
-    torch.bool: "BOOL", torch.uint8: "UINT8", torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32",
-    torch.int64: "INT64", torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64",
-    torch.bfloat16: "BF16",
-}  # fmt: skip
-
 Shape = tuple[int, ...]
 
 
@@ -93,12 +88,12 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
                     if one != other:
                         outputs[name][number] = f"d{position}"
     is_batch = all(dims[:1] == ["d0"] for dims in (inputs, *outputs.values()))
-    datatypes = {name: _NAMES.get(tensor.dtype) for name, tensor in first.items()}
+    datatypes = {name: TYPES.get(tensor.dtype) for name, tensor in first.items()}
     if None in datatypes.values():
         raise NoShapesError("a result has a datatype that Triton's protocol does not have")
     return {
         "max_batch_size": DEFAULT_MAX_BATCH_SIZE if is_batch else 0,
-        "inputs": [(name, _NAMES[base.dtype], inputs) for name in names],
+        "inputs": [(name, TYPES[base.dtype], inputs) for name in names],
         "outputs": [(name, datatypes[name], dims) for name, dims in outputs.items()],
     }
 

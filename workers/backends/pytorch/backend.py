@@ -35,8 +35,8 @@ from shoal.workers.warmup import smallest_inputs
 
 _log = logging.getLogger(__name__)
 
-# PyTorch's types; types that are missing here have no Triton datatype.
-_TYPES = {
+#: PyTorch's types and the names of their datatypes; types that are missing here have none.
+TYPES = {
     torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
     torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.int64: "INT64",
     torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16",
@@ -244,7 +244,7 @@ class PytorchBackend(BatchedBackend):
 
     @staticmethod
     def _check_output(name: str, value: torch.Tensor, datatype: Datatype) -> None:
-        provided = f"TYPE_{_TYPES.get(value.dtype, value.dtype)}"
+        provided = f"TYPE_{TYPES.get(value.dtype, value.dtype)}"
         if provided != datatype.config_name:
             raise InvalidArgumentError(
                 f"configuration expects datatype {datatype.config_name} for output '{name}', model provides {provided}"
