@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,26 +73,6 @@ def _between(one: RequestOutput, other: RequestOutput) -> Difference:
     first, second = (as_numbers(np.frombuffer(each.data, datatype.dtype), datatype) for each in (one, other))
     found = distances(first, second)
     return Difference(found.max_absolute, found.max_relative)
-
-
-class DriftCounts(Protocol):
-    """The counts of an auditor."""
-
-    def audited(self) -> None:
-        """Count a request that was executed alone and compared."""
-        ...
-
-    def changed(self, difference: Difference) -> None:
-        """Count a request whose answer company has changed."""
-        ...
-
-    def unsteady(self) -> None:
-        """Count a request that has two answers alone."""
-        ...
-
-    def skipped(self) -> None:
-        """Count a chosen request that was not executed again."""
-        ...
 
 
 class DriftMetrics:
@@ -162,7 +142,7 @@ class BatchDriftAuditor:
         plans: OutputLayouts,
         instance: str,
         share: float,
-        counts: DriftCounts,
+        counts: DriftMetrics,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`share` of the requests that have company are chosen; `chance` returns numbers from 0 to below 1."""

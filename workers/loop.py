@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal import log
 from shoal.control import Channel
@@ -39,6 +39,9 @@ from shoal.workers.requests import Request, RequestReader, failure_fields
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
 from shoal.workers.sequences import SequenceTensors
+
+if TYPE_CHECKING:
+    from shoal.workers.batch_drift import BatchDriftAuditor
 
 
 class ReadyCheck:
@@ -67,27 +70,6 @@ class ReadyCheck:
             _log.error("is_ready of model instance '%s' failed: %s", self._instance, complaint)
         self._complaint = complaint
         channel.send(ReadyAnswered(is_ready))
-
-
-class Auditor(Protocol):
-    """Executes some requests again while the instance has nothing else to do (batch_drift.py)."""
-
-    def note(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Look at an executed batch whose answers are about to be written."""
-        ...
-
-    def next_wait_s(self, wait_s: float | None) -> float | None:
-        """How long the loop waits for the next event before it asks `is_due`, in seconds (None: for any time), if it
-        would wait `wait_s` without an auditor."""
-        ...
-
-    def is_due(self, now_ns: int) -> bool:
-        """Whether a request is to be executed again now."""
-        ...
-
-    def run(self) -> None:
-        """Execute a request again that is due."""
-        ...
 
 
 _log = logging.getLogger(__name__)
@@ -147,7 +129,7 @@ class Loop:
         self._thread = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
         #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
-        self.auditor: Auditor | None = None
+        self.auditor: BatchDriftAuditor | None = None
         #: Set before `run`: starts another instance of the model, by its number, in a thread of this process.
         self.start_instance: Callable[[int], None] = lambda _number: None
         # Changed by run.
@@ -195,7 +177,7 @@ class Loop:
             if self._ready_check.is_asked:
                 self._ready_check.answer(channel)
 
-    def _audit(self, auditor: Auditor) -> None:
+    def _audit(self, auditor: "BatchDriftAuditor") -> None:
         """Execute a request that an auditor has chosen, unless threads or coroutines of the model are still at work."""
         now_ns = time.monotonic_ns()
         if auditor.is_due(now_ns) and not self._open_batches.num_open:

@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import os
 import sys
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shoal import control, fault, log
 from shoal.control import GONE, Channel
@@ -36,7 +36,7 @@ from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend
 from shoal.workers.faults import DeviceLostError
 from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.instance_threads import InstanceThreads
-from shoal.workers.loop import Auditor, Loop
+from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
@@ -45,6 +45,9 @@ from shoal.workers.plans import OutputLayouts
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
+
+if TYPE_CHECKING:
+    from shoal.workers.batch_drift import BatchDriftAuditor
 
 # Not __name__: with -m this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.workers.worker")
@@ -129,20 +132,19 @@ def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = Tr
     in the title and the log; `gpu` is the server's number of its GPU. The title is that of the first instance."""
     process_cores = device.process_cores or device.cores
     os.sched_setaffinity(0, process_cores)
+    cores, on_gpu = format_cores(device.cores), f"GPU {gpu}" if device.kind == "KIND_GPU" else ""
     if is_first:
         shared = ", shared" if device.process_cores else ""
-        where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(process_cores)}"
-        set_title(f"worker {instance_name} ({where}{shared})")
-    where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(device.cores)}"
+        set_title(f"worker {instance_name} ({on_gpu or f'CPU {format_cores(process_cores)}'}{shared})")
+    where = on_gpu or f"CPU {cores}"
     _log.info(
-        "worker %s (%s) is pinned to cores %s and runs %d threads",
-        instance_name, where, format_cores(device.cores), len(device.cores),
-    )  # fmt: skip
+        "worker %s (%s) is pinned to cores %s and runs %d threads", instance_name, where, cores, len(device.cores)
+    )
 
 
 #: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor of its
 #: answers if they are compared.
-Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, Auditor | None]
+Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, "BatchDriftAuditor | None"]
 
 
 def load(channel: Channel, order: LoadModel, device: Device, first: Backend | None = None) -> Loaded | None:
@@ -168,7 +170,7 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
     return backend, signature, tensors, _auditor(backend, model, signature)
 
 
-def _auditor(backend: Backend, model: BackendModel, signature: Signature) -> Auditor | None:
+def _auditor(backend: Backend, model: BackendModel, signature: Signature) -> "BatchDriftAuditor | None":
     share = batch_drift_share(model.config)
     if not share:
         return None

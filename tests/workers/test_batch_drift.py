@@ -19,6 +19,7 @@ from shoal.workers.batch_drift import (
     NOT_COMPARABLE,
     BatchDriftAuditor,
     Difference,
+    DriftMetrics,
     difference,
 )
 from shoal.workers.loop import Loop
@@ -76,7 +77,7 @@ class TestDifference:
         assert difference({"Y": brain[0]}, {"Y": brain[1]}) == Difference(1, 0.5)
 
 
-class Counts:
+class Counts(DriftMetrics):
     """What an auditor has counted."""
 
     def __init__(self) -> None:
