@@ -175,10 +175,13 @@ class Memory:
 
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None if none has come."""
-        if not self._batches:
+        batches = self._batches
+        if not batches:
             self.drain()
-        batch = self._batches.popleft() if self._batches else None
-        if IS_ARMED and batch:
+            if not batches:
+                return None
+        batch = batches.popleft()
+        if IS_ARMED:
             reached("taken")
         return batch
 
