@@ -18,7 +18,7 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.scheduling.suspects import PoisonError
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.splits import Splits
-from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT, count_success
+from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, count_success
 from shoal.errors import InternalError, UnavailableError
 from shoal.finished_request import FinishedRequest
 from shoal.reasons import Reason, pack_poison, pack_times
@@ -336,7 +336,7 @@ class OpenRequests(dict[int, OpenRequest]):
             return model
         if counts:
             cells = model.row.cells
-            model.patience.gave_up(now_ns - request[6], cells[SUCCESS_COUNT] + cells[model.FAILURE], now_ns)
+            model.patience.gave_up(now_ns - request[6], model.row.num_succeeded + cells[model.FAILURE], now_ns)
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
         self.awake[model.id] = model
         return None

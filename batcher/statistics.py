@@ -3,7 +3,7 @@
 from shoal.errors import CancelledError
 from shoal.shm.counters import CELL, Row
 
-SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
+_SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
 _FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
 _QUEUE_NS, _INFERENCE_COUNT = CELL["queue_ns"], CELL["inference_count"]
 _HIT_COUNT, _HIT_NS = CELL["cache_hit_count"], CELL["cache_hit_ns"]
@@ -50,7 +50,6 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
     compute_start_ns = compute[0]
     request_ns = now_ns - start_ns if now_ns > start_ns else 0
     waited_ns = compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
-    cells[SUCCESS_COUNT] += 1
     cells[_SUCCESS_NS] += request_ns
     cells[_QUEUE_NS] += waited_ns
     cells[_INFERENCE_COUNT] += rows
@@ -72,7 +71,7 @@ def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns:
     """Count a request that was answered without an execution of its own: no inference, as in Triton."""
     cells = row.cells
     request_ns, waited_ns = max(0, now_ns - start_ns), max(0, now_ns - queue_ns - hit_ns)
-    cells[SUCCESS_COUNT] += 1
+    cells[_SUCCESS_COUNT] += 1
     cells[_SUCCESS_NS] += request_ns
     cells[_QUEUE_NS] += waited_ns
     cells[_HIT_COUNT] += 1

@@ -110,8 +110,9 @@ class Row:
         self.first_response_bounds: Sequence[float] = ()
         # Cells are changed by the batcher's code that counts; batches also by count_execution.
         self.cells = [0] * len(CELLS)
-        #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many of these
-        #: requests have succeeded: with an addition for each, batches of eight cost 65k → 70k instructions a request.
+        #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many such
+        #: requests have succeeded, which are not counted in the cells either: with additions for each, batches of eight
+        #: cost 65k → 70k instructions a request.
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.num_computed = 0
         self._batches: dict[int, list[int]] = {}
@@ -151,11 +152,17 @@ class Row:
         entry[5] += output_ns
         self._changed.add(rows)
 
+    @property
+    def num_succeeded(self) -> int:
+        """Number of requests that have succeeded, including those that are not added to the cells yet."""
+        return self.cells[_SUCCESS_COUNT] + self.num_computed
+
     def add_computed(self) -> None:
-        """Add the pending compute times to the cells."""
+        """Add the pending requests and their compute times to the cells."""
         if not self.num_computed:
             return
         num, cells = self.num_computed, self.cells
+        cells[_SUCCESS_COUNT] += num
         _, input_ns, infer_ns, output_ns = self.compute
         _, _, inputs, infers, outputs = self.histograms
         cells[_INPUT_NS] += num * input_ns
@@ -174,13 +181,14 @@ class Row:
     def publish(self) -> None:
         """Make changed figures visible to readers: only the two cells of the queue if no request or batch has ended
         since."""
+        if self.num_computed:
+            self.add_computed()
         words, cells = self._words, self.cells
         num_ended = cells[_SUCCESS_COUNT] + cells[_FAIL_COUNT] + cells[_EXECUTION_COUNT]
         if num_ended == self._num_ended:  # only the queue's two words: a sixth of the instructions
             words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
             return
         self._num_ended = num_ended
-        self.add_computed()
         words[: len(cells)] = array("Q", cells)
         for rows in self._changed:  # word by word: half of what storing an array costs
             start, *batch = self._batches[rows]

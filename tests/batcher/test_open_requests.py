@@ -52,7 +52,7 @@ def test_whatever_happens_later_the_first_end_is_the_only_one() -> None:
         table.requests.fail(key(number), Reason.DAMAGED, 2_000, BACKEND)
         table.requests.cancel(key(number), 2_000)
     assert table.received() == [(1, Reason.NONE), (2, Reason.DAMAGED)]
-    assert (cell(table.model, "success_count"), cell(table.model, "failed_backend")) == (1, 1)
+    assert (table.model.row.num_succeeded, cell(table.model, "failed_backend")) == (1, 1)
     assert table.holders.num_held == 1
 
 
