@@ -64,7 +64,7 @@ class Arrivals:
             return
         for _, model, queued in sorted(resent, key=lambda each: each[0]):
             if queued.key in self._requests:  # otherwise its client has died
-                self._queue(model, queued, now_ns)
+                self._requests.enqueue(model, queued, now_ns)
         for model in self._models.values():
             if model.sequences is not None:
                 model.sequences.end_restoring()
@@ -139,7 +139,7 @@ class Arrivals:
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
-        try:  # the body of _queue: a call would cost as much again
+        try:  # the body of OpenRequests.enqueue: a call would cost as much again
             model.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
             self._requests.refuse(key, error, now_ns)
@@ -169,15 +169,6 @@ class Arrivals:
         self.accept(client, record, now_ns)
         if is_new:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
-
-    def _queue(self, model: ScheduledModel, queued: QueuedRequest, now_ns: int) -> None:
-        try:
-            model.scheduler.add(queued, now_ns)
-        except (UnavailableError, SequenceError) as error:
-            self._requests.refuse(queued.key, error, now_ns)
-            return
-        self._counted.add(model)
-        self._awake[model.id] = model
 
     def _smallest(self, deadline_ns: int, start_ns: int, patience_ns: int) -> int:
         """The earliest of a client's deadline, the server's and that of a client that waits `patience_ns`; 0 if there

@@ -17,7 +17,7 @@ from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.response_cache import CacheEntry, CoalescingKey, RequestIdentity, ResponseCache
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import DecodedValue, SharedAnswers
-from shoal.errors import InternalError, UnavailableError
+from shoal.errors import InternalError
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_response
 from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import pack_span, unpack_span
@@ -40,16 +40,14 @@ class CachedResponses:
         blocks: Blocks,
         figures: CacheFigures,
         clock_ns: Callable[[], int],
-        woken: Callable[[ScheduledModel], None],
         shared: SharedAnswers | None = None,
     ) -> None:
-        """`clock_ns` times lookups for the statistics; `woken` is called with a model whose queue has a new request."""
+        """`clock_ns` times lookups for the statistics."""
         self._requests = requests
         self._holders = holders
         self._blocks = blocks
         self._figures = figures
         self._clock_ns = clock_ns
-        self._woken = woken
         self._shared = shared
         # Changed by name: the revision of each model version. By all methods: kept answers, and waiting requests.
         self._revisions: dict[int, str] = {}
@@ -188,11 +186,7 @@ class CachedResponses:
     def _execute(self, key: int, now_ns: int) -> None:
         """Queue a request that has waited for an equal one's answer."""
         _, model, *_, queued = self._requests[key]
-        try:
-            model.scheduler.add(queued, now_ns)
-        except UnavailableError as error:
-            self._requests.refuse(key, error, now_ns)
-        self._woken(model)
+        self._requests.enqueue(model, queued, now_ns)
 
     def _begin(self, flight: CoalescingKey, queued: QueuedRequest) -> bool:
         """Whether the request must be executed, because it cannot wait for an equal one."""

@@ -15,7 +15,6 @@ from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import EnsembleRequests
 from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import OTHER
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal
@@ -46,11 +45,10 @@ class Ensembles:
         blocks: Blocks,
         *,
         wall_offset_ns: int,
-        woken: Callable[[ScheduledModel], None],
         send_cancel: Callable[[int, ScheduledModel], None],
     ) -> None:
-        """Work on the exchange's models and tables. `woken` is called with a model whose queue has changed,
-        `send_cancel` with a cancelled request's key and model."""
+        """Work on the exchange's models and tables. `send_cancel` is called with a cancelled request's key and
+        model."""
         self._models = models
         self._requests = requests
         self._holders = holders
@@ -58,7 +56,6 @@ class Ensembles:
         self._blocks = blocks
         self._asked = EnsembleRequests()
         self._results = StepResults(blocks, holders)
-        self._woken = woken
         self._send_cancel = send_cancel
         # Changed by add, remove and advance.
         self._ensembles: dict[int, Ensemble] = {}
@@ -236,11 +233,7 @@ class Ensembles:
         # The header of a step does not say whether it runs alone, so its digest is that of any equal request.
         if sharing is not None and not is_alone and sharing.take(model, mine, digest):
             return
-        try:
-            model.scheduler.add(mine, now_ns)
-        except (UnavailableError, SequenceError) as error:
-            self._requests.refuse(key, error, now_ns)
-        self._woken(model)
+        self._requests.enqueue(model, mine, now_ns)
 
     # --- replies of steps ---
 
@@ -369,7 +362,7 @@ class Ensembles:
 
     def _close(self, run: EnsembleRun, now_ns: int) -> None:
         run.ensemble.runs.open.pop(run.key, None)
-        self._woken(run.ensemble)
+        self._requests.wake(run.ensemble)
         self._drop(run, now_ns)
 
     def _drop(self, run: EnsembleRun, now_ns: int) -> None:

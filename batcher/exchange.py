@@ -97,7 +97,6 @@ class Exchange:
             self.holders,
             self.blocks,
             wall_offset_ns=wall_offset_ns,
-            woken=self._wake,
             send_cancel=self._send_cancel,
         )
         self.cached: CachedResponses | None = None  # the response cache, with --cache-config
@@ -142,7 +141,7 @@ class Exchange:
     ) -> None:
         """Enable the response cache. The batcher's own memory must be connected before a model is added."""
         requests, holders, blocks = self._requests, self.holders, self.blocks
-        self.cached = CachedResponses(requests, holders, blocks, figures, clock_ns, self._wake, shared)
+        self.cached = CachedResponses(requests, holders, blocks, figures, clock_ns, shared)
 
     def record(self, ring: ByteRingWriter) -> Recording:
         """Record into this ring from now on. No effect for a model before its `recording` is set."""
@@ -487,7 +486,3 @@ class Exchange:
             if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)
                 self._written_workers.add(worker)
-
-    def _wake(self, model: ScheduledModel) -> None:
-        self._awake[model.id] = model
-        self._counted.add(model)

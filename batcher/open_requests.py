@@ -18,7 +18,7 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.scheduling.suspects import PoisonError
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.splits import Splits
-from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, count_success
+from shoal.batcher.statistics import BACKEND, CANCELED, NO_COMPUTE, REJECTED, count_success
 from shoal.errors import InternalError, UnavailableError
 from shoal.finished_request import FinishedRequest
 from shoal.reasons import Reason, pack_poison, pack_times
@@ -33,8 +33,6 @@ MAX_BACKLOG = 65536
 
 
 _POISON_REFUSED = CELL["poison_refused"]
-#: Compute times of a request that no worker has answered.
-NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
 
 class OpenRequests(dict[int, OpenRequest]):
@@ -357,11 +355,20 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.sequences is not None:
             model.sequences.add_again(request[-1])
             return
+        self.enqueue(model, request[-1], now_ns)
+
+    def enqueue(self, model: ScheduledModel, queued: QueuedRequest, now_ns: int) -> None:
+        """Put an open request into its model's queue; refuse the request if the queue does not take it."""
         try:
-            model.scheduler.add(request[-1], now_ns)
-        except UnavailableError as error:
-            self.refuse(key, error, now_ns)
+            model.scheduler.add(queued, now_ns)
+        except (UnavailableError, SequenceError) as error:
+            self.refuse(queued.key, error, now_ns)
+        self.wake(model)
+
+    def wake(self, model: ScheduledModel) -> None:
+        """Have batches of a model formed in this step, and its figures published: its queue has changed."""
         self._counted.add(model)
+        self.awake[model.id] = model
 
     def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
         """Refuse a request with the error that its model's scheduler raised when the request was added."""

@@ -17,6 +17,8 @@ PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"
 
 #: Times of one execution in ns: its start, then the durations of input, inference and output.
 Compute = tuple[int, int, int, int]
+#: Those of a request that no worker has answered.
+NO_COMPUTE: Compute = (0, 0, 0, 0)
 
 
 #: Longer than any step of the batcher (ours; it is killed after a second of silence).
