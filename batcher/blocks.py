@@ -1,6 +1,8 @@
 """Blocks of shared memory by owner: where a block can be read, and which process is sent FREE once the block has no
 holder."""
 
+from collections.abc import Callable
+
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
@@ -95,6 +97,17 @@ class Blocks:
             return slab.open(ref)
         own = self.own
         return own.open(ref) if own is not None and own.is_taken(ref) else None
+
+    def opener(self, client: ClientPeer, own: memoryview) -> Callable[[int], memoryview | None]:
+        """A function that opens the blocks which the header of a client's request names, 0 being the block `own` that
+        it lies in; None for one that is gone, or named by a guest that does not own it."""
+
+        def open_block(ref: int) -> memoryview | None:
+            if not ref:
+                return own
+            return None if client.is_guest and not self.is_of(client.owner, ref) else self.open(ref)
+
+        return open_block
 
     def free(self, ref: int) -> None:
         """Free a block without holders: its owner is sent FREE, or the batcher's own slab frees it."""

@@ -12,13 +12,12 @@ from shoal.batcher.peers import ClientPeer, OpenRequest
 from shoal.errors import InternalError
 from shoal.recorder import entry
 from shoal.recorder.entry import ASKERS, Outcome
-from shoal.request import ON_GPU, PLACED, TensorRef, pack_request, unpack_lent_request
+from shoal.request import ON_GPU, PLACED, TensorRef, open_lent_request, pack_request
 from shoal.shm.layout import WORD, pack_span, unpack_span
 
 _ASKERS = {name: number for number, name in enumerate(ASKERS)}
 #: Tensors begin at multiples of this in a request that is put together of several blocks.
 _ALIGNMENT = 64
-_NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 #: Status, block, header and number of pieces of a worker's answer.
 Answer = tuple[int, int, int, int]
 #: Reason and detail of a request that the batcher did not refuse.
@@ -50,7 +49,7 @@ def words_of(
     return (
         queued.key, outcome, status, *refusal, _ASKERS.get(client.kind, 0), queued.rows, queued.priority,
         queued.timeout_us, queued.deadline_ns, queued.correlation, queued.flags, start_ns, queue_ns,
-        *(model.points(compute) if compute[0] else _NO_COMPUTE), now_ns, *batch,
+        *(model.points(compute) if compute[0] else statistics.NO_COMPUTE), now_ns, *batch,
     )  # fmt: skip
 
 
@@ -92,15 +91,8 @@ class EntryPacker:
         offset, nbytes = unpack_span(each.header)
         if client.is_front_end:
             return block[: offset + nbytes], each.header
-        own, blocks = block, self._blocks
-
-        def open_block(ref: int) -> memoryview | None:
-            if not ref:
-                return own
-            return None if client.is_guest and not blocks.is_of(client.owner, ref) else blocks.open(ref)
-
         try:
-            return _gathered(own[offset : offset + nbytes].tobytes(), open_block)
+            return _gathered(block[offset : offset + nbytes].tobytes(), self._blocks.opener(client, block))
         except InternalError:
             return None
 
@@ -124,16 +116,7 @@ class EntryPacker:
 def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[bytes, int]:
     """A request whose tensors may lie in several blocks as one that lies in one, and its header's span. Raises
     InternalError for a header that is damaged, or a block that is gone."""
-    opened: dict[int, memoryview] = {}
-
-    def nbytes_of(ref: int) -> int:
-        block = open_block(ref)
-        if block is None:
-            return 0
-        opened[ref] = block
-        return len(block)
-
-    request, inputs = unpack_lent_request(header, nbytes_of)
+    request, inputs, opened = open_lent_request(header, open_block)
     gathered, refs = bytearray(), []
     for each in inputs:
         if each.ref == ON_GPU or each.datatype & PLACED:

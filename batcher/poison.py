@@ -79,17 +79,11 @@ class Poison:
         own = self._blocks.open(block)
         if own is None:
             return None
-
-        def open_block(ref: int) -> memoryview | None:
-            if not ref:
-                return own
-            return None if client.is_guest and not self._blocks.is_of(client.owner, ref) else self._blocks.open(ref)
-
         offset, nbytes = unpack_span(span)
         try:
             header = own[offset : offset + nbytes].tobytes()
             sender = b"" if client.is_front_end else _FOREIGN
-            return request_content(header, open_block, sender, compared_parameters)
+            return request_content(header, self._blocks.opener(client, own), sender, compared_parameters)
         except InternalError:
             return None
 

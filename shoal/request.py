@@ -276,6 +276,23 @@ def unpack_lent_request(
     return InferRequest(id_, (), outputs, parameters, sequence, (), headers), inputs
 
 
+def open_lent_request(
+    header: bytes, open_block: Callable[[int], memoryview | None]
+) -> tuple[InferRequest, tuple[LentTensorRef, ...], dict[int, memoryview]]:
+    """What `unpack_lent_request` returns, and the blocks in which inputs lie, by reference, as `open_block` opens them;
+    None if one is gone."""
+    blocks: dict[int, memoryview] = {}
+
+    def nbytes_of(ref: int) -> int:
+        block = open_block(ref)
+        if block is None:
+            return 0
+        blocks[ref] = block
+        return len(block)
+
+    return *unpack_lent_request(header, nbytes_of), blocks
+
+
 def unpack_lent_layout(
     layout: bytes, nbytes_of: Callable[[int], int]
 ) -> tuple[tuple[LentTensorRef, ...], tuple[str, ...]]:

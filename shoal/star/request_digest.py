@@ -21,7 +21,7 @@ from shoal.request import (
     PLACED,
     InferRequest,
     LentTensorRef,
-    unpack_lent_request,
+    open_lent_request,
     unpack_request,
 )
 from shoal.shm.layout import NO_DIGEST, unpack_span
@@ -120,16 +120,7 @@ def request_content(
     `open_block` returns the memory of a block that the header names, None if it is gone; 0 is the header's own. Raises
     InternalError for a header that is damaged, or a block that is gone.
     """
-    blocks: dict[int, memoryview] = {}
-
-    def nbytes_of(ref: int) -> int:
-        block = open_block(ref)
-        if block is None:
-            return 0
-        blocks[ref] = block
-        return len(block)
-
-    request, refs = unpack_lent_request(header, nbytes_of)
+    request, refs, blocks = open_lent_request(header, open_block)
     if request.sequence != NO_SEQUENCE or any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):
         return None
     if compared is not None:
