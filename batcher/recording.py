@@ -12,6 +12,7 @@ from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.entries import NO_BATCH, NO_REFUSAL, Answer, BatchWords, EntryPacker, Noted, words_of
 from shoal.batcher.peers import OpenRequest, RunningBatch, ScheduledModel, WorkerPeer
+from shoal.batcher.scheduling.split import spread
 from shoal.errors import InternalError
 from shoal.recorder import entry
 from shoal.recorder.entry import Outcome
@@ -21,12 +22,8 @@ from shoal.shm.layout import B
 
 _RECORDED, _DROPPED = CELL["recorded"], CELL["record_dropped"]
 _STEP = "ensemble"
-_WORD_MASK = (1 << 64) - 1
-#: Multiples of it, modulo 2^64, are spread evenly: 2^64 divided by the golden ratio.
-_GOLDEN = 0x9E3779B97F4A7C15
 #: Orders of batches that are kept for batches whose requests are answered one by one (ours).
 _MAX_ORDERS = 256
-_NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
 
 class _Chosen(NamedTuple):
@@ -68,7 +65,7 @@ class Recording:
             index = self._index(worker, running, queued.key)
             batch = batch_words(worker, running, index)
             chosen = worker.owner + running.number
-        is_sampled = outcome in _ALWAYS or chosen * _GOLDEN & _WORD_MASK < recording.threshold
+        is_sampled = outcome in _ALWAYS or spread(chosen) < recording.threshold
         asker = None if outcome is Outcome.PART else client
         words = words_of(outcome, request, status, compute, refusal, now_ns, batch)
         self.noted.append(
@@ -146,9 +143,9 @@ class ModelRecording:
 
     def note_part(self, request: OpenRequest, answer: Answer, now_ns: int) -> None:
         """Note a response that is not the last one of its request."""
-        self._recording.add(self, Outcome.PART, request, None, answer, _NO_COMPUTE, NO_REFUSAL, now_ns)
+        self._recording.add(self, Outcome.PART, request, None, answer, statistics.NO_COMPUTE, NO_REFUSAL, now_ns)
 
     def note_death(self, request: OpenRequest, running: RunningBatch, refusal: tuple[int, int], now_ns: int) -> None:
         """Note a request that an instance was executing when it died; what becomes of it is noted later."""
         answer = InternalError.wire, 0, 0, 0
-        self._recording.add(self, Outcome.DIED, request, running, answer, _NO_COMPUTE, refusal, now_ns)
+        self._recording.add(self, Outcome.DIED, request, running, answer, statistics.NO_COMPUTE, refusal, now_ns)

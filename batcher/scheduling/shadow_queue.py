@@ -9,13 +9,12 @@ Pure policy, runs in the batcher.
 
 from typing import NamedTuple
 
+from shoal.batcher.scheduling.split import spread
+
 #: Mirrored requests of a pair that wait at once (ours: some batches).
 MAX_WAITING = 16
 #: How long one waits for an idle instance (ours: beyond the pauses between bursts, and far below a client's patience).
 PATIENCE_NS = 200_000_000
-_WORD_MASK = (1 << 64) - 1
-#: Multiples of it, modulo 2^64, are spread evenly: 2^64 divided by the golden ratio.
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class _Waiting(NamedTuple):
@@ -62,7 +61,7 @@ class ShadowQueue:
 
     def chooses(self, number: int) -> bool:
         """Whether a request with this number, which ascends, belongs to the share that is mirrored."""
-        return number * _GOLDEN & _WORD_MASK < self._threshold
+        return spread(number) < self._threshold
 
     def add(self, key: int, nbytes: int, now_ns: int, rows: int = 1, shape_key: int = 0) -> bool:
         """Have a request wait. False, and no effect, if there is no room."""

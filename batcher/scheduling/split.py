@@ -12,15 +12,20 @@ from shoal.latency_buckets import bucket
 
 #: A whole, in the unit of shares: hundredths of a percent.
 WHOLE: Final = 10_000
-#: 2^64 divided by the golden ratio: multiples of it are spread evenly, so of consecutive numbers almost exactly the
-#: share is chosen, however few they are (Knuth, The Art of Computer Programming, 6.4).
+#: 2^64 divided by the golden ratio.
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MAX_UINT64: Final = (1 << 64) - 1
 
 
+def spread(number: int) -> int:
+    """A number of 64 bits for a number: those of consecutive numbers are spread evenly, so that almost exactly a share
+    of them is below that share of 2^64, however few they are (Knuth, The Art of Computer Programming, 6.4)."""
+    return number * _GOLDEN & _MAX_UINT64
+
+
 def is_chosen(sticky: int, share: int) -> bool:
     """Whether requests with this sticky key of 64 bits go to the canary; `share` is in hundredths of a percent."""
-    return (sticky * _GOLDEN & _MAX_UINT64) * WHOLE >> 64 < share
+    return spread(sticky) * WHOLE >> 64 < share
 
 
 class VersionFigures:
