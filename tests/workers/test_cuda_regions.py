@@ -13,6 +13,7 @@ from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.model_config.signature import Signature
 from shoal.request import CudaTarget
 from shoal.shm.cuda_regions import CudaPlace, pool_number
+from shoal.shm.layout import BATCH_ITEM, record
 from shoal.workers import cuda_regions
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.loop import Loop
@@ -224,13 +225,19 @@ def test_a_layout_that_is_known_is_read_anew(runtime: Any, tmp_path: Path, batch
         batcher.free(done.ref)
 
 
-def test_a_guest_names_no_handles(runtime: Any, tmp_path: Path) -> None:
-    reader = RequestReader(Signature.from_config(CONFIG), is_guests=lambda _ref: True)
+def test_a_guest_names_no_handles_and_is_sent_none(runtime: Any, tmp_path: Path) -> None:
+    """An output that stays is answered with the handle of all that lies in the worker's pool."""
+    guests = set[int]()
+    reader = RequestReader(Signature.from_config(CONFIG), is_guests=lambda ref: ref in guests)
     there, block = place(tmp_path, "a"), memoryview(bytes(64))
+    item, stays = record(BATCH_ITEM, 1, 1, 77), header([["INPUT0", 11, [1, 4], 0, 16]], [], [["OUTPUT0", 0]])
+    assert reader.open(0, block, stays, item).parsed.stays == {"OUTPUT0": 0}
+    guests.add(77)
     for bad in (
         header([["INPUT0", 11, [1, 4], 0, 16, there]], [], []),
         header([["INPUT0", 11, [1, 4], 0, 16]], [], [["OUTPUT0", there, 0, 16]]),
+        stays,
     ):
         with pytest.raises(InternalError, match=r"^shoal\.Client has no CUDA shared memory"):
-            reader.open(0, block, bad)
+            reader.open(0, block, bad, item)
     assert not is_open(tmp_path, "a")

@@ -10,7 +10,7 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.workers.requests import RequestReader
 from shoal.workers.segments import Segments
-from tests.request_headers import packed, request_header
+from tests.request_headers import request_header
 from tests.workers.worker_harness import Batcher, loop_of, model_config, rows, strings, tensor_config
 
 GUEST, ITS_PAYLOAD, STRANGER = 31, 32, 33
@@ -36,19 +36,6 @@ STRINGS = model_config([tensor_config("INPUT0", "TYPE_STRING", [1])], [tensor_co
 def test_a_header_that_does_not_fit_the_configuration_is_refused(header: bytes) -> None:
     with pytest.raises(InternalError):
         RequestReader(Signature.from_config(FIXED)).open(0, memoryview(bytes(64)), header)
-
-
-def test_no_output_of_a_guests_request_stays_on_a_gpu() -> None:
-    """The place in its block would be a handle of all that lies in the worker's pool."""
-    layout_ = packed([[["INPUT0", 11, [1, 4], 0, 16]], [], [["OUTPUT0", 0]]])
-    header = len(layout_).to_bytes(4, "little") + layout_ + packed(["", {}])
-    guests = set[int]()
-    reader = RequestReader(Signature.from_config(FIXED), is_guests=lambda ref: ref in guests)
-    item = layout.record(layout.BATCH_ITEM, 1, 1, 77)
-    assert reader.open(0, memoryview(bytes(64)), header, item).parsed.stays == {"OUTPUT0": 0}
-    guests.add(77)
-    with pytest.raises(InternalError, match=r"shoal\.Client has no CUDA shared memory"):
-        reader.open(0, memoryview(bytes(64)), header, item)
 
 
 def test_rows_that_nobody_announced_fail_their_request_only(batcher: Batcher) -> None:
