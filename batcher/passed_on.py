@@ -142,10 +142,7 @@ class StepRequests:
     """Writer of requests to one step's model, which are checked as a client's are."""
 
     def __init__(
-        self,
-        inputs: Sequence[tuple[str, str]],
-        outputs: Sequence[str],
-        stays: Callable[[], tuple[Stay, ...]] = lambda: (),
+        self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str], stays: Callable[[], tuple[Stay, ...]]
     ) -> None:
         """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs, and `stays`
         returns those that may stay on a GPU, the same each time."""

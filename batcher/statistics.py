@@ -107,7 +107,7 @@ def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
         row.count_first_response(request_ns)
 
 
-def reason_of_status(status: int, otherwise: int = BACKEND) -> int:
+def reason_of_status(status: int, otherwise: int) -> int:
     """The reason to count for a request that was answered with an error."""
     return CANCELED if status == CancelledError.wire else otherwise
 

@@ -341,9 +341,9 @@ def parse_request(
     layout: bytes,
     block: memoryview,
     signature: Signature,
-    open_lent: OpenLent = lambda _ref: None,
-    read_gpu: ReadGpu | None = None,
-    own_ref: int = NO_BLOCK,
+    open_lent: OpenLent,
+    read_gpu: ReadGpu,
+    own_ref: int,
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
     """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them; `own_ref` is the block.
 
@@ -359,18 +359,15 @@ def parse_request(
     try:
         for name, wire, shape, offset, nbytes, *lender in refs:
             spec = specs.get(name)
-            is_placed = False
-            if spec is None or spec.datatype.wire != wire:
-                is_placed = spec is not None and spec.datatype.wire | PLACED == wire and read_gpu is not None
-                if spec is None or not is_placed:
-                    raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
+            if spec is None or wire not in (spec.datatype.wire, spec.datatype.wire | PLACED):
+                raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
             lies_in = block
             _check_dims(shape, spec, batching=batching)
-            if is_placed and read_gpu is not None:
+            if wire != spec.datatype.wire:
                 lent[name], on_gpu[name] = lender[0] if lender else NO_BLOCK, PLACED_IN_BLOCK
                 place, start = _placed(name, lent[name] or own_ref, offset, None if lender else block, open_lent)
                 tensors[name] = read_gpu(spec, shape, place, start, nbytes)
-            elif lender and type(lender[0]) is bytes and read_gpu is not None:
+            elif lender and type(lender[0]) is bytes:
                 (on_gpu[name],), lent[name] = lender, NO_BLOCK
                 tensors[name] = read_gpu(spec, shape, on_gpu[name], offset, nbytes)
             else:

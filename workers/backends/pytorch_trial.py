@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     shape: Shape
 
 
-def candidates(weights: Sequence[Shape], dtype: torch.dtype = torch.float32) -> Iterator[Candidate]:
+def candidates(weights: Sequence[Shape], dtype: torch.dtype) -> Iterator[Candidate]:
     """The inputs to be tried on a model whose weights have these shapes, in this order."""
     for shape in weights:
         if len(shape) == 2:  # a linear layer, or the table of an embedding
