@@ -1,7 +1,7 @@
 """How far the values of two tensors are apart, element by element: for shadows, for `shoal replay` and for batch drift.
 Pure, with numpy."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shoal import bf16
 from shoal.datatypes import BF16, Datatype
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
 
 
 class Distances(NamedTuple):

@@ -26,6 +26,7 @@ from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.request import CudaTarget
 from shoal.shm.cuda_regions import CudaPlace, is_pool, pool_number, unpack_place
 from shoal.workers.faults import Fault, fault_of
+from shoal.workers.tensors import Array
 
 if TYPE_CHECKING:
     from shoal.workers.cuda import CudaStream
@@ -89,7 +90,7 @@ class CudaRegions:
                 f"an input of {nbytes} bytes in CUDA shared memory exceeds the {MAX_COPIED_NBYTES} bytes that are "
                 "copied to host memory; send it in several requests"
             )
-        copied = np.empty(nbytes, np.uint8)
+        copied: Array = np.empty(nbytes, np.uint8)
         if nbytes:
             with self._lock:
                 handle = self._part(place, offset, nbytes)
