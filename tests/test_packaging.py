@@ -206,6 +206,22 @@ def test_mypyc_takes_the_class_bodies_of_compiled_modules() -> None:
         assert not refused_in_class_bodies(ast.parse(file_of(module).read_text())), module
 
 
+#: Words that gcc knows beside those of the standard, without the first of their underscores.
+WORDS_OF_C = {
+    "_alignof", "_asm", "_attribute", "_complex", "_const", "_extension", "_imag", "_inline", "_label", "_real",
+    "_restrict", "_signed", "_thread", "_typeof", "_volatile",
+}  # fmt: skip
+
+
+def test_no_attribute_in_a_compiled_module_becomes_a_word_of_c() -> None:
+    """mypyc makes of an attribute a field of a struct, with an underscore in front of its name."""
+    for module in sorted(compiled_modules()):
+        attributes = {
+            node.attr for node in ast.walk(ast.parse(file_of(module).read_text())) if isinstance(node, ast.Attribute)
+        }
+        assert not attributes & WORDS_OF_C, module
+
+
 def test_no_extension_module_lies_beside_the_sources() -> None:
     """Python would prefer it to the source, however old it is."""
     assert not [path for folder in ("shoal", *FOLDERS) for path in (ROOT / folder).rglob("*.so")]

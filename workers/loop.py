@@ -122,11 +122,11 @@ class Loop:
             on(ReportMetrics, self._report_metrics),
             on(CudaRegionGone, lambda message: memory.cuda_regions().forget(message.number)),
             on(CheckReady, self._check_ready),
-            on(PinInstance, lambda message: os.sched_setaffinity(self._thread, message.cores)),
+            on(PinInstance, lambda message: os.sched_setaffinity(self._thread_id, message.cores)),
             on(StartInstance, lambda message: self.start_instance(message.instance)),
             on(StopWorker, self._stop),
         )
-        self._thread = threading.get_native_id()
+        self._thread_id = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
         #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
         self.auditor: BatchDriftAuditor | None = None
