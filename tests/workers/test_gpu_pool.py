@@ -178,15 +178,15 @@ def test_all_other_outputs_are_in_the_block(
     assert (backend.num_copied, pool.num_held) == (1, 0)
 
 
-def test_a_batch_that_fails_leaves_nothing_in_the_pool(
-    gpu_loop: tuple[Loop, GpuPool, OnGpu], batcher: Batcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_fails_leaves_nothing_in_the_pool(gpu_loop: tuple[Loop, GpuPool, OnGpu], batcher: Batcher) -> None:
     loop, pool, _ = gpu_loop
+    memory, allocate = loop._memory, loop._memory.allocate
 
-    def refuse(*_: object) -> Any:
+    def refuse(_nbytes: int) -> Any:
+        memory.allocate = allocate  # for the error
         raise InvalidArgumentError("no")
 
-    monkeypatch.setattr("shoal.workers.gpu_answers.WrittenAnswers.write", refuse)
+    memory.allocate = refuse
     batcher.send(asked(batcher, 1, ("OUTPUT0", 2)))
     loop.step()
     assert [done.sentence for done in batcher.done()] == ["no"]
