@@ -72,7 +72,10 @@ PeerT = TypeVar("PeerT", bound=Peer)
 
 def flush_all(written: set[PeerT]) -> None:
     """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
-    unfinished = [peer for peer in written if not peer.flush()]
+    unfinished: list[PeerT] = []
+    for peer in written:
+        if not peer.flush():
+            unfinished.append(peer)  # noqa: PERF401  before Python 3.12 a comprehension is a call
     written.clear()
     if unfinished:
         written.update(unfinished)
