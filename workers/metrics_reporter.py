@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from shoal.control import GONE, Channel
 from shoal.messages.from_worker import MetricsReported
 from shoal.shm.doorbell import Doorbell
+
+if TYPE_CHECKING:  # most workers never import it
+    from triton_python_backend_utils.metric_registry import MetricRegistry
 
 _log = logging.getLogger(__name__)
 
@@ -26,18 +29,10 @@ INTERVAL_S = 0.1
 _MODULE = "triton_python_backend_utils.metrics"
 
 
-class Registry(Protocol):
-    """The used part of triton_python_backend_utils.metric_registry.MetricRegistry, which most workers never import."""
-
-    on_change: Any
-
-    def take_changes(self) -> list[list[Any]]: ...
-
-
 class MetricsReporter:
     """The reporter of one registry's changes on the control connection."""
 
-    def __init__(self, registry: Registry, channel: Channel) -> None:
+    def __init__(self, registry: "MetricRegistry", channel: Channel) -> None:
         self._registry = registry
         self._channel = channel
         self._bell = Doorbell.create()  # rung by changes, and when the thread is to receive messages, too
