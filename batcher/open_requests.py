@@ -92,16 +92,9 @@ class OpenRequests(dict[int, OpenRequest]):
         return None
 
     def answer(
-        self,
-        key: int,
-        status: int,
-        ref: int,
-        header: int,
-        compute: statistics.Compute,
-        now_ns: int,
-        num_pieces: int = 0,
-        running: RunningBatch | None = None,
-    ) -> None:
+        self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
+        num_pieces: int = 0, running: RunningBatch | None = None,
+    ) -> None:  # fmt: skip
         """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the batch that the
         worker has executed, still whole."""
         request = self.pop(key, None)
