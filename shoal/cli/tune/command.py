@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.tune.search import Point, Settings, Trial
 
 EXIT_MISSED = 4
+#: Seconds of a window (ours): of a search that has time, and of the shortest.
+_WINDOW_S, _LEAST_WINDOW_S = 0.4, 0.1
 #: Bounds of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
 _USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [options]"
@@ -44,12 +46,14 @@ Examples:
 The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
-  --budget <seconds>          of the whole search, the turns included (default: 120)
+  --budget <seconds>          of the whole search, the turns included, of which two settings have theirs whatever it
+                              is (default: 120)
   --turns <count>             measure the best two to four settings, the present ones among them, again so often in
                               turns; the median decides, and what is not better by it stays as it is (default: 3)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
-  --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
+  --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4, or a hundredth of a
+                              --budget below 40, and 0.1 at least)
 
 The requests, as of `shoal bench`:
   <input>=<value>, --data <file>, --sample zeros|ones|random, --shape <input>:<size>,…, --batch-size <rows>
@@ -82,7 +86,7 @@ def _parser() -> Parser:
     parser.add_argument("--turns", type=count, default=3)
     parser.add_argument("--trials", type=count, default=1000)
     parser.add_argument("--concurrency", type=count, default=64)
-    parser.add_argument("--window", type=seconds, default=0.4)
+    parser.add_argument("--window", type=seconds)
     parser.add_argument("--shape", action="append", default=[], type=values.shape)
     parser.add_argument("--batch-size", type=count, default=1)
     parser.add_argument("--apply", action="store_true")
@@ -97,6 +101,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise CommandLineError("Which model, and which goal? As in: shoal tune digits --goal p99=20ms")
     if not (given.model_repository / given.model).is_dir():
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
+    given.window = given.window or max(_LEAST_WINDOW_S, min(_WINDOW_S, given.budget / 100))
     from shoal.cli.tune import curve, report, search
     from shoal.cli.tune.trial_server import trial_server
 
@@ -107,14 +112,11 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         requests = _requests(given, config)
         start = search.settings_of(config)
         space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
-        budget = search.Budget(given.budget, given.turns)
+        budget = search.Budget(given.budget, given.turns, given.window * (_MOST_WINDOWS + 0.5))
         start_s = time.monotonic()
 
-        def used() -> tuple[float, int]:
-            return time.monotonic() - start_s, sum(len(trial.points) for trial in trials)
-
         def is_over() -> bool:
-            return budget.trials_are_over(*used())
+            return budget.trials_are_over(time.monotonic() - start_s)
 
         def is_enough() -> bool:
             return is_over() or len(trials) >= given.trials
@@ -131,7 +133,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
         best = other = search.winner(trials)
         ratios: list[float] = []
-        if again := search.finalists(trials, budget.num_finalists(*used())):
+        if again := search.finalists(trials, budget.num_finalists(time.monotonic() - start_s)):
             index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
             other = again[index]
             best = other if search.is_gain(ratios) else again[0]

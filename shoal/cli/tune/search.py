@@ -17,6 +17,8 @@ DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
 #: The most settings beside the present ones that are measured again (ours): each takes a second or two in each turn.
 NUM_FINALISTS = 3
+#: The share of a search's time that trials have at least (ours).
+TRIALS_SHARE = 0.6
 #: The share of the best throughput that settings must be able to come to: the times of batches on a busy machine are
 #: that far off (ours).
 _REACH = 0.9
@@ -223,21 +225,25 @@ def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The seconds of a search. Trials leave the turns that follow what these need, but keep half of it; the turns have
-    as many settings as fit into the rest, two at least. `turns`: how often each is measured again."""
+    """The seconds of a search. Trials leave the turns that follow what these need, but keep TRIALS_SHARE of it; the
+    turns have as many settings as fit into the rest, two at least.
+
+    `turns`: how often each is measured again; `level_s`: the seconds of one measurement.
+    """
 
     seconds: float
     turns: int
+    level_s: float
 
-    def trials_are_over(self, elapsed_s: float, num_levels: int) -> bool:
-        """Whether no trial begins, once so many levels of load have been measured in `elapsed_s`."""
-        turns_s = (1 + NUM_FINALISTS) * self.turns * elapsed_s / max(1, num_levels)
-        return elapsed_s >= self.seconds - min(turns_s, self.seconds / 2)
+    def trials_are_over(self, elapsed_s: float) -> bool:
+        """Whether no trial begins after so long."""
+        turns_s = (1 + NUM_FINALISTS) * self.turns * self.level_s
+        return elapsed_s >= max(self.seconds - turns_s, self.seconds * TRIALS_SHARE)
 
-    def num_finalists(self, elapsed_s: float, num_levels: int) -> int:
+    def num_finalists(self, elapsed_s: float) -> int:
         """How many settings are measured again beside the configuration's own."""
-        round_s = self.turns * elapsed_s / max(1, num_levels)  # of one more setting in all turns
-        return max(1, min(NUM_FINALISTS, int((self.seconds - elapsed_s) / max(round_s, 1e-9)) - 1))
+        fitting = int((self.seconds - elapsed_s) / (self.turns * self.level_s))
+        return max(1, min(NUM_FINALISTS, fitting - 1))
 
 
 def best_of_turns(turns: Sequence[Sequence[float]], finalists: Sequence[Trial]) -> tuple[int, list[float]]:

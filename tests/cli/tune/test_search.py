@@ -168,21 +168,21 @@ def test_of_equals_the_one_with_the_fewest_instances_is_chosen() -> None:
     assert best_of_turns([[100, 140, 135, 110]] * 3, [now, four, two, slow]) == (1, [1.4] * 3)
 
 
-@given(seconds=st.floats(1, 1000), level_s=st.floats(0.01, 100), turns=st.integers(1, 9), per_trial=st.integers(1, 8))
-def test_a_search_ends_within_its_budget(seconds: float, level_s: float, turns: int, per_trial: int) -> None:
+@given(seconds=st.floats(1, 1000), level_s=st.floats(0.01, 100), turns=st.integers(1, 9), levels=st.integers(1, 8))
+def test_a_search_ends_within_its_budget(seconds: float, level_s: float, turns: int, levels: int) -> None:
     """But for the trial that is under way when the time is over, and two settings in turns at least."""
-    budget = Budget(seconds, turns)
-    num_levels = per_trial  # of the configuration's own settings, which are always tried
-    while not budget.trials_are_over(num_levels * level_s, num_levels):
-        num_levels += per_trial
-    trials_s = num_levels * level_s
-    assert trials_s <= max(seconds, per_trial * level_s) + per_trial * level_s
-    again = budget.num_finalists(trials_s, num_levels)
+    budget = Budget(seconds, turns, level_s)
+    trials_s = trial_s = levels * level_s  # of the configuration's own settings, which are always tried
+    while not budget.trials_are_over(trials_s):
+        trials_s += trial_s
+    assert trials_s >= seconds * 0.6 - 1e-6
+    assert trials_s < seconds + trial_s or trials_s == trial_s
+    again = budget.num_finalists(trials_s)
     assert 1 <= again <= 3
     turns_s = (1 + again) * turns * level_s
     assert trials_s + turns_s <= seconds * (1 + 1e-9) or again == 1
-    if seconds >= 8 * turns * level_s and per_trial == 1 and turns > 1:
-        assert again >= 2  # half of the budget is kept for turns
+    if seconds >= 10 * turns * level_s and trial_s < turns * level_s:
+        assert again >= 2  # the time is long enough for all turns, and one trial takes less than another setting's
 
 
 def test_turns_decide() -> None:
