@@ -18,7 +18,7 @@ from shoal.messages import to_client
 from shoal.messages.from_client import FrontEndConnected
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogChanged, Ping
-from shoal.options import MetricsConfig
+from shoal.shared_settings import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.segment import SegmentView
 from shoal.star.place import Place, take_place

@@ -14,7 +14,6 @@ from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
 from shoal.frontend.v2.classification import classify
-from shoal.options import SLAB_PARTS
 from shoal.request import (
     CudaTarget,
     CudaTensorRef,
@@ -26,6 +25,7 @@ from shoal.request import (
     pack_request,
 )
 from shoal.sequences import STICKY_SHIFT
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.client_regions import RegionSlice
 from shoal.shm.cuda_regions import PLACE_NBYTES, CudaSlice
 from shoal.shm.layout import NO_DIGEST, pack_span

@@ -15,7 +15,7 @@ from shoal.frontend.regions import Regions
 from shoal.frontend.reused import Reused
 from shoal.frontend.upload_budget import UploadBudget, UploadPace
 from shoal.grpc_settings import GrpcSettings
-from shoal.options import MetricsConfig
+from shoal.shared_settings import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES
 from shoal.star.known_server import KnownServer
 from shoal.star.models import ModelEntry

@@ -10,7 +10,7 @@ A socket without a name is no client's: it is one end of a pair, which a lane of
 import socket
 from typing import Any
 
-from shoal.options import UNIX
+from shoal.shared_settings import UNIX
 
 _CLIENT = ("127.0.0.1", 0)
 

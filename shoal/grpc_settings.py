@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
-from shoal.options import ServerOptions
+if TYPE_CHECKING:
+    from shoal.options import ServerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,6 @@ class GrpcSettings:
     max_connection_age_grace: int = 0
 
     @classmethod
-    def of(cls, options: ServerOptions) -> "GrpcSettings":
+    def of(cls, options: "ServerOptions") -> "GrpcSettings":
         """The gRPC part of a server's options."""
         return cls(**{each.name: getattr(options, f"grpc_{each.name}") for each in fields(cls)})

@@ -16,16 +16,9 @@ from shoal.cache_settings import CacheConfig, cache_bytes, check_cache
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.recording_settings import read_settings
+from shoal.shared_settings import MAX_OVERSIZE_BYTES, MIB, SLAB_PARTS, UNIX, MetricsConfig
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import TorchServeSettings
-
-MIB = 1024 * 1024
-
-#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). Its
-#: block would take at least half of what all share, and would have to wait until that much is free in one piece.
-SLAB_PARTS = 4
-#: The largest payload in bytes: references and spans in shared memory count less than 4 GiB.
-MAX_OVERSIZE_BYTES = (1 << 32) - 4096
 
 #: The parts of the API that can be restricted to callers with a header, by Triton's names for HTTP and gRPC.
 RESTRICTED_APIS = (
@@ -43,19 +36,6 @@ TORCHSERVE_GRPC_APIS = ("inference", "management")
 MAX_PORT = 65535
 #: Addresses that listen on every interface, and so conflict with every other address.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsConfig:
-    """The settings of --metrics-config; all defaults are Triton's."""
-
-    counter_latencies: bool = True  # cumulative times as counters
-    histogram_latencies: bool = False  # nv_inference_first_response_histogram_ms
-    summary_latencies: bool = False  # quantiles over the last minute
-    #: (quantile, the error of rank that Triton allows): Shoal's error is in the value, see docs/metrics.md.
-    summary_quantiles: tuple[tuple[float, float], ...] = (
-        (0.5, 0.05), (0.9, 0.01), (0.95, 0.001), (0.99, 0.001), (0.999, 0.001),
-    )  # fmt: skip
 
 
 class HostPolicy(NamedTuple):
@@ -170,7 +150,7 @@ class ServerOptions:
     allow_gpu_metrics: bool = True  # Triton's
     allow_cpu_metrics: bool = True  # Triton's
     metrics_interval_ms: int = 2000  # ms for which a figure of the system is reused; Triton's
-    metrics_config: MetricsConfig = MetricsConfig()
+    metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
 
     # Tracing: (mode or "", setting, value), in the order given; see tracer/command_line.py.
     trace_config: tuple[tuple[str, str, str], ...] = ()
@@ -303,10 +283,6 @@ class ServerOptions:
         """The files of each protocol that takes TLS somewhere, "grpc" or "http"."""
         found = {"grpc": self.grpc_tls} if self.has_grpc and self.has_grpc_tls else {}
         return found | ({"http": self.http_tls} if https_endpoints(self) else {})
-
-
-#: The beginning of the address of a Unix socket; its port is 0.
-UNIX = "unix:"
 
 
 class Endpoint(NamedTuple):

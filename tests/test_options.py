@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.options import MAX_OVERSIZE_BYTES, ServerOptions, check, largest_request_bytes
+from shoal.options import ServerOptions, check, largest_request_bytes
+from shoal.shared_settings import MAX_OVERSIZE_BYTES
 from shoal.shm.layout import MAX_SLAB_BYTES
 
 GOOD = ServerOptions(model_repository=(Path("models"),))

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from shoal.errors import InternalError, UnavailableError
 from shoal.fault import IS_ARMED, reached
-from shoal.options import SLAB_PARTS
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import (
     BATCH_ITEM,

@@ -16,7 +16,7 @@ from shoal.frontend.grpc.wire import first_raw_offset
 from shoal.frontend.http.submission import HEADER_BYTES
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.upload_budget import UploadPace, UploadTimeoutError
-from shoal.options import SLAB_PARTS
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
 from shoal.star.outgoing import ALIGNMENT

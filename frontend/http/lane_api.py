@@ -17,7 +17,7 @@ from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response, error_response
 from shoal.frontend.router import HTTP, RouteMatch, answer
 from shoal.frontend.state import ServerState
-from shoal.options import SLAB_PARTS
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 

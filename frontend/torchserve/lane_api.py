@@ -41,8 +41,8 @@ from shoal.frontend.torchserve.predictions import (
 )
 from shoal.frontend.torchserve.routes import router_of
 from shoal.memo import Memo
-from shoal.options import SLAB_PARTS
 from shoal.request import TensorRef
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block

@@ -20,7 +20,8 @@ from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
 from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, as_text, served_paths
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
-from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
+from shoal.options import HostPolicy, ServerOptions, check, largest_request_bytes
+from shoal.shared_settings import MetricsConfig
 from shoal.store_settings import StoreSettings
 from shoal.tracer.command_line import check_export, understand
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.client.arrays import Array, Lent
 from shoal.datatypes import Datatype
-from shoal.options import MIB
+from shoal.shared_settings import MIB
 from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
 from shoal.star.client import HeldBlock

@@ -17,7 +17,7 @@ from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.memo import Memo
-from shoal.options import MIB
+from shoal.shared_settings import MIB
 from shoal.shm.layout import unpack_span
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry

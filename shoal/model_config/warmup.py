@@ -12,7 +12,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 from shoal.model_config.sequences import with_sequence_tensors
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.options import MAX_OVERSIZE_BYTES
+from shoal.shared_settings import MAX_OVERSIZE_BYTES
 
 #: The fields for the data of an input, one of which is set.
 ZERO_DATA, RANDOM_DATA, INPUT_DATA_FILE = "zero_data", "random_data", "input_data_file"

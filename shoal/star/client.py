@@ -21,8 +21,8 @@ import numpy as np
 from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
 from shoal.messages.from_client import CallerConnected
-from shoal.options import MIB
 from shoal.request import InferResponse
+from shoal.shared_settings import MIB
 from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError

@@ -17,7 +17,7 @@ from shoal.errors import ShoalError
 from shoal.messages import shared
 from shoal.messages.message import Message, on, table
 from shoal.messages.to_client import TO_CLIENT, QuestionAnswered, ToClient
-from shoal.options import SLAB_PARTS
+from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 from shoal.star.oversize import ClientOversizeBlocks

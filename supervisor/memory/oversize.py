@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.open_files import RAISE, explain
-from shoal.options import MAX_OVERSIZE_BYTES
+from shoal.shared_settings import MAX_OVERSIZE_BYTES
 from shoal.shm import layout, segment
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 

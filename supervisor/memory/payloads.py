@@ -12,7 +12,7 @@ from shoal.errors import ShoalError
 from shoal.messages import shared
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import PayloadAnnounced
-from shoal.options import MIB
+from shoal.shared_settings import MIB
 from shoal.shm import segment
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.joined import Participants

@@ -17,8 +17,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
-from shoal.options import MIB, ServerOptions, https_endpoints, torchserve_apis, torchserve_grpc_apis
+from shoal.options import ServerOptions, https_endpoints, torchserve_apis, torchserve_grpc_apis
 from shoal.recording_settings import read_settings
+from shoal.shared_settings import MIB
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes

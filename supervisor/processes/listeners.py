@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from shoal.options import UNIX, Endpoint, ServerOptions, endpoints
+from shoal.options import Endpoint, ServerOptions, endpoints
+from shoal.shared_settings import UNIX
 
 _log = logging.getLogger(__name__)
 

@@ -53,7 +53,6 @@ MODULES = {
     BASE: (
         "numpy",
         "hashlib",
-        "shoal.options",
         "shoal.star.models",
         "shoal.star.outgoing",
         _WORKER,

@@ -12,7 +12,8 @@ import pytest
 
 from shoal.cli.serve import CommandLine, CommandLineError, parse
 from shoal.cloud_url import CloudUrl
-from shoal.options import HostPolicy, MetricsConfig, ServerOptions
+from shoal.options import HostPolicy, ServerOptions
+from shoal.shared_settings import MetricsConfig
 
 DEFAULTS = ServerOptions(http_address="10.0.0.1")
 GOOD = replace(DEFAULTS, model_repository=(Path("models"),), metrics_address="10.0.0.1")

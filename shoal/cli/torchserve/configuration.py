@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from shoal.cli.torchserve.metrics_file import MetricsFile, read_metrics_file
 from shoal.cli.torchserve.properties import PropertiesError
-from shoal.options import UNIX
+from shoal.shared_settings import UNIX
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 

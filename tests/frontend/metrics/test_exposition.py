@@ -10,7 +10,7 @@ from shoal import metric_families as families
 from shoal.frontend.metrics.exposition import ExternalFigures, exposition
 from shoal.frontend.state import ServerState
 from shoal.messages.to_client import ModelForgotten
-from shoal.options import MetricsConfig
+from shoal.shared_settings import MetricsConfig
 from shoal.shm import counters as layout
 from shoal.shm import segment
 from shoal.shm.counters import CELL, CounterTable, CounterTableView
