@@ -111,7 +111,7 @@ def test_operators_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def compiled_line(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once for each version of PyTorch, and kept in pytest's cache: it takes a C++ compiler ten seconds."""
+    """Made once for each version of PyTorch, and kept in pytest's cache: it takes a C++ compiler five seconds."""
     if not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("NOT CHECKED: AOTInductor, which needs a C++ compiler, and there is no g++ or clang++")
     cache: pytest.Cache | None = getattr(pytestconfig, "cache", None)
@@ -119,8 +119,13 @@ def compiled_line(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
     file = folder / "line.pt2"
     if not file.exists():
         made = folder / f"{os.getpid()}.pt2"
-        # Without vectors, or trying which there are, and without optimisation: half the time of the compiler.
-        options = {"cpp.vec_isa_ok": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+        # Without vectors, or trying which there are, without optimisation, and without headers compiled for the next
+        # program: a quarter of the compiler's time.
+        options = {
+            "cpp.vec_isa_ok": False,
+            "aot_inductor.compile_wrapper_opt_level": "O0",
+            "aot_inductor.precompile_headers": False,
+        }
         torch._inductor.aoti_compile_and_package(
             torch.export.load(LINE), package_path=str(made), inductor_configs=options
         )
