@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.supervisor.processes.silence import Observed, Silence, observe
+from tests.end_to_end.server import wait_until
 from tests.scarcity import no_descriptors_left
 
 
@@ -50,8 +51,7 @@ def test_a_process_is_runnable_if_one_of_its_threads_is() -> None:
         assert spinning.stdout is not None
         spinning.stdout.readline()
         main = Path(f"/proc/{spinning.pid}/stat")
-        while main.read_text().rpartition(") ")[2][0] != "S":
-            pass
+        wait_until(lambda: main.read_text().rpartition(") ")[2][0] == "S")
         assert seen(spinning.pid).is_runnable
         spinning.kill()
 
@@ -70,8 +70,7 @@ def test_what_the_kernel_says() -> None:
         assert spinning.stdout is not None
         spinning.stdout.readline()  # it was started, and waits for no file any more
         begun_s = seen(spinning.pid).cpu_s
-        while not seen(spinning.pid).cpu_s > begun_s:
-            pass
+        wait_until(lambda: seen(spinning.pid).cpu_s > begun_s)
         assert seen(spinning.pid).is_runnable
         spinning.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, spinning.pid, os.WSTOPPED)
@@ -112,7 +111,6 @@ signal.pause()
         assert main.read_text().rpartition(") ")[2][0] == "D"
         assert seen(process.pid).is_runnable
         process.stdin.close()  # the child ends
-        while main.read_text().rpartition(") ")[2][0] != "S":
-            pass
+        wait_until(lambda: main.read_text().rpartition(") ")[2][0] == "S")
         assert not seen(process.pid).is_runnable
         process.kill()

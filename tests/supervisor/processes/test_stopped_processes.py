@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from shoal.supervisor.processes.stopped_processes import (
     Watched,
     is_stopped,
 )
+from tests.end_to_end.server import wait_until
 
 A, B = 71, 72
 
@@ -72,20 +73,16 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_a_real_process(sleeper: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture) -> None:
-    def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            """The kernel has yet to deliver the signal."""
-
     watched = [Watched(sleeper.pid, "the poller", sleeper.send_signal)]
     processes = StoppedProcesses(EventLoop(), lambda: watched)
     assert not is_stopped(sleeper.pid)
     for resumed_s in (10.0, 20.0):
         sleeper.send_signal(signal.SIGSTOP)
-        until(lambda: is_stopped(sleeper.pid))
+        wait_until(lambda: is_stopped(sleeper.pid))  # the kernel has delivered the signal
         processes.look(resumed_s)
         processes.look(resumed_s + STOPPED_S)
         if resumed_s == 10.0:
-            until(lambda: not is_stopped(sleeper.pid))
+            wait_until(lambda: not is_stopped(sleeper.pid))
     assert sleeper.wait() == -signal.SIGKILL
     assert not is_stopped(sleeper.pid)
     first, second = caplog.messages

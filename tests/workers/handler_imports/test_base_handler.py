@@ -16,6 +16,7 @@ from ts.torch_handler.text_handler import TextHandler
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 
 from shoal.workers.backends.torchserve.import_path import HANDLER_IMPORTS
+from tests.end_to_end.server import wait_until
 from tests.end_to_end.torch_archives import save_script
 
 #: TorchScript is deprecated, and what archives hold.
@@ -153,8 +154,7 @@ def test_parts_that_are_under_way_pass_all_stages_before_the_threads_end() -> No
     assert has_begun.wait(60)
     ending = threading.Thread(target=batching.shutdown, daemon=True)
     ending.start()
-    while not batching._lock.locked():  # shutdown has not begun
-        pass
+    wait_until(batching._lock.locked)  # shutdown has begun
     may_go_on.set()
     for thread in (ending, handling):
         thread.join(60)
