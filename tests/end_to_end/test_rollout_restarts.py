@@ -23,39 +23,44 @@ ASKED = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "da
 PLAN = {"version": 2, "steps": "50", "every": "1h", "guard": "errors<50%"}
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    model = add_model(tmp_path / "models", "m", CONFIG).parent
+def add_versions(repository: Path, name: str = "m") -> None:
+    model = add_model(repository, name, CONFIG).parent
     for number in "23":
         (model / number).mkdir()
-    return model.parent
 
 
-def rollout(server: Server, **said: object) -> Any:
-    answer = fetch(server.http_port, "/v2/models/m/rollout", said or None)
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    add_versions(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def rollout(server: Server, name: str = "m", /, **said: object) -> Any:
+    answer = fetch(server.http_port, f"/v2/models/{name}/rollout", said or None)
     assert answer.status == 200, answer.body
     return answer.json
 
 
-def load(server: Server, *versions: int) -> None:
-    config = fetch(server.http_port, "/v2/models/m/config").json if server_has(server) else {}
+def await_phase(server: Server, name: str, phase: str) -> None:
+    wait_until(lambda: rollout(server, name).get("phase") == phase)
+
+
+def load(server: Server, *versions: int, name: str = "m") -> None:
+    has_it = fetch(server.http_port, f"/v2/models/{name}/ready").status == 200
+    config = fetch(server.http_port, f"/v2/models/{name}/config").json if has_it else {}
     config |= {
-        "name": "m", "backend": "identity", "max_batch_size": 1,
+        "name": name, "backend": "identity", "max_batch_size": 1,
         "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
         "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
         "version_policy": {"specific": {"versions": versions}},
     }  # fmt: skip
     said = {"parameters": {"config": json.dumps(config)}}
-    assert fetch(server.http_port, "/v2/repository/models/m/load", said).status == 200
+    assert fetch(server.http_port, f"/v2/repository/models/{name}/load", said).status == 200
 
 
-def server_has(server: Server) -> bool:
-    return fetch(server.http_port, "/v2/models/m/ready").status == 200
-
-
-def answered(server: Server, num: int = 12) -> set[str]:
+def answered(server: Server, name: str = "m", num: int = 12) -> set[str]:
     """The versions that answer requests which name none."""
-    answers = [fetch(server.http_port, "/v2/models/m/infer", ASKED) for _ in range(num)]
+    answers = [fetch(server.http_port, f"/v2/models/{name}/infer", ASKED) for _ in range(num)]
     assert Counter(each.status for each in answers) == {200: num}, answers
     return {each.json["model_version"] for each in answers}
 
@@ -76,36 +81,35 @@ def test_without_its_stable_version_a_rollout_waits_and_no_request_fails(reposit
         assert answered(server) == {"1", "2"}
 
 
-@pytest.mark.parametrize(("action", "chosen"), [("abort", "1"), ("promote", "2")])
-def test_how_a_rollout_ended_counts_for_a_model_that_is_loaded_after_a_restart(
-    repository: Path, tmp_path: Path, action: str, chosen: str
-) -> None:
+def test_what_a_rollout_has_come_to_counts_for_a_model_that_is_loaded_after_a_restart(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("aborted", "promoted", "going_on"):
+        add_versions(repository, name)
     flags = ("--model-control-mode=explicit", f"--rollout-file={tmp_path / 'rollouts.json'}")
-    with serving_to_the_end(repository, *flags, "--load-model=m") as server:
-        load(server, 1, 2)
-        rollout(server, **PLAN)
-        rollout(server, action=action)
-        assert answered(server) == {chosen}
     with serving_to_the_end(repository, *flags) as server:
-        if action == "promote":
-            load(server, 2, 3)  # the old version is gone for good
-        else:
-            load(server, 1, 2, 3)
-        assert answered(server) == {chosen}, "version 3 is the highest, and was never rolled out"
-        wait_until(lambda: rollout(server).get("phase") in ("rolled back", "promoted"))
-        assert rollout(server)["pinned"]
-
-
-def test_a_rollout_goes_on_when_its_model_is_loaded_after_a_restart(repository: Path, tmp_path: Path) -> None:
-    flags = ("--model-control-mode=explicit", f"--rollout-file={tmp_path / 'rollouts.json'}")
-    with serving_to_the_end(repository, *flags, "--load-model=m") as server:
-        load(server, 1, 2)
-        rollout(server, **PLAN)
+        for name, action, chosen in (
+            ("aborted", "abort", {"1"}),
+            ("promoted", "promote", {"2"}),
+            ("going_on", "", {"1", "2"}),
+        ):
+            load(server, 1, 2, name=name)
+            rollout(server, name, **PLAN)
+            if action:
+                rollout(server, name, action=action)
+            assert answered(server, name) == chosen
     with serving_to_the_end(repository, *flags) as server:
-        load(server, 1, 2)
-        wait_until(lambda: rollout(server).get("phase") == "running")
-        assert rollout(server)["weights"] == {"1": 50, "2": 50}
-        assert answered(server) == {"1", "2"}
+        for name, versions, chosen, phase in (
+            ("aborted", (1, 2, 3), {"1"}, "rolled back"),
+            ("promoted", (2, 3), {"2"}, "promoted"),  # the old version is gone for good
+        ):
+            load(server, *versions, name=name)
+            assert answered(server, name) == chosen, "version 3 is the highest, and was never rolled out"
+            await_phase(server, name, phase)
+            assert rollout(server, name)["pinned"]
+        load(server, 1, 2, name="going_on")
+        await_phase(server, "going_on", "running")
+        assert rollout(server, "going_on")["weights"] == {"1": 50, "2": 50}
+        assert answered(server, "going_on") == {"1", "2"}
 
 
 def test_a_plan_that_is_damaged_or_no_file_serves_the_model(repository: Path) -> None:
