@@ -80,28 +80,24 @@ def test_slow_uploads_take_no_thread_and_all_finish(server: Server) -> None:
         assert [number_in(client.ask(numbers("grid", 3))) for client in clients[:4]] == [3] * 4
 
 
-@pytest.mark.parametrize(
-    "begun",
-    [
+def test_what_does_not_come_is_refused(server: Server) -> None:
+    begun = [
         CHUNKED + b"5\r\nabc",
         HEAD + b"TE: trailers\r\nContent-Length: 99\r\n\r\nabc",
         HEAD + b"Content-Length: 99\r\n\r\nabc",  # which the lane waits for first
-    ],
-)
-def test_a_body_that_does_not_come_is_refused(server: Server, begun: bytes) -> None:
-    with Client(server).send(begun) as client:
-        reply = client.reply()
-        assert (reply.status, reply.headers["connection"]) == (408, "close")
-        assert "3 bytes in 5 s" in json.loads(reply.body)["error"] or "--upload-timeout-secs" in reply.body.decode()
-        assert client.finish().socket.recv(1) == b""
-
-
-def test_a_message_of_grpc_that_does_not_come_is_refused(server: Server) -> None:
-    with WindowClient(server.grpc_port, 1 << 16) as client:
-        for rpc in ("ModelInfer", "ModelStreamInfer"):
-            call = client.call(f"/inference.GRPCInferenceService/{rpc}")
-            client.send(call, b"\0\0\0\0\x09")
-            ended = client.trailers(call)
+    ]
+    with ExitStack() as stack:
+        of_grpc = stack.enter_context(WindowClient(server.grpc_port, 1 << 16))
+        calls = [of_grpc.call(f"/inference.GRPCInferenceService/{rpc}") for rpc in ("ModelInfer", "ModelStreamInfer")]
+        for call in calls:
+            of_grpc.send(call, b"\0\0\0\0\x09")
+        for client in [stack.enter_context(Client(server).send(sent)) for sent in begun]:
+            reply = client.reply()
+            assert (reply.status, reply.headers["connection"]) == (408, "close")
+            assert "3 bytes in 5 s" in json.loads(reply.body)["error"] or "--upload-timeout-secs" in reply.body.decode()
+            assert client.finish().socket.recv(1) == b""
+        for call in calls:
+            ended = of_grpc.trailers(call)
             assert (ended["grpc-status"], "--upload-timeout-secs" in ended["grpc-message"]) == ("14", True)
 
 
