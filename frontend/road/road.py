@@ -195,7 +195,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """
         if conn.queued_s and has_left(_caller(conn)):
             self._application.count_abandoned()
-            if self._application.state.log_access:
+            if self._application.state.log_access and not conn.is_tunnel:
                 HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.queued_s, HUNG_UP)
             return False
         is_kept = super().handle(conn) is True

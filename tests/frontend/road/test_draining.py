@@ -1,8 +1,12 @@
-"""frontend/road/road.py: a road that is to end serves what it has given back to lanes that have ended meanwhile."""
+"""frontend/road/road.py: a road that is to end serves what it has given back to lanes that have ended meanwhile; a
+request whose client has gone before a thread was free is dropped."""
 
+import logging
 import os
 import selectors
 import socket
+import struct
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +16,7 @@ from gunicorn.config import Config
 
 from shoal.frontend import handover
 from shoal.frontend.road.admissions import Admissions
-from shoal.frontend.road.arrival import Framing
+from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.road import RoadWorker, mend
 from shoal.frontend.road.uploads import Uploads
@@ -103,6 +107,29 @@ def test_a_connection_is_kept_once_lanes_are_about_to_end(road: Road) -> None:
     road.clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
     road.step()
     assert road.arrived == [connection]
+
+
+@pytest.mark.parametrize("is_tunnel", [False, True])
+def test_a_request_whose_client_has_gone_has_a_line_and_a_call_of_a_lane_none(
+    road: Road, caplog: pytest.LogCaptureFixture, is_tunnel: bool
+) -> None:
+    """The lane logs its calls itself."""
+    abandoned: list[None] = []
+    road.worker._application = SimpleNamespace(state=road.state, count_abandoned=lambda: abandoned.append(None))
+    road.state.log_access = True
+    accepted, client = socket.socketpair() if is_tunnel else (road.accepted(), road.clients[0])
+    connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
+    road.arrived.append(connection)
+    connection.arrival, connection.queued_s = Arrival(lambda _head: None), time.monotonic()
+    connection.arrival.head = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+    if not is_tunnel:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    with caplog.at_level(logging.INFO, "shoal"):
+        assert road.worker.handle(connection) is False
+    assert len(abandoned) == 1
+    lines = [each.getMessage().partition(" bytes")[0] for each in caplog.records]
+    assert lines == ([] if is_tunnel else ["access: POST /v2/models/m/infer by 10.0.0.1: 499, 0"])
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
