@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
-from shoal.cli.request_arguments import count, writable
+from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 
@@ -274,7 +274,7 @@ def _export(requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace
     if output is None:
         print(text, end="")
     else:
-        output.write_text(text)
+        write(output, text)
 
 
 def _write_npz(requests: "Sequence[RecordedRequest]", path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.colour import printable
 from shoal.cli.operate import client_place
 from shoal.cli.records import complain, open_recording, read
-from shoal.cli.request_arguments import count, writable
+from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
@@ -130,7 +130,7 @@ def _write_report(
 ) -> None:
     from shoal.cli.replay_report import as_page
 
-    arguments.report.write_text(as_page(f"Replay of {arguments.recording}", told, pairs, unequal))
+    write(arguments.report, as_page(f"Replay of {arguments.recording}", told, pairs, unequal))
 
 
 def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_company: bool) -> "list[RecordedRequest]":

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.serve import CommandLineError
+
 
 def name_and_value(text: str) -> tuple[str, str]:
     """The parts of `<name>=<value>`. Raises ArgumentTypeError for any other text."""
@@ -42,6 +44,14 @@ def writable(text: str) -> Path:
     if path.is_dir() or not directory.is_dir() or not os.access(path if path.exists() else directory, os.W_OK):
         raise argparse.ArgumentTypeError(f"'{text}' cannot be written")
     return path
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of `writable`. Raises CommandLineError where that fails all the same, as on a disk that is full."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise CommandLineError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
 def parameter(text: str) -> Any:

@@ -98,6 +98,7 @@ WRONG = {
     "records one.shoalrec#2": "The recording has no request 2.",
     "records one.shoalrec --limit=-1": "argument --limit: expected a number from 1 on, got '-1'",
     "records one.shoalrec --export json --output no/x": "argument --output: 'no/x' cannot be written\n",
+    "records one.shoalrec --export json --output /dev/full": "'/dev/full' cannot be written: No space left on device\n",
     "replay": "Which recording? Name a file, or the folder of --record.",
     "replay folder#1": "There is no recording in 'folder': its files end in .shoalrec.",
     "replay one.shoalrec --limit=-1": "argument --limit: expected a number from 1 on, got '-1'",

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import main
+from shoal.cli import main, replay
 from shoal.cli.operate import client_place
+from shoal.cli.replay_comparison import Answer
 from shoal.cli.replay_targets import RunningServer
 from shoal.errors import ConnectionLostError
 from shoal.recorder.recorded import Recording
@@ -60,3 +61,13 @@ def test_a_server_that_is_lost_is_not_asked_at_the_later_times(tmp_path: Path) -
     with pytest.raises(ConnectionLostError):
         RunningServer(server, None).replay(list(Recording(tmp_path)), 1.0)
     assert asked == ["m"]
+
+
+def test_a_report_for_which_the_disk_has_no_room_costs_no_figures(
+    recording: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_ask_locally", lambda requests, *_, **__: ([Answer() for _ in requests], 0))
+    assert main(["replay", recording, "--repo", recording, "--report", "/dev/full"]) == 1
+    printed = capsys.readouterr()
+    assert "1 requests" in printed.out
+    assert printed.err.startswith("'/dev/full' cannot be written: No space left on device\nUsage: shoal replay")

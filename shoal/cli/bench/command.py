@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
-from shoal.cli.request_arguments import add_requests, count, parameter, writable
+from shoal.cli.request_arguments import add_requests, count, parameter, writable, write
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
 
@@ -235,7 +235,7 @@ def _as_json(
 
 
 def _write(given: argparse.Namespace, sides: "Sequence[Sequence[Measured]]") -> None:
-    """Write the picture."""
+    """Write the picture. Raises CommandLineError if the file cannot be written."""
     from shoal.cli.bench import picture
 
     series = []
@@ -246,4 +246,4 @@ def _write(given: argparse.Namespace, sides: "Sequence[Sequence[Measured]]") -> 
             ]
             series.append(picture.Series(f"{name}p{percent:g}", points))
     goal_ms = next((each.most_ms for each in given.goal if each.most_ms), None)
-    given.svg.write_text(picture.svg(f"Model {given.model}: latency against throughput", series, goal_ms))
+    write(given.svg, picture.svg(f"Model {given.model}: latency against throughput", series, goal_ms))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
-from shoal.cli.request_arguments import add_requests, count, writable
+from shoal.cli.request_arguments import add_requests, count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
@@ -154,7 +154,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         print(found + f"\n\n{diff}".rstrip("\n"))
     if given.svg is not None:
-        given.svg.write_text(report.svg(given.model, trials, best, given.goal))
+        write(given.svg, report.svg(given.model, trials, best, given.goal))
     if best.best is None:
         return EXIT_MISSED
     if given.apply and changed != text:
