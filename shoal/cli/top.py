@@ -87,13 +87,13 @@ def top(
 
     def look(server: RemoteServer, model: str) -> Look:
         rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}
-        if model and not rows:
-            raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         return Look(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
         model = arguments.model or arguments.shown
         earlier, num_left = None if arguments.requests else look(server, model), arguments.count
+        if earlier is not None and model and not earlier.rows:  # later it may be between an unload and a load
+            raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         while True:
             if earlier is None:
                 told = server.finished_requests(model, NUM_SHOWN)

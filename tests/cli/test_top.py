@@ -96,6 +96,15 @@ def test_a_model_that_is_not_there_is_refused(server: Answering, capsys: pytest.
     assert capsys.readouterr() == ("", "No version of model 'nope' is ready. 'shoal models' says why.\n")
 
 
+def test_a_model_that_is_loaded_again_is_watched_on(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    for rows in ([BUSY], [], [BUSY]):
+        server.answer(STATS, {"model_stats": rows})
+    arguments = ["digits", "--count=2", f"--url={server.url}", "--json"]
+    assert top(arguments, environ={}, sleep=lambda _: None) == 0
+    unloaded, loaded = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (unloaded, [each["model"] for each in loaded]) == ([], ["digits"])
+
+
 def request(model: str, **more: Any) -> dict[str, Any]:
     """A request as GET /v2/debug/requests lists it."""
     return {
