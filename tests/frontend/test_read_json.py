@@ -33,6 +33,13 @@ def test_reads(text: bytes, value: object) -> None:
     assert read_json(memoryview(text)) == value
 
 
+def test_numbers_beside_many_digits_are_exact() -> None:
+    """Of RapidJSON's own numbers some are not the nearest."""
+    numbers = [number / 997 for number in range(1000)]
+    assert read_json(b'[NaN,"%b",%b]' % (b"1" * 309, str(numbers)[1:-1].encode()))[2:] == numbers
+    assert read_json(b'[NaN,"%b",18446744073709551616]' % (b"1" * 309))[2] == 1 << 64
+
+
 def test_reads_nan_between_numbers() -> None:
     first, second, third = read_json(b"[NaN,-NaN,0.1]")
     assert math.isnan(first)
