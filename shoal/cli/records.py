@@ -240,7 +240,7 @@ def _shown(request: "RecordedRequest") -> str:
         )
     if request.id:
         lines.append(f"  id          {printable(request.id)}")
-    lines += [f"  parameter   {name} = {value!r}" for name, value in request.parameters.items()]
+    lines += [f"  parameter   {printable(name)} = {value!r}" for name, value in request.parameters.items()]
     lines += [f"  header      {name}: {printable(value)}" for name, value in request.headers.items()]
     if request.sequence != (0, 0):
         lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")

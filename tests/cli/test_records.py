@@ -47,10 +47,14 @@ def test_bf16_is_exported_in_numbers(tmp_path: Path) -> None:
 def test_what_clients_have_sent_does_not_reach_the_terminal_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made(id_="\x1b[2Jr7\n2")]))
+    sent = made(id_="\x1b[2Jr7\n2", parameters={"\x1b[3J": 1})
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([sent]))
     for number in ("", "#1"):
         assert main(["records", f"{tmp_path}/one.shoalrec{number}"]) == 0
-        assert "\\x1b[2Jr7\\n2" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "\\x1b[2Jr7\\n2" in printed
+        assert "\x1b" not in printed
+        assert ("parameter   \\x1b[3J = 1" in printed) is (number == "#1")
 
 
 def test_without_a_library_the_command_says_how_to_get_it(
