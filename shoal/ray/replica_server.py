@@ -48,12 +48,14 @@ _OWN_FLAGS = frozenset(
 _ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
 _RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 _ADMISSIONS = ("--allow-remote-admin", "--api-keys")
+#: Values that admit only callers on the server's host, from which every client comes.
+_NO_ADMISSIONS = frozenset(f"--allow-remote-admin={no}" for no in ("false", "0", "off"))
 
 
 def closed_to_all(flags: tuple[str, ...]) -> tuple[str, ...]:
     """The flags of a server behind a proxy on its own host, which would make every client an administrator: what
     changes the server needs a header, or metadata, that no client knows, unless the flags say who may."""
-    given = {flag.partition("=")[0] for flag in flags}
+    given = {flag.partition("=")[0] for flag in flags if flag.lower() not in _NO_ADMISSIONS}
     restrictions = [] if given & {*_ADMISSIONS} else [each for each in _RESTRICTIONS if each not in given]
     return (
         *flags,

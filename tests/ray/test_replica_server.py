@@ -279,6 +279,8 @@ def test_no_client_administers_a_server_behind_a_proxy_on_its_host_unless_the_fl
         server.stop()
     for flag in ("--allow-remote-admin", "--api-keys=keys.json"):
         assert closed_to_all((flag,)) == (flag,)
+    for refusal in ("false", "0", "Off"):
+        assert len(closed_to_all((f"--allow-remote-admin={refusal}",))) == 3, refusal
     own, *added = closed_to_all(("--http-restricted-api=health:x=y",))
     assert [each.partition("=")[0] for each in added] == ["--grpc-restricted-protocol"], own
 
