@@ -216,8 +216,11 @@ class ComparatorProcess(RingReaderProcess):
         """Mirror and compare from now on as these rules say; the first one starts the process. Raises
         OutOfSharedMemoryError or OSError, and changes nothing."""
         self._follow(rules)
-        if self._member is not None:
+
+    def _send_rules(self, batcher: Member) -> None:
+        if self._member is not None:  # first: answers of a pair without a rule are compared exactly
             self._member.send(to_comparator.ComparisonsChanged(self._plain_rules))
+        super()._send_rules(batcher)
 
     def _first_message(self) -> to_comparator.ComparatorWelcomed:
         return to_comparator.ComparatorWelcomed(self._log_settings, self._plain_rules)

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.messages.message import Message
 from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
+from shoal.messages.to_comparator import ComparisonsChanged
+from shoal.messages.to_recorder import RingAdded
 from shoal.shadow import Pair, ShadowRule
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import ring_readers
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable, shadow_file
 from tests.supervisor.star_rig import OPTIONS, StarRig
@@ -69,6 +73,25 @@ def test_a_successor_that_came_while_nothing_was_mirrored_has_a_ring_with_the_ne
     assert [type(each) for each in successor.heard()] == [ComparisonRingMade, ShadowsChanged]
     control.end("m", 1)
     assert [type(each) for each in successor.heard()] == [ShadowsChanged]
+
+
+def test_the_comparator_has_a_rule_before_the_batcher_mirrors_by_it(
+    control: ShadowControl, rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares answers of a pair without a rule exactly, and a rollout may end for their differences."""
+    control.comparator._member = rig.start().member
+    sent, send = list[type[Message]](), Member.send
+
+    def noted(member: Member, message: Message, seq: int = 0) -> None:
+        sent.append(type(message))
+        send(member, message, seq)
+
+    monkeypatch.setattr(Member, "send", noted)
+    control.begin(RULE)
+    assert sent == [ComparisonRingMade, ComparisonsChanged, ShadowsChanged, RingAdded]
+    sent.clear()
+    control.begin(RULE._replace(compare="rtol=1e-3"))
+    assert sent == [ComparisonsChanged, ShadowsChanged]
 
 
 def test_the_last_shadows_that_ended_are_kept_and_all_that_go_on() -> None:
