@@ -19,6 +19,7 @@ import numpy as np
 from shoal.datatypes import BY_WIRE, BYTES
 from shoal.distances import as_numbers, distances
 from shoal.request import InferOptions
+from shoal.shm.layout import BATCH_ITEM, record
 from shoal.workers.answers import Answers, RequestOutput
 from shoal.workers.backends.backend import Backend
 from shoal.workers.plans import OutputLayouts
@@ -35,7 +36,6 @@ IDLE_S = 0.01
 MAX_LOAD = 0.05
 #: The upper bounds of the histograms' buckets: FP32 has 24 bits, so one unit in the last place is 6e-8 of a value.
 BOUNDS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
-_NO_RECORD = (0,) * 16
 
 
 class Difference(NamedTuple):
@@ -128,6 +128,7 @@ class _Sample(NamedTuple):
 
     parsed: ParsedRequest
     options: InferOptions
+    batch: int  # its number
     block: bytes
     answer: RequestAnswer
     nbytes: int
@@ -182,7 +183,8 @@ class BatchDriftAuditor:
         if len(self._waiting) >= MAX_WAITING or self._nbytes + nbytes > MAX_BYTES:
             self._counts.skipped()
             return
-        self._waiting.append(_Sample(parsed, request.options, bytes(request.block[: parsed.end]), answer, nbytes))
+        block = bytes(request.block[: parsed.end])
+        self._waiting.append(_Sample(parsed, request.options, request.batch, block, answer, nbytes))
         self._nbytes += nbytes
 
     def next_wait_s(self, wait_s: float | None) -> float | None:
@@ -221,11 +223,12 @@ class BatchDriftAuditor:
 
     def _answer(self, sample: _Sample) -> RequestAnswer:
         """The answer to a sample that is executed alone; nothing in place of an error. Like a warm-up, the request has
-        no key, no deadline and no client."""
+        no key, no deadline and no client; failures are logged with the number of its batch."""
         block = memoryview(sample.block)
         parsed = sample.parsed
         tensors = None if parsed.is_plain else parsed.open_here(block)
-        request = Request(0, parsed, block, tensors, _NO_RECORD, lambda _key: False, sample.options)
+        item = record(BATCH_ITEM, 0, sample.batch)
+        request = Request(0, parsed, block, tensors, item, lambda _key: False, sample.options)
         answers = Answers(1, self._plans)
         try:
             self._backend.execute([request], answers)

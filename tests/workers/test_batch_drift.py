@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from shoal.messages.to_worker import StopWorker
 from shoal.model_config.signature import Signature
-from shoal.workers.answers import RequestOutput
+from shoal.workers.answers import Answers, RequestOutput
 from shoal.workers.backends.backend import Backend
 from shoal.workers.batch_drift import (
     IDLE_S,
@@ -24,6 +24,7 @@ from shoal.workers.batch_drift import (
 )
 from shoal.workers.loop import Loop
 from shoal.workers.plans import OutputLayouts
+from shoal.workers.requests import Request, failure_fields
 from shoal.workers.tensors import Array
 from tests.workers.worker_harness import CONFIG, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
 
@@ -191,6 +192,20 @@ def test_what_fails_alone_is_changed(batcher: Batcher, caplog: pytest.LogCapture
     auditor.run()
     assert counts.differences == [NOT_COMPARABLE]
     assert "fails alone" in caplog.text
+
+
+def test_a_request_that_fails_alone_is_logged_with_its_batch_and_not_as_part_of_the_load(batcher: Batcher) -> None:
+    class Complaining(PerRequest):
+        def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+            logged.append(failure_fields(requests))
+            super().execute(requests, answers)
+
+    logged = list[dict[str, Any]]()
+    loop, auditor, _ = audited(batcher, Complaining(leaning))
+    send(batcher, 1, 5, batch=7)
+    loop.step()
+    auditor.run()
+    assert logged == [{"stage": "execute", "batch": 7}] * 2
 
 
 def test_answers_to_single_requests_and_of_strings_are_compared_too(batcher: Batcher) -> None:
