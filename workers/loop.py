@@ -379,7 +379,7 @@ class Loop:
         return requests
 
 
-def as_shoal_error(error: Exception, model: str, instance: str, requests: Sequence[Request] = ()) -> ShoalError:
+def as_shoal_error(error: Exception, model: str, instance: str, requests: Sequence[Request]) -> ShoalError:
     """The error for clients for an exception of a backend that executed these requests; one that is no ShoalError is
     logged, too."""
     if isinstance(error, ShoalError):

@@ -488,9 +488,11 @@ def is_wanted(output: str, requests: Sequence[Request]) -> bool:
 def failure_fields(requests: Sequence[Request]) -> dict[str, str | int]:
     """Fields of the log about a batch whose execution has failed: its number, and the first MAX_LOGGED_IDS of its
     requests' ids, if any has one. Those of a warm-up, which is part of a load, have no number."""
-    if not requests or not requests[0].batch:
+    if requests and not requests[0].batch:
         return {"stage": "load"}
-    fields: dict[str, str | int] = {"stage": "execute", "batch": requests[0].batch}
+    fields: dict[str, str | int] = {"stage": "execute"}
+    if requests:  # otherwise none of the batch could be read
+        fields["batch"] = requests[0].batch
     if ids := [request.id for request in requests if request.id]:
         fields["request_id"] = ", ".join(ids[:MAX_LOGGED_IDS])
     return fields

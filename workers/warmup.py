@@ -82,7 +82,7 @@ def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model:
         backend.execute(requests, answers)
         answers.wait_for_senders()
     except Exception as error:  # noqa: BLE001 - whatever a model raises is the reason why it cannot be loaded
-        answers.fail_all(as_shoal_error(error, model.name, model.instance_name))
+        answers.fail_all(as_shoal_error(error, model.name, model.instance_name, requests))
     return answers.errors
 
 

@@ -18,6 +18,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError
 from shoal.workers.loop import Loop
+from shoal.workers.requests import RequestReader
 from shoal.workers.tensors import Array
 from tests.messages import receive
 from tests.workers.worker_harness import (
@@ -174,6 +175,22 @@ def test_a_lost_gpu_ends_the_loop_once_its_batch_is_answered_and_begins_no_other
     assert [(one.batch, one.status) for one in done] == [(1, 2), (1, 2)]
     assert "CUDA error: device-side assert triggered" in done[0].sentence
     assert backend.tried == [2]
+
+
+def test_a_batch_none_of_whose_requests_can_be_read_has_failed_in_its_execution(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a GPU is lost while an input in a client's memory there is read."""
+
+    def refuse(*_arguments: object) -> None:
+        raise RuntimeError("CUDA error 2: out of memory")
+
+    monkeypatch.setattr(RequestReader, "open", refuse)
+    loop = loop_of(batcher)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
+    loop.step()
+    assert "out of memory" in batcher.done()[0].sentence
+    assert [vars(line)["stage"] for line in caplog.records] == ["execute"]
 
 
 def test_of_a_batch_in_parts_nothing_is_executed_once_the_gpu_is_lost(batcher: Batcher) -> None:

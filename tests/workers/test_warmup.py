@@ -232,6 +232,7 @@ def test_what_no_backend_means_to_raise_is_told_and_logged(directory: Path, capl
     error = refusal(directory, sample("zero_data: true"), Returning(raising(KeyError("x"))))
     assert str(error) == ("failed to run warmup sample 's': model 'm', instance 'm_0_0' failed: KeyError: 'x'; ")
     assert "Traceback" in caplog.text
+    assert vars(caplog.records[-1])["stage"] == "load"
 
 
 def test_an_output_that_is_not_as_configured_is_found(directory: Path) -> None:
