@@ -1,9 +1,12 @@
 """The open requests by themselves: each way in which one ends, and that it ends once."""
 
+import pytest
+
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import ClientPeer, RunningBatch, ScheduledModel, WorkerPeer
+from shoal.batcher.scheduling.patience import Patience
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.splits import Splits
 from shoal.batcher.statistics import BACKEND
@@ -64,6 +67,19 @@ def test_what_waits_can_be_cancelled_and_what_runs_goes_on() -> None:
     table.requests.cancel(key(2), 2_000)
     assert table.received() == [(2, Reason.CANCELLED)]
     assert list(table.requests) == [key(1)]
+
+
+def test_answers_of_which_nothing_is_published_yet_count_for_those_who_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, counted = Table(3), list[int]()
+    table.client.is_front_end = True
+    monkeypatch.setattr(
+        Patience, "gave_up", lambda _patience, _waited_ns, num_answered, _now_ns: counted.append(num_answered)
+    )
+    table.requests.answer(key(1), 0, BLOCK, HEADER, COMPUTE, 2_000)
+    table.requests.cancel(key(2), 2_000)
+    table.model.row.publish()
+    table.requests.cancel(key(3), 2_000)
+    assert counted == [1, 1]
 
 
 def test_a_dead_client_hears_nothing_and_nothing_of_it_waits() -> None:

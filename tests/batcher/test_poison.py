@@ -305,3 +305,17 @@ def test_the_instance_over_its_limit_counts_whichever_of_its_process_is_reported
     assert [each.num_deaths for each in clinic.model.trials.suspects._suspects.values()] == [2]
     clinic.ask(5, POISON)
     assert clinic.outcomes()[5] is Reason.POISON
+
+
+def test_the_header_of_a_guest_opens_no_block_of_another_client() -> None:
+    clinic, guest = Clinic(), CLIENT + 1
+    clinic.add_client(guest, is_guest=True)
+    theirs, own = (clinic.clients[owner][1].allocate(16) for owner in (CLIENT, guest))
+    assert theirs is not None
+    assert own is not None
+    exchange = clinic.star.exchange
+    opens = {owner: exchange.blocks.opener(exchange.clients[owner], own.memory) for owner in (CLIENT, guest)}
+    assert opens[guest](0) is own.memory
+    assert opens[guest](own.ref) is not None
+    assert opens[guest](theirs.ref) is None
+    assert opens[CLIENT](theirs.ref) is not None
