@@ -54,6 +54,7 @@ def test_a_shadow_for_which_there_is_no_memory_is_not_on(
         control.end("m", 1)
     assert kept(control) == []
     control.on_models_changed()
+    control.comparator.join_batcher(rig.batcher.member)  # as a successor
     assert not rig.batcher.heard()
     control.begin(RULE)
     assert [type(each) for each in rig.batcher.heard()] == [ComparisonRingMade, ShadowsChanged]
