@@ -23,7 +23,7 @@ from tests.ray.on_cluster import SAMPLES, asked
 ROOT = Path(__file__).parents[2]
 MODELS = ("simple", "repeat")
 NUM_REPLICAS = 3
-NEWER = "0.1.1"
+NEWER = "0.2.1"
 #: At least: the repository, then the version.
 NUM_UPDATES = 2
 
