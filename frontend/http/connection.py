@@ -75,6 +75,11 @@ class HttpConnection:
         self.exchange: HttpExchange | None = None
         self.trace: TracedRequest | None = None  # trace of the request that is waited for or answered, if it has one
 
+    def close_by(self, deadline_s: float) -> None:
+        """Have the connection closed by then, unless it waits longer for a request that has begun."""
+        if self.stage is READING and not self.buffer:
+            self.deadline_s = min(self.deadline_s, deadline_s)
+
     def read(self) -> bytes | None:
         """Received bytes; b"" at the end of the stream, None if there are none now."""
         try:

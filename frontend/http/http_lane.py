@@ -75,8 +75,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_to_stop(self) -> None:
         self._outgoing.idle_s = LINGER_S
         for connection in self._connections.values():
-            if connection.stage is READING and not connection.buffer:  # a request that has begun has HEAD_S
-                connection.deadline_s = min(connection.deadline_s, self.now_s + LINGER_S)
+            connection.close_by(self.now_s + LINGER_S)
 
     def _forget_admitted(self) -> None:
         self._triton.forget_known()

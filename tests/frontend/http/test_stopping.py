@@ -1,14 +1,11 @@
-"""frontend/http/http_lane.py: how long a lane that stops waits for requests, on a clock that is handed in."""
+"""frontend/http/connection.py: how long a connection of a stopping lane waits for requests, on a clock handed in."""
 
 import socket
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from shoal.frontend.http.connection import WAITING, HttpConnection
-from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S
 
 NOW_S = 100.0
@@ -22,12 +19,8 @@ def connection() -> Iterator[HttpConnection]:
 
 
 def stop(connection: HttpConnection) -> float:
-    """Begin to stop a lane with this connection; how long that is left to it from now on."""
-    lane: Any = HttpLane.__new__(HttpLane)
-    lane.now_s, lane._connections = NOW_S, {connection.fd: connection}
-    lane._outgoing = SimpleNamespace(idle_s=75.0)
-    lane._begin_to_stop()
-    assert lane._outgoing.idle_s == LINGER_S
+    """Have a stopping lane's connection closed soon; how long it has from now on."""
+    connection.close_by(NOW_S + LINGER_S)
     return connection.deadline_s - NOW_S
 
 
