@@ -1,6 +1,6 @@
 """A release: scripts/release VERSION | build
 
-`VERSION`, as 0.2.0, sets the version wherever it stands, and gives the entries under Unreleased in CHANGELOG.md their
+`VERSION`, as 7.8.9, sets the version wherever it stands, and gives the entries under Unreleased in CHANGELOG.md their
 heading; look at the difference, run .ci/run, commit. `build` takes the commit, which must be clean, makes the source
 distribution and the pure wheel from it twice and compares them, byte by byte, checks their metadata, installs the wheel
 into a fresh environment, has it serve a sample model, and lists what was installed with it, versions and licences, as
@@ -74,7 +74,7 @@ def notes(changelog: str, version: str) -> str:
 def set_version(version: str) -> None:
     """Write the version and the change log's heading."""
     if not _VERSION.fullmatch(version):
-        raise ValueError(f"a version is 0.2.0 or 0.2.0rc1, not '{version}'")
+        raise ValueError(f"a version is 7.8.9 or 7.8.9rc1, not '{version}'")
     old, changelog = current(), ROOT / "CHANGELOG.md"
     log = with_release(changelog.read_text(), version, date.today().isoformat())
     texts: dict[Path, str] = {}
