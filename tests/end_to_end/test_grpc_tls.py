@@ -6,7 +6,6 @@ import queue
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -72,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Ite
         f"--grpc-server-cert={files.server_cert}", f"--grpc-server-key={files.server_key}",
         f"--grpc-root-cert={files.root}", "--grpc-infer-response-compression-level=high",
         "--grpc-header-forward-pattern=^my-", "--grpc-restricted-protocol=statistics:key=value",
-        *only("patient", "simple", "repeat"),
+        "--exit-timeout-secs=3600", *only("patient", "simple", "repeat"),
     ]  # fmt: skip
     with serving([SAMPLES, models], *flags) as server:
         yield server
@@ -230,9 +229,7 @@ def test_a_server_that_ends_waits_for_no_idle_stream(server: Server, files: Cert
         stream: Any = channel.stream_stream(STREAM)
         answers = stream(requests())
         next(answers)
-        begun_s = time.monotonic()
-        assert server.stop() == 0, server.log.decode()
+        assert server.stop() == 0, server.log.decode()  # not after the hour that a stream at work would have
         with pytest.raises(grpc.RpcError, match="GRPC server is shutting down"):
             next(answers)
         left.set()
-        assert time.monotonic() - begun_s < 15  # of the 30 s that streams at work would get
