@@ -1,3 +1,3 @@
 """Shoal's version, for modules that must not import the public package `shoal`."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
