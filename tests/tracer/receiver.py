@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.listening import listening
+
 
 class Span(NamedTuple):
     """A span as it was sent; ids in hexadecimal."""
@@ -84,13 +86,6 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name for it
             """Silent."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with listening(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        receiver.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
         yield receiver
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
