@@ -4,7 +4,8 @@ A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. The other by
 to request; the result of parsing and validating them is kept (a JsonTemplate). The arrays are decoded as in any
 request, by json_tensors; a request with any irregularity is parsed in full, so that it is refused with the right
 sentence. Responses are put together in this way, too. Measured per request of 16 floats: 14 µs instead of 28 for
-parsing, validating, placing and rendering anew. Pure.
+parsing, validating, placing and rendering anew. A model's next request has most often the skeleton of the last one: it
+is compared piece by piece (JsonLayout) in 0.5 µs, and only another one is split, in 3. Pure.
 """
 
 import re
@@ -16,6 +17,7 @@ import orjson
 
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
+from shoal.frontend.http.request_options import CutOptions, is_id
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
 from shoal.request import InferResponse, TensorRef, around_id, split_header
@@ -30,6 +32,35 @@ _MAX_SKELETON_BYTES = 4096
 _ARRAY = re.compile(rb'"data"\s*:\s*\[([^\[\]{}"\\]*)\]')
 
 Skeleton = tuple[bytes, ...]
+
+
+class JsonLayout(NamedTuple):
+    """The bytes of requests of one template, and where their arrays and their id stand between them."""
+
+    first: bytes
+    #: Behind each array and the id: the byte that ends it, and the bytes from there up to the next one.
+    pieces: tuple[tuple[bytes, bytes], ...]
+    id_at: int  # which of these the id is; -1: none has been cut out
+
+    def read(self, body: bytes) -> tuple[list[bytes], bytes] | None:
+        """The texts of a body's arrays and its id, empty where the layout has none; None for a body of another layout.
+
+        A text goes up to the next `]`, or `"`, and may be anything else: `decode` finds whether it is numbers.
+        """
+        first, pieces, id_at = self
+        if not body.startswith(first):
+            return None
+        texts, start = [], len(first)
+        for end_byte, piece in pieces:
+            end = body.find(end_byte, start)
+            if end < 0 or not body.startswith(piece, end):
+                return None
+            texts.append(body[start:end])
+            start = end + len(piece)
+        if start != len(body):
+            return None
+        id_ = texts.pop(id_at) if id_at >= 0 else b""
+        return None if id_at >= 0 and not is_id(id_) else (texts, id_)
 
 
 class JsonInput(NamedTuple):
@@ -48,6 +79,7 @@ class JsonTemplate:
     """A request whose skeleton is known."""
 
     prepared: PreparedRequest
+    body: JsonLayout | None  # of the request that the template was made of, if none of its parameters were cut out
     inputs: tuple[JsonInput, ...]
     header_offset: int
     header: bytes  # the packed InferRequest, without its cut-out options (request_options.py)
@@ -57,12 +89,23 @@ class JsonTemplate:
     responses: dict[bytes, "JsonResponse"]  # by the worker's packed InferResponse
 
 
+class JsonOutput(NamedTuple):
+    """The place and type of one output's numbers in the worker's block, and the skeleton behind them."""
+
+    name: str
+    datatype: Datatype
+    num_elements: int
+    start: int
+    end: int
+    behind: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class JsonResponse:
     """A response whose skeleton is known, and the places of its numbers in the worker's block."""
 
-    skeleton: Skeleton
-    outputs: tuple[TensorRef, ...]
+    first: bytes  # the skeleton, up to the first array
+    outputs: tuple[JsonOutput, ...]
     end: int  # end of the last output
 
 
@@ -72,7 +115,21 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
     return tuple(parts[::2]), parts[1::2]
 
 
-def make_template(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonTemplate | None:
+def learn(body: bytes, options: CutOptions) -> JsonLayout | None:
+    """The layout of a body that is split once `options` have been cut out; None if these have parameters."""
+    if options.parameters:
+        return None
+    spans = [each.span(1) for each in _ARRAY.finditer(body)]
+    if options.id:
+        spans = sorted([*spans, options.id_span])
+    edges = [*[edge for span in spans for edge in span], len(body)]
+    pieces = [(body[end : end + 1], body[end:start]) for end, start in zip(edges[1::2], edges[2::2], strict=True)]
+    return JsonLayout(body[: edges[0]], tuple(pieces), spans.index(options.id_span) if options.id else -1)
+
+
+def make_template(
+    prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes], body: JsonLayout | None
+) -> JsonTemplate | None:
     """The template of a request that has been prepared in full; None if it has none."""
     if prepared.has_regions or len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
         return None
@@ -91,7 +148,7 @@ def make_template(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[by
     kept = replace(prepared, inputs=())
     layout, _ = split_header(header)
     span = pack_span(offset, len(header))
-    template = JsonTemplate(kept, tuple(inputs), offset, header, layout, around_id(header), span, {})
+    template = JsonTemplate(kept, body, tuple(inputs), offset, header, layout, around_id(header), span, {})
     # The full parse has just read these arrays: the short one must agree.
     if decode(template, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None
@@ -120,19 +177,20 @@ def make_response(prepared: PreparedRequest, response: InferResponse, rendered: 
     skeleton, arrays = split(rendered)
     if len(arrays) != len(outputs) or any(BY_WIRE[ref.datatype] is BYTES for ref in outputs):
         return None
-    return JsonResponse(skeleton, outputs, max([ref.offset + ref.nbytes for ref in outputs], default=0))
+    placed = []
+    for (name, wire, _, offset, nbytes), behind in zip(outputs, skeleton[1:], strict=True):
+        datatype = BY_WIRE[wire]
+        placed.append(JsonOutput(name, datatype, nbytes // datatype.itemsize, offset, offset + nbytes, behind))
+    return JsonResponse(skeleton[0], tuple(placed), max([output.end for output in placed], default=0))
 
 
 def fill(known: JsonResponse, block: memoryview) -> bytes | None:
     """The body of a response, with numbers from the worker's block; None if it must be rendered in full, which
     refuses it."""
-    pieces = [known.skeleton[0]]
+    pieces = [known.first]
     try:
-        for ref, text in zip(known.outputs, known.skeleton[1:], strict=True):
-            name, wire, _, offset, nbytes = ref
-            datatype = BY_WIRE[wire]
-            view = block[offset : offset + nbytes]
-            pieces += [b'"data":', encode_text(name, datatype, nbytes // datatype.itemsize, view), text]
+        for name, datatype, num_elements, start, end, behind in known.outputs:
+            pieces += b'"data":', encode_text(name, datatype, num_elements, block[start:end]), behind
     except ShoalError:
         return None
     return b"".join(pieces)

@@ -64,6 +64,11 @@ def _span_of_id(json: bytes, parameters: Span) -> Span:
     return NO_SPAN if found is None else found.span(1)
 
 
+def is_id(text: bytes) -> bool:
+    """Whether `cut` would cut out this text between quotes as an id."""
+    return 0 < len(text) <= MAX_ID_BYTES and not text.translate(None, ID_BYTES)
+
+
 def is_right(json: bytes, found: CutOptions) -> bool:
     """Whether the values that `cut` has removed are the request's id and parameters, in this JSON and in any with an
     equal `rest`.

@@ -25,7 +25,7 @@ from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.known_request import learn
 from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
-from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, with_settings
+from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, without
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
 from shoal.frontend.recorded_headers import recorded_headers
 from shoal.frontend.region_tensors import region_block
@@ -79,6 +79,8 @@ class Submission:
         # size.
         self._templates = Memo[_Key, RequestTemplate]("http_form", _MAX_TEMPLATES)
         self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_form", _MAX_TEMPLATES)
+        #: The templates of a model's last requests, by its id: tried first.
+        self._recent_json = Memo[int, tuple[JsonTemplate, ...]]("http_json_recent", _MAX_TEMPLATES)
         self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)
         self._known = Memo[tuple[bytes, int], tuple[KnownRequest, ...]]("http_known", _MAX_KNOWN)
         # Changed by response: ids of the models that have given a response worth compressing, and how many they are.
@@ -231,6 +233,15 @@ class Submission:
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Submitted]:
         """Submit a small body that is all JSON. Raises ShoalError."""
+        limit = self._state.http_max_input_size
+        recent = self._recent_json.entries.get(entry.model_id, ())
+        for template in recent:
+            if template.body is not None and (texts := template.body.read(body)) is not None:
+                tensors = json_template.decode(template, texts[0], limit)
+                if tensors is None:
+                    break
+                asked, header = self._varied(template, texts[1], None)
+                return self._submit_numbers(entry, template, tensors, asked, header, None, start_ns)
         options = cut(body)
         settings = self._settings_of(options.parameters) if options.parameters else None
         if options.parameters and settings is None:
@@ -241,17 +252,26 @@ class Submission:
         # No JSON has a zero byte. A body that has one where another has been cut out has one more to be cut out.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
         key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
-        template = self._json_templates.entries.get(key)
-        limit = self._state.http_max_input_size
-        tensors = None if template is None else json_template.decode(template, arrays, limit)
-        if template is None or tensors is None:
+        found = self._json_templates.entries.get(key)
+        tensors = None if found is None else json_template.decode(found, arrays, limit)
+        if found is None or tensors is None:
             prepared = self._prepared(entry, head, memoryview(body))
-            if template is None and is_right(body, options):
-                made = json_template.make_template(without(prepared, options), skeleton, arrays)
+            if found is None and is_right(body, options):
+                layout = json_template.learn(body, options)
+                made = json_template.make_template(without(prepared, options), skeleton, arrays, layout)
                 if made is not None:
                     self._json_templates.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        asked, header = self._varied(template, options, settings)
+        if found.body is not None and all(found is not each for each in recent):
+            self._recent_json.keep(entry.model_id, (found, *recent[: _MAX_ALIKE - 1]))
+        asked, header = self._varied(found, options.id, settings)
+        return self._submit_numbers(entry, found, tensors, asked, header, settings, start_ns)
+
+    def _submit_numbers(
+        self, entry: ModelEntry, template: JsonTemplate, tensors: Sequence[bytes | memoryview], asked: Submitted,
+        header: bytes, settings: RequestSettings | None, start_ns: int,
+    ) -> tuple[int, Submitted]:  # fmt: skip
+        """Submit a request of this template with these tensors and this header. Raises ShoalError."""
         end = template.header_offset + len(header)
         block = self._port.allocate(end, entry.model_id)
         memory = block.memory
@@ -262,14 +282,15 @@ class Submission:
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
 
     def _varied(
-        self, template: JsonTemplate | RegionTemplate, options: CutOptions, settings: RequestSettings | None
+        self, template: JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
     ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
-        """A request of this template with its own options, and its header. Raises InvalidArgumentError."""
-        if len(options.rest) == 1:
+        """A request of this template with an id and settings of its own, and its header; empty and None are the
+        template's. Raises InvalidArgumentError."""
+        if not id_ and settings is None:
             return template, template.header
         if settings is not None:
-            self._check_sequence(template.prepared, options.id, settings)
-        asked = VariedRequest(template, options.id, settings)
+            self._check_sequence(template.prepared, id_, settings)
+        asked = VariedRequest(template, id_, settings)
         return asked, asked.header()
 
     def _submit_with_regions(
@@ -287,7 +308,7 @@ class Submission:
             if made is not None:
                 kept.keep(key, made)
             return number, prepared
-        asked, header = self._varied(template, options, settings)
+        asked, header = self._varied(template, options.id, settings)
         block, span = region_block(self._port, entry, template.inputs, header)
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
 
@@ -469,13 +490,6 @@ def _json_response(text: bytes, id_: bytes) -> bytes:
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
     """Whether the data of an input lie elsewhere than in the body."""
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
-
-
-def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
-    """The request without the options that were cut out, all of them valid."""
-    if options.parameters:
-        prepared = with_settings(prepared, RequestSettings({}))
-    return replace(prepared, id="") if options.id else prepared
 
 
 def body_offset(head: Head) -> int:

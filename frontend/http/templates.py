@@ -8,7 +8,7 @@ from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.known_request import RequestLayout
 from shoal.frontend.http.region_template import RegionTemplate
-from shoal.frontend.http.request_options import MAX_ID_BYTES
+from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions
 from shoal.frontend.prepared import PreparedRequest, RequestSettings
 from shoal.request import pack_id, pack_options
 from shoal.star.models import ModelEntry
@@ -108,3 +108,10 @@ class ResponseHead:
             head = _BINARY_HEAD % (nbytes, nbytes + sum([end - start for start, end in self.spans]))
             around = self.around_id[len(id_)] = head + in_front, behind
         return b"".join((around[0], id_, around[1]))
+
+
+def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
+    """The request without the options that were cut out, all of them valid."""
+    if options.parameters:
+        prepared = with_settings(prepared, RequestSettings({}))
+    return replace(prepared, id="") if options.id else prepared

@@ -301,6 +301,56 @@ def test_each_request_keeps_its_parameters_whatever_came_before(
     assert long_lived.port.slab.num_taken == 0
 
 
+#: Texts in the place of an array's numbers, and of an id: right ones, wrong ones, and some that end the array or the id
+#: early, in a way that is right JSON.
+ARRAYS = [
+    b"1,2", b"3,4", b" 5 ,\t6\n", b"1.5,2", b"1e3,2", b"", b"1", b"1,2,3", b"1,2]", b"[1,2", b"[1,2]", b"[1],[2]",
+    b"1,true", b"null,1", b"NaN,1", b"1e400,1", b"1,-0", b'"1",2', b"{},2", b"1,2}", b'1,2,"data":[3,4',
+    b'1,2],"data":[3,4', b"1,2//", b'1,2],"id":"q","x":[3', b'1,2],"parameters":{"n":1},"x":[3', b"1,2\\", b"1,\x002",
+    b"1 2", b"01,2", b"1,2,",
+]  # fmt: skip
+IDS = [
+    b"1", b"17", b"a]", b"a}", b"", b"\xc3\xa9", b"\xff", b"\\u0061", b"a\\", b"x" * 128, b"x" * 129, b"a\tb",
+    b'a","id":"b', b'a","x":"', b'a","parameters":{"n":1},"x":"',
+]  # fmt: skip
+ENDS = [b"", b" ", b"}", b',"x":1}']
+WITH_ARRAYS = [
+    b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,2],"data":[%1]}]}',
+    b'{"inputs":[{"name":"A","datatype":"FP32","shape":[2,1],"data":[%1]}]}',
+    b'{"id":"%i","inputs":[{"name":"A","datatype":"FP32","shape":[1,2],"data":[%1]}]}',
+    b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,2],"data" : [%1]}], "id" : "%i"}',
+    b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,2],"data":[%1]}],"x":{"id":"%i"}}',
+    b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,2],"data":[%1]}],"id":"%i","parameters":{"n":1}}',
+    b'{"inputs":[{"name":"B","datatype":"INT32","shape":[1,2],"data":[%1]},'
+    b'{"name":"A","datatype":"INT32","shape":[1,2],"data":[%2]}],"id":"%i"}',
+    b'{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[%1]},'
+    b'{"name":"B","datatype":"INT32","shape":[1,2],"data":[%2]}],"outputs":[{"name":"OUT_A"}]}',
+]
+
+
+@given(
+    said=st.lists(
+        st.tuples(
+            st.sampled_from(WITH_ARRAYS), st.sampled_from(ARRAYS), st.sampled_from(ARRAYS), st.sampled_from(IDS),
+            st.sampled_from(ENDS),
+        ),
+        min_size=1, max_size=4,
+    ),
+    model=st.sampled_from(["grid", "batched"]),
+)  # fmt: skip
+@settings(max_examples=600, deadline=None)
+def test_whatever_stands_in_the_place_of_numbers_or_an_id_is_read_as_if_nothing_were_known(
+    long_lived: Star, said: list[tuple[bytes, bytes, bytes, bytes, bytes]], model: str
+) -> None:
+    for form, first, second, id_, end in said:
+        right = form.replace(b"%1", b"1,2").replace(b"%2", b"3,4").replace(b"%i", b"7")
+        told = form.replace(b"%1", first).replace(b"%2", second).replace(b"%i", id_) + end
+        for json in (right, right, told):
+            data = request(model, json, None)
+            assert outcome(long_lived, data, data) == expected(long_lived, model, json, None), json
+    assert long_lived.port.slab.num_taken == 0
+
+
 @pytest.mark.parametrize("tail", [None, ONE], ids=["json", "binary"])
 def test_only_the_first_of_a_sequence_of_one_size_is_parsed(star: Star, tail: bytes | None) -> None:
     tensor = NUMBERS if tail is None else binary("A", "FP32", [1, 2], 8)
