@@ -256,9 +256,11 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
 
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
-    """Log a request that a thread has answered; the lane of a gRPC call logs that itself."""
-    if not is_of_lane(environ["gunicorn.socket"]):
-        exchange = HttpExchange(environ[HEAD_VARIABLE], environ["REMOTE_ADDR"])
+    """Log a request that a thread has answered; the lane of a gRPC call logs that itself. A request that gunicorn
+    refuses has no head here, and no line."""
+    head = environ.get(HEAD_VARIABLE)
+    if head is not None and not is_of_lane(environ["gunicorn.socket"]):
+        exchange = HttpExchange(head, environ["REMOTE_ADDR"])
         exchange.nbytes = response.sent
         has_left = isinstance(sys.exc_info()[1], OSError)  # by which gunicorn has failed to send
         exchange.end(took.total_seconds(), HUNG_UP if has_left else int((response.status or "500")[:3]))
@@ -438,6 +440,6 @@ def error_writer(state: ServerState, endpoints: Mapping[str, Endpoint]) -> Write
             response = endpoints[name].finish(refusal)
         else:
             response = error_json(status, sentence or reason, CLOSE)
-        gunicorn.util.write_nonblock(sock, as_bytes(response._replace(phrase=reason)))
+        gunicorn.util.write_nonblock(sock, as_bytes(response))
 
     return write_error

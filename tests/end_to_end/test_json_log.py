@@ -35,6 +35,8 @@ class TritonPythonModel:
         raise ValueError("as it was told")
 """
 BAD = b"GET /what HTTP/1.1\r\nHost: a\r\nBad\x1b[31mHeader: 1\r\n\r\n"
+#: Refused by gunicorn with the request as far as it was read, which gunicorn hands to its access log.
+BAD_LENGTH = b"POST /what HTTP/1.1\r\nHost: a\r\nContent-Length: many\r\n\r\n"
 #: Each path has its place in the log, in which no other request is.
 INFER, GENERATE, READY = [f"/v2/models/steady/{verb}" for verb in ("infer", "generate", "ready")]
 TRACED = "/v2/models/steady/versions/1/infer"
@@ -70,9 +72,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
         hang_up(server, fifo)
         hang_up(server, fifo, b"TE: trailers\r\n")
         assert fetch(server.http_port, "/v2/models/talker/infer", {**asking(1, 2, 3, 4), "id": "six"}).status == 500
-        for _ in range(20):
+        for refused in (BAD, BAD_LENGTH) * 10:
             with socket.create_connection(("127.0.0.1", server.http_port), DEADLINE_S) as connection:
-                connection.sendall(BAD)
+                connection.sendall(refused)
                 assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
         assert server.read_log(b"of which there is no line")
         worker = worker_of(server, "talker_0_0")
@@ -161,6 +163,7 @@ def test_every_line_is_an_object(log: Log) -> None:
     assert {"supervisor", "worker", "road"} <= {line["process"] for line in log.lines}
     refused = [line for line in log.lines if line["message"].startswith("Invalid request")]
     assert 0 < len(refused) < 20
+    assert log.of("/what") == [], "a message that is no HTTP has no line of the access log"
 
 
 def test_a_request_on_a_lane_has_a_line(log: Log) -> None:
