@@ -78,6 +78,12 @@ def test_a_later_minor_version_is_answered_with_ours(server: Server) -> None:
     assert (reply.status, reply.closed) == (200, KEPT)
 
 
+def test_a_refusal_has_the_phrase_of_its_status(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(message(b"Transfer-Encoding: xchunked", body=b""))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+
+
 def test_expectation_is_met_before_the_body(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(message(length(BODY), b"Expect: 100-continue", body=b""))
