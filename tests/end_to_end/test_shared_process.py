@@ -36,6 +36,10 @@ class TritonPythonModel:
                 ALL.wait(60)
             if wish == 3:
                 os._exit(3)
+            if wish == 4:
+                ALL.wait(60)
+                if threading.current_thread() is not threading.main_thread():
+                    raise SystemExit(5)
             said = np.array([os.getpid(), threading.get_native_id(), len(os.sched_getaffinity(0))], np.int64)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", said)]))
         return responses
@@ -133,6 +137,16 @@ def test_a_death_is_that_of_all_instances_and_says_so(server: Server) -> None:
     assert [each["restarts"] for each in instances(server)] == [each["restarts"] + 1 for each in before]
     with ThreadPoolExecutor(3) as pool:
         assert len({thread for _, thread, _ in pool.map(lambda _: wish(server, 1), range(3))}) == 3
+
+
+def test_a_model_that_calls_exit_in_a_thread_ends_the_process_with_that_status(server: Server) -> None:
+    (pid,) = {each["pid"] for each in instances(server)}
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(wish, server, 4) for _ in range(3)]
+        errors = [error for each in answers if (error := each.exception(DEADLINE_S))]
+    assert len(errors) >= 2
+    assert all(f"(pid {pid}) exited with code 5 while executing" in str(each) for each in errors), errors
+    wait_until(lambda: are_up(server, 3) and instances(server)[0]["pid"] != pid)
 
 
 def test_a_hanging_batch_is_found_in_its_own_thread(server: Server) -> None:
