@@ -17,6 +17,8 @@ Headers = tuple[tuple[str, str], ...]
 
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 
+#: Statuses whose responses end with their heads (RFC 9112, section 6.3): a body would be read as the next response.
+BODILESS = (204, 304)
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 #: The head of a response that is nothing but JSON; its length is to be filled in.
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -44,10 +46,11 @@ class Response(NamedTuple):
 
 
 def response_head(response: Response) -> bytes:
-    """A response's status line and header fields, Content-Length among them."""
-    length = sum([len(chunk) for chunk in response.chunks])
+    """A response's status line and header fields, Content-Length among them unless its status has no body."""
     begun = status_and_fields(response.status, response.headers, response.phrase)
-    return f"{begun}Content-Length: {length}\r\n\r\n".encode("latin-1")
+    if response.status not in BODILESS:
+        begun = f"{begun}Content-Length: {sum([len(chunk) for chunk in response.chunks])}\r\n"
+    return f"{begun}\r\n".encode("latin-1")
 
 
 def status_and_fields(status: int, headers: Headers, phrase: str | None = None) -> str:

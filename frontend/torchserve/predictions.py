@@ -5,6 +5,7 @@ request's parameter `ts`. The response is one BYTES tensor of one element, with 
 handler has set a status or headers. Pure: the lane and the road use the same functions. Front-end processes.
 """
 
+import re
 import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import orjson
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.response import Headers, Response
+from shoal.frontend.response import BODILESS, Headers, Response
 from shoal.frontend.torchserve.models import input_of, parameter
 from shoal.request import InferResponse
 from shoal.star.models import ModelEntry
@@ -32,6 +33,8 @@ ID_HEADER = "x-request-id"
 LENGTH = struct.Struct("<I")
 #: Header fields that the server writes itself; a handler's are dropped.
 _OWN_FIELDS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
+#: A name of a field (RFC 9110, section 5.1).
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 #: A status that a handler has set must be one that HTTP knows; 1xx would leave the client waiting.
 _STATUSES = range(200, 600)
 
@@ -159,10 +162,13 @@ def _described(described: object, data: memoryview) -> Answered:
         raise InternalError(f"the model's response has a parameter '{PARAMETER}' that cannot be read") from error
     if status not in _STATUSES:
         raise InternalError(f"the model has set the response status {status}, which HTTP does not have")
-    fields = [(_line(str(name)), _line(str(value))) for name, value in headers]
-    return Answered(
-        status, _line(phrase), tuple(field for field in fields if field[0].lower() not in _OWN_FIELDS), data
-    )
+    fields = []
+    for name, value in headers:
+        if _FIELD_NAME.fullmatch(name) is None:
+            raise InternalError(f"the model has set the response header {name!r}, a name that HTTP does not have")
+        if name.lower() not in _OWN_FIELDS:
+            fields.append((name, _line(str(value))))
+    return Answered(status, _line(phrase), tuple(fields), data)
 
 
 def _line(text: str) -> str:
@@ -171,5 +177,6 @@ def _line(text: str) -> str:
 
 
 def response_of(answer: Answered) -> Response:
-    """The response for an answer. Its chunk is a view of the worker's block."""
-    return Response(answer.status, answer.headers, (answer.body,), phrase=answer.phrase)
+    """The response for an answer. Its chunk, if its status has a body, is a view of the worker's block."""
+    chunks = () if answer.status in BODILESS else (answer.body,)
+    return Response(answer.status, answer.headers, chunks, phrase=answer.phrase)

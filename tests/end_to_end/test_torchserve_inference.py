@@ -196,6 +196,32 @@ def test_a_handler_sets_status_phrase_and_headers(served: TorchServe) -> None:
     assert reply.headers["Connection"] == "close"
 
 
+@pytest.mark.parametrize("road", [b"", b"TE: trailers\r\n"], ids=["lane", "road"])
+@pytest.mark.parametrize("status", [204, 304])
+def test_nothing_follows_the_head_of_a_status_without_a_body(served: TorchServe, status: int, road: bytes) -> None:
+    asked = [b'as {"status": %d}' % status, b"hi"]
+    with socket.create_connection(("127.0.0.1", served.inference_port), DEADLINE_S) as connection:
+        for body, more in zip(asked, (b"", b"Connection: close\r\n"), strict=True):
+            head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+            connection.sendall(head + road + more + b"\r\n" + body)
+        first, second, body = b"".join(iter(lambda: connection.recv(65536), b"")).split(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 %d " % status)
+    assert b"content-length" not in first.lower()
+    assert second.startswith(b"HTTP/1.1 200 ")
+    assert body == b"hi"
+
+
+@pytest.mark.parametrize("fields", [{}, {"TE": "trailers"}], ids=["lane", "road"])
+@pytest.mark.parametrize("name", ["X Y", "X:", "", "\u00e9"])
+def test_the_name_of_a_header_of_a_handler_is_one_of_http(
+    served: TorchServe, name: str, fields: dict[str, str]
+) -> None:
+    body = f"as {json.dumps({'headers': {name: '1'}})}".encode()
+    reply = served.ask("POST", "/predictions/echo", body, fields)
+    assert (reply.status, reply.json["type"]) == (500, "InternalServerException")
+    assert reply.json["message"] == f"the model has set the response header {name!r}, a name that HTTP does not have"
+
+
 def test_a_connection_is_kept_between_lane_and_road(served: TorchServe) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.inference_port, timeout=DEADLINE_S)
     connection.connect()

@@ -24,7 +24,8 @@ instance_group { count: 1 kind: KIND_CPU }
 parameters { key: "ts_version" value { string_value: "1.0" } }
 parameters { key: "ts_model_url" value { string_value: "echo.mar" } }
 """
-#: `told` gives back what the request's parameter says, and its body; any other word is given back itself.
+#: `told` gives back what the request's parameter says, and its body, `as JSON` sets the response's parameter; any other
+#: word is given back itself.
 MODEL = """
 import json, os
 import numpy as np
@@ -44,6 +45,8 @@ def answer(request):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(body.decode()))
     if body == b"teapot":
         more = {"parameters": {"ts": json.dumps(STATUS)}}
+    if body.startswith(b"as "):
+        more = {"parameters": {"ts": body[3:].decode()}}
     if b"told" in body:
         body = json.dumps({**told, "body": body.decode()}).encode()
     return pb_utils.InferenceResponse([pb_utils.Tensor("prediction", np.array([[body]], dtype=object))], **more)
