@@ -22,7 +22,7 @@ _log = logging.getLogger("shoal")
 
 #: The status of a request whose client has hung up, or was given up, before all of its response had left: nginx's.
 HUNG_UP = 499
-#: The same of gRPC: CANCELLED.
+#: gRPC's status of such a call: CANCELLED.
 CANCELLED = 1
 _MAX_TEXT = 200
 _TRACE_PARENT = re.compile(rb"\r\ntraceparent:[ \t]*([!-~]+)", re.IGNORECASE)
@@ -49,7 +49,7 @@ class HttpExchange:
     __slots__ = ("_client", "_request_line", "_traced", "nbytes", "status")
 
     def __init__(self, data: bytes, client: str) -> None:
-        """`data` begins with the request's head, or with a part of it; `client` is an address."""
+        """`data` begins with the request's head, which may be incomplete; `client` is an address."""
         end = data.find(b"\r\n\r\n")
         head = data if end < 0 else data[:end]
         parent = _TRACE_PARENT.search(head)

@@ -1,5 +1,6 @@
-"""The part of a request that its HTTP headers, or gRPC metadata, say beside its body: those that recordings have beside
-its tensors (`--record-config headers=…`), and the key by which its version is chosen. Pure; front-end processes.
+"""Two parts of a request that come from its HTTP headers, or gRPC metadata, and not from its body: the headers that are
+recorded (`--record-config headers=…`), and the sticky key, by which a rollout chooses the version. Pure; front-end
+processes.
 """
 
 from collections.abc import Mapping, Sequence

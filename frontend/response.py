@@ -76,7 +76,7 @@ def error_response(error: ShoalError, headers: Headers = ()) -> Response:
 
 
 def headers_of(error: ShoalError) -> Headers:
-    """The header fields that an error has in the form of any protocol."""
+    """The header fields of a response for an error, whose body differs between protocols."""
     retry: Headers = (("Retry-After", str(error.retry_after_s)),) if error.retry_after_s else ()
     return retry + CHALLENGE if isinstance(error, UnauthenticatedError) else retry
 
@@ -87,7 +87,7 @@ def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
 
 
 def not_allowed(methods: Sequence[str]) -> Response:
-    """The refusal of a method other than those that a path has."""
+    """The refusal of a request whose path has these methods, and not the request's."""
     return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
 

@@ -82,8 +82,8 @@ def _unrouted(path: str, methods: Sequence[str]) -> Response:
 class Router:
     """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
 
-    `unrouted` makes the response for a path, and for a method other than those that the path has; with no methods, for
-    a path that there is not. `refuse` makes that for a name that no model can have.
+    `unrouted` makes the refusal of a request that no route takes, from its path and the methods of that path: none
+    where there is no such path. `refuse` makes the refusal of a name that no model can have.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Comparator:
         for memory in ring.read():
             number += 1
             copied = memoryview(bytes(memory))
-            ring.acknowledge()  # before: a comparison that ends this process would end its successor, too
+            ring.acknowledge()  # now: a pair whose comparison ends this process must not end the next one, too
             try:
                 self._disagreements.take(copied)
             except (EntryError, ShoalError, ValueError) as error:

@@ -61,7 +61,7 @@ class RingLoop:
                 self._looked()
         except GONE:
             while self._look():
-                """On to the rest."""
+                pass  # until all rings are empty
 
     def _add(self, message: to_recorder.RingAdded) -> None:
         readers = Segment.attach(message.recorders)

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 KEPT_NS, MAX_KEPT_NBYTES = 10_000_000_000, 32 << 20
 #: A frame is written when it has so many bytes, or no further entries are there (ours: what zlib compresses in 5 ms).
 FRAME_NBYTES = 1 << 19
-#: Seconds between two lines about a disk that refuses (ours).
+#: Time between two lines about a disk that refuses (ours).
 COMPLAINT_NS = 10_000_000_000
 
 
