@@ -113,10 +113,14 @@ def body_of(element: object) -> bytes:
 
 
 def parameters_of(processor: RequestProcessor) -> Parameters | None:
-    """The response's parameter with the status and headers that a handler has set; None if they are the usual."""
+    """The response's parameter with the status and headers that a handler has set; None if they are the usual. Raises
+    InternalError for some that cannot be sent, such as a text with a lone surrogate."""
     code, headers = processor.get_response_status_code(), processor.get_response_headers()
     phrase = processor.get_response_status_phrase()
     if code == 200 and not headers and not phrase:
         return None
-    texts = {str(name): str(value) for name, value in headers.items()}
-    return {PARAMETER: orjson.dumps({"status": int(code), "phrase": phrase or "", "headers": texts}).decode()}
+    try:
+        texts = {str(name): str(value) for name, value in headers.items()}
+        return {PARAMETER: orjson.dumps({"status": int(code), "phrase": phrase or "", "headers": texts}).decode()}
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"the handler has set a status or header that cannot be sent: {text_of(error)}") from error

@@ -104,3 +104,12 @@ def test_a_plain_response_has_no_parameter() -> None:
     assert parameters is not None
     expected = {"status": 404, "phrase": "not here", "headers": {"content-type": "text/plain"}}
     assert json.loads(str(parameters["ts"])) == expected
+
+
+@pytest.mark.parametrize("code", [200, 2**70, "none"])
+def test_a_response_whose_status_or_header_cannot_be_sent_fails_alone(code: Any) -> None:
+    processor = RequestProcessor({})
+    processor.report_status(code, "well")
+    processor.add_response_property("X-Name", "\ud800")
+    with pytest.raises(InternalError, match="the handler has set a status or header that cannot be sent"):
+        results.parameters_of(processor)
