@@ -241,7 +241,7 @@ def plan_completion(call: HandlerCall) -> Plan:
 
 
 def _plan(call: HandlerCall, form: Form) -> Plan:
-    read = read_body(call.body, call.state.http_max_input_size)
+    read = read_body(call)
     check_named_model(call.state, call.headers, model_of(read))
     request = (read_chat if form.is_chat else read_completion)(read, call.state.default_max_tokens)
     known(call, request.model)

@@ -45,7 +45,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 @blocking
 def embeddings(call: HandlerCall) -> Response:
     """The handler of POST /v1/embeddings. Raises ShoalError."""
-    request = read_body(call.body, call.state.http_max_input_size)
+    request = read_body(call)
     name = model_of(request)
     check_named_model(call.state, call.headers, name)
     known(call, name)

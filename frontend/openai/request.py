@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InternalError
 from shoal.frontend import read_json as door
+from shoal.frontend.call import HandlerCall
 from shoal.frontend.openai.errors import InvalidRequestError
+from shoal.frontend.v2.compression import refuse_encoding
 
 #: Members that have no effect on a model's answer.
 _LEFT_OUT = frozenset(
@@ -53,10 +55,11 @@ class TextRequest(NamedTuple):
     sampling: Mapping[str, Any]  # max_tokens, temperature, seed and what else the request has, without nulls
 
 
-def read_body(body: memoryview, max_input_size: int) -> dict[str, Any]:
-    """The object in a request's body, without members that are null. Raises InvalidRequestError."""
+def read_body(call: HandlerCall) -> dict[str, Any]:
+    """The object in a request's body, without members that are null. Raises InvalidArgumentError."""
+    refuse_encoding(call.headers)
     try:
-        request = door.read_json(body, max_input_size)
+        request = door.read_json(call.body, call.state.http_max_input_size)
     except InternalError as error:  # Triton's class for malformed JSON
         raise InvalidRequestError(str(error)) from None
     if type(request) is not dict:

@@ -33,6 +33,12 @@ class UnsupportedEncodingError(UnsupportedError):
     headers: Headers = (("Accept-Encoding", "gzip, deflate"),)
 
 
+def refuse_encoding(headers: Mapping[str, str]) -> None:
+    """Raises InvalidArgumentError, with Triton's sentence, for a body that is compressed where none may be."""
+    if headers.get("content-encoding", "") not in ("", "identity"):
+        raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
+
+
 def decompress(
     headers: Mapping[str, str],
     body: memoryview,

@@ -23,6 +23,7 @@ from shoal.frontend.generation import EVENTS, Failure, Plan, Planner, event
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import JSON_CONTENT, Response, error_response
+from shoal.frontend.v2.compression import refuse_encoding
 from shoal.frontend.v2.infer import parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
 from shoal.model_config.signature import Signature, TensorSpec
@@ -117,8 +118,7 @@ def prepare(
     entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max_input_size: int, forwarded: Forwarded
 ) -> PreparedRequest:
     """Parses and validates the body; `headers` have lower-case keys. Raises ShoalErrors with Triton's sentences."""
-    if headers.get("content-encoding", "") not in ("", "identity"):
-        raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
+    refuse_encoding(headers)
     request = door.read_json(body, max_input_size)
     id_ = parse_id(request)
     mapping = _Mapping(entry, id_, max_input_size)

@@ -5,6 +5,7 @@ The server wants API keys: the key `lane` has no limits, so that a lane answers;
 
 import base64
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -206,6 +207,13 @@ def test_errors_are_openai_s(
     assert (reply.status, error["param"]) == (status, param)
     assert error["type"] == ("server_error" if status == 500 else "invalid_request_error")
     assert sentence in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, EMBEDDINGS])
+def test_a_compressed_body_is_refused_as_such(ask: Any, path: str) -> None:
+    reply = ask(path, gzip.compress(b"{}"), **{"Content-Encoding": "gzip"})
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert reply.json["error"]["message"] == "Unsupported content-encoding, only 'identity' is supported."
 
 
 def test_keys_open_the_models_that_they_are_for(ask: Any, server: Server) -> None:
