@@ -115,7 +115,8 @@ class GrpcLane(Lane[GrpcConnection]):
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = GrpcConnection(
             accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished,
             self._services.get(self._endpoint_of(accepted), self._triton) if self._services else self._triton,

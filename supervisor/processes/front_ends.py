@@ -160,9 +160,9 @@ class FrontEnds:
 
     @property
     def port(self) -> int:
-        """The port of HTTP, bound or configured."""
+        """The port of HTTP, bound or configured; 0 of a Unix socket."""
         http = self._listeners.get("http")
-        return self._options.http_port if http is None else int(http.getsockname()[1])
+        return self._options.http_port if http is None else address_of(http)[1]
 
     @property
     def num_front_ends(self) -> int:
@@ -208,7 +208,7 @@ class FrontEnds:
             allow_remote_admin=options.allow_remote_admin,
             has_page=options.ui,
             timing_share=options.timing_percent / 100,
-            grpc_port=self._listeners["grpc"].getsockname()[1] if "grpc" in self._listeners else 0,
+            grpc_port=address_of(self._listeners["grpc"])[1] if "grpc" in self._listeners else 0,
             api_keys=self._key_file.rows,
             allow_client_shm=options.allow_client_shm,
             has_gpus=self._has_gpus,

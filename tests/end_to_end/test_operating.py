@@ -5,15 +5,17 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc
 
 from tests.end_to_end.command_line import shoal
-from tests.end_to_end.server import SAMPLES, Server, serving_to_the_end
+from tests.end_to_end.server import SAMPLES, Server, launch, only, serving_to_the_end
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +116,17 @@ def test_without_explicit_control_it_says_how_to_have_it(samples: Server) -> Non
     code, _, complaint = shoal(samples, "load", "digits")
     assert code == 2
     assert "--model-control-mode=explicit" in complaint
+
+
+def test_http_and_grpc_listen_at_unix_sockets(tmp_path: Path) -> None:
+    addresses = [f"--{protocol}-address=unix:{tmp_path / protocol}" for protocol in ("http", "grpc")]
+    with launch(SAMPLES, *addresses, "--metrics-address=127.0.0.1", *only("simple")) as server:
+        assert server.read_log(b"Started Metrics Service"), server.log.decode()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(tmp_path / "http"))
+            connection.sendall(b"GET /v2/models/simple/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        with tritonclient.grpc.InferenceServerClient(f"unix:{tmp_path / 'grpc'}") as client:
+            assert client.is_model_ready("simple")
+        assert server.stop() == 0
+    assert list(tmp_path.iterdir()) == []
