@@ -182,7 +182,7 @@ MODELS = (
 )
 HTTP = (
     honour("allow-http", BOOLEAN, "serve HTTP"),
-    honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
+    honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all, unix:/path for a socket in the file system"),
     honour("http-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-http-port", BOOLEAN, _REUSE),
     honour(
@@ -242,7 +242,7 @@ HTTP = (
 )
 GRPC = (
     honour("allow-grpc", BOOLEAN, "serve gRPC"),
-    honour("grpc-address", TEXT, "address to listen on"),
+    honour("grpc-address", TEXT, "address to listen on; unix:/path for a socket in the file system"),
     honour("grpc-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-grpc-port", BOOLEAN, _REUSE),
     honour("grpc-header-forward-pattern", PATTERN, "metadata whose keys match go to the model as parameters"),
