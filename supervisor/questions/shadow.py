@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.messages.from_batcher import RequestsMirrored
@@ -31,14 +31,15 @@ from shoal.tolerance import read_tolerance
 _log = logging.getLogger(__name__)
 
 _MIRRORED = "mirrored"
-#: Pairs that are mirrored no more whose figures and examples are kept (ours).
+#: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
+#: which is not served (ours).
 MAX_ENDED = 32
 #: The key of the state file's rows, and the first part of the file's name.
 SHADOWS = "shadows"
 
-
 #: A model and the version whose requests are mirrored.
 _Name = tuple[str, int]
+T = TypeVar("T")
 
 
 class _Found:
@@ -64,8 +65,8 @@ class ShadowControl:
         self._models = models
         self._file = file
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
-        # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary;
-        # None: the configuration's is ended.
+        # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary,
+        # in the order of their requests; None: the configuration's is ended.
         self._asked: dict[_Name, ShadowRule | None] = {}
         self._rules: list[ShadowRule] = []
         self._found: dict[Pair, _Found] = {}
@@ -83,9 +84,6 @@ class ShadowControl:
     def restore(self) -> None:
         """Take up what clients of the server before this one had asked for; to be called before models are loaded."""
         self._asked.update(self._file.read())
-
-    def _keep(self) -> None:
-        self._file.write(sorted(self._asked.items()))
 
     def begin(self, rule: ShadowRule) -> None:
         """Begin to mirror by a rule. Raises InvalidArgumentError, or UnavailableError without memory for it."""
@@ -109,25 +107,30 @@ class ShadowControl:
         others = [each for each in self._rules if (each.model, each.primary) != name]
         if len(others) >= MAX_PAIRS:
             raise InvalidArgumentError(f"{MAX_PAIRS} versions are mirrored already; end one of these shadows first")
-        before = dict(self._asked)
-        self._asked[name] = rule
+        self._ask({each: asked for each, asked in self._asked.items() if each != name} | {name: rule})
+
+    def end(self, model: str, primary: int) -> None:
+        """Stop mirroring requests of this version, or waiting for the version. Raises InvalidArgumentError if no rule
+        says that they are mirrored, or UnavailableError."""
+        name = model, primary
+        is_configured = any((each.model, each.primary) == name for each in self._configured())
+        if self._asked.get(name) is None and (name in self._asked or not is_configured):
+            raise InvalidArgumentError(f"version {primary} of model '{model}' has no shadow")
+        asked = {each: rule for each, rule in self._asked.items() if each != name}
+        self._ask(asked | {name: None} if is_configured else asked)
+
+    def _ask(self, asked: dict[_Name, ShadowRule | None]) -> None:
+        """Put these rules of clients in force, and keep them. Raises UnavailableError without memory for that, and
+        changes nothing."""
+        before, self._asked = self._asked, asked
         try:
             self._apply()
         except (OutOfSharedMemoryError, OSError) as error:
             self._asked = before
-            raise UnavailableError(f"requests to model '{rule.model}' are not mirrored: {error}") from error
-        self._keep()
-
-    def end(self, model: str, primary: int) -> None:
-        """Stop mirroring requests of this version. Raises InvalidArgumentError if they are not mirrored."""
-        if not any((each.model, each.primary) == (model, primary) for each in self._rules):
-            raise InvalidArgumentError(f"version {primary} of model '{model}' has no shadow")
-        if any((each.model, each.primary) == (model, primary) for each in self._configured()):
-            self._asked[model, primary] = None
-        else:
-            del self._asked[model, primary]
-        self._apply()
-        self._keep()
+            raise UnavailableError(f"the shadows stay as they are: {error}") from error
+        for name in forgettable(tuple(asked), {each for each in asked if self._serves(*each)}):
+            del asked[name]
+        self._file.write(asked.items())
 
     def _apply(self) -> None:
         rules = {(each.model, each.primary): each for each in self._configured()}
@@ -226,10 +229,10 @@ class ShadowControl:
         }
 
 
-def forgettable(known: Sequence[Pair], in_force: Collection[Pair]) -> list[Pair]:
-    """The oldest of the pairs that are mirrored no more, beyond the MAX_ENDED last ones: else a server to which a new
-    version comes every day would keep examples of each."""
-    ended = [pair for pair in known if pair not in in_force]
+def forgettable(known: Sequence[T], in_force: Collection[T]) -> list[T]:
+    """The oldest of the pairs, or rules, that are not in force, beyond the MAX_ENDED last ones: else a server to which
+    a new version comes every day would keep examples and rules of each."""
+    ended = [each for each in known if each not in in_force]
     return ended[: max(0, len(ended) - MAX_ENDED)]
 
 

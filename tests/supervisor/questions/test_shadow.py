@@ -29,7 +29,8 @@ def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """The shadows of a server with versions 1 and 2 of a model, whose comparator never comes up."""
     monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
     served = SimpleNamespace(version=SimpleNamespace(config={}, version_dir=tmp_path / "1"))
-    models: Any = SimpleNamespace(models={}, get=lambda _name: SimpleNamespace(serving={1: served, 2: served}))
+    model = SimpleNamespace(serving={1: served, 2: served})
+    models: Any = SimpleNamespace(models={}, get=lambda _name: model)
     options = replace(OPTIONS, shadow_file=str(tmp_path / "shadows.json"))
     made = ShadowControl(rig.loop, "@", {}, rig.star, models, shadow_file(options))
     yield made
@@ -48,7 +49,7 @@ def test_a_shadow_for_which_there_is_no_memory_is_not_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(ring_readers, "create_segment", refuses)
-        with pytest.raises(UnavailableError, match="are not mirrored: no shared memory"):
+        with pytest.raises(UnavailableError, match="the shadows stay as they are: no shared memory"):
             control.begin(RULE)
     with pytest.raises(InvalidArgumentError, match="has no shadow"):
         control.end("m", 1)
@@ -93,6 +94,38 @@ def test_the_comparator_has_a_rule_before_the_batcher_mirrors_by_it(
     sent.clear()
     control.begin(RULE._replace(compare="rtol=1e-3"))
     assert sent == [ComparisonsChanged, ShadowsChanged]
+
+
+def test_a_shadow_that_waits_for_its_version_can_be_ended(control: ShadowControl) -> None:
+    """It began again with the version, though its client had been told that there is none."""
+    control.begin(RULE)
+    serving = control._models.get("m").serving
+    served = serving.pop(1)
+    control.on_models_changed()
+    control.end("m", 1)
+    assert kept(control) == []
+    serving[1] = served
+    control.on_models_changed()
+    assert control._rules == []
+    with pytest.raises(InvalidArgumentError, match="version 1 of model 'm' has no shadow"):
+        control.end("m", 1)
+
+
+def test_rules_for_versions_that_are_gone_are_bounded_and_the_last_ones_are_kept(control: ShadowControl) -> None:
+    """A server gets a version every day, each of which shadows the one before."""
+    serving = control._models.get("m").serving
+    (served, _) = serving.values()
+    newest = 3 * MAX_ENDED
+    for number in range(2, newest + 1):
+        serving.clear()
+        serving.update({number - 1: served, number: served})
+        control.begin(ShadowRule("m", number - 1, number))
+    waiting = [("m", number) for number in range(newest - 1 - MAX_ENDED, newest - 1)]
+    assert [name for name, _ in kept(control)] == [*waiting, ("m", newest - 1)]
+    serving.clear()
+    serving.update({1: served, 2: served, waiting[0][1]: served})
+    control.begin(ShadowRule("m", 1, 2))
+    assert waiting[0] in control._asked  # served again: it does not wait any more
 
 
 def test_the_last_shadows_that_ended_are_kept_and_all_that_go_on() -> None:
