@@ -126,8 +126,10 @@ class Scaling:
                 f"model '{version.name}' can have {least} to {most} instances, got count {count}; its parameters "
                 "'min_instances' and 'max_instances' say so"
             )
+        has_instances = bool(version.config["instance_group"])  # an ensemble has none, and refuses
+        resized = served.resize(with_count(version.config, count) if has_instances else [])
         self._resized.add(version.model_id)
-        return served.resize(with_count(version.config, count))
+        return resized
 
     # --- upgrades ---
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import InvalidArgumentError
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.shared import Ping
 from shoal.messages.to_batcher import RetireWorker
@@ -14,6 +15,7 @@ from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.questions.questions import Questions
+from tests.supervisor.models.test_served_ensemble import ensemble_of
 from tests.supervisor.served_version import Version, version
 
 
@@ -51,3 +53,18 @@ def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Versio
     (answer,) = answers
     assert [each["name"] for each in answer.result["versions"][0]["instances"]] == ["m_0_0"]
     assert [type(message) for message in rig.batcher.all_heard[-2:]] == [RetireWorker, Ping]
+
+
+def test_an_ensemble_is_not_scaled_and_a_refused_scaling_is_not_carried_to_a_new_server(pair: Version) -> None:
+    """The ensemble's groups, of which there are none, were the error of the server's own that a client was told."""
+    models = scaling(pair)
+    _, ensemble, _ = ensemble_of(pair)
+    with pytest.raises(InvalidArgumentError, match="'e' is an ensemble and has no instances; scale the models that it"):
+        models._resize(ensemble, 2)
+    with pytest.raises(InvalidArgumentError, match="can have 1 to 4 instances, got count 5"):
+        models._resize(pair.served, 5)
+    group = pair.served.version.config["instance_group"][0]
+    pair.served.version.config["instance_group"] = [group, {**group, "count": 3}]
+    with pytest.raises(InvalidArgumentError, match="cannot have 2 instances: its first instance group"):
+        models._resize(pair.served, 2)
+    assert models.carried() == []
