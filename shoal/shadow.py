@@ -15,6 +15,8 @@ from shoal.tolerance import read_tolerance
 
 #: Pairs of versions that are mirrored at once (ours): each has a share of the memory that may be lent.
 MAX_PAIRS = 16
+#: Numbers of versions in rules are below this (ours): they travel in msgpack, to the batcher and to the comparator.
+MAX_VERSION = 1 << 31
 #: Examples of disagreements that are kept for each pair, the worst ones (ours).
 MAX_EXAMPLES = 8
 #: The file in a model's directory that has the function which compares, if a tolerance says python.

@@ -13,6 +13,7 @@ from shoal.frontend.call import ANSWER_S, Ask, HandlerCall, blocking
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
 from shoal.recording_settings import share
+from shoal.shadow import MAX_VERSION
 from shoal.tolerance import read_tolerance
 
 _MEMBERS = frozenset({"model", "version", "of", "share", "compare", "stop"})
@@ -40,7 +41,7 @@ def shadow(call: HandlerCall) -> Response:
     model, stop, compare = given["model"], given.get("stop", False), given.get("compare", "")
     if type(stop) is not bool or type(compare) is not str or not model:
         raise InvalidArgumentError(_SYNTAX)
-    if not call.state.models.ready_entries(model):
+    if not (stop or call.state.models.ready_entries(model)):  # one that waits for its model can be ended
         raise InvalidArgumentError(f"Request for unknown model : {model}")
     read_tolerance(compare)
     primary, version = _version(given, "of"), 0 if stop else _version(given, "version")
@@ -54,7 +55,7 @@ def shadow(call: HandlerCall) -> Response:
 
 def _version(given: dict[str, Any], name: str) -> int:
     number = given.get(name)
-    if type(number) is not int or not 0 < number < 1 << 31:
+    if type(number) is not int or not 0 < number < MAX_VERSION:
         raise InvalidArgumentError(f"'{name}' must be the number of a version; {_SYNTAX}")
     return number
 

@@ -18,7 +18,7 @@ from shoal.messages.to_batcher import CountMirrored
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.model_config.shadow import shadow_rule
 from shoal.options import ServerOptions
-from shoal.shadow import COMPARE_FILENAME, MAX_PAIRS, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
+from shoal.shadow import COMPARE_FILENAME, MAX_PAIRS, MAX_VERSION, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
@@ -253,11 +253,15 @@ def _row(asked: tuple[_Name, ShadowRule | None]) -> dict[str, Any]:
 def _asked(row: Any) -> tuple[_Name, ShadowRule | None]:
     """A row of the state file: the model and the primary, and the rule, or None for a configured one that was ended."""
     model, primary = row["model"], row["of"]
-    if type(model) is not str or type(primary) is not int:
+    if type(model) is not str or not _is_version(primary):
         raise ValueError("a shadow has members of other types")
     if row.get("stop") is True:
         return (model, primary), None
     shadow, part, compare = row["version"], row["share"], row["compare"]
-    if type(shadow) is not int or type(compare) is not str or type(part) not in (int, float) or not 0 <= part <= 1:
+    if not _is_version(shadow) or type(compare) is not str or type(part) not in (int, float) or not 0 <= part <= 1:
         raise ValueError("a shadow has members of other types")
     return (model, primary), checked_rule(ShadowRule(model, primary, shadow, part, compare))
+
+
+def _is_version(number: Any) -> bool:
+    return type(number) is int and 0 < number < MAX_VERSION

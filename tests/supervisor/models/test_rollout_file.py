@@ -45,6 +45,7 @@ def test_what_was_written_is_read_by_a_server_of_the_same_repositories(tmp_path:
         lambda said: json.dumps({**said, "rollouts": [{**said["rollouts"][0], "step": -1}]}),
         lambda said: json.dumps({**said, "rollouts": [{**said["rollouts"][0], "stable": "2"}]}),
         lambda said: json.dumps({**said, "rollouts": [{**said["rollouts"][0], "plan": {"version": 0}}]}),
+        lambda said: json.dumps({**said, "rollouts": [{**said["rollouts"][0], "plan": {"version": 1 << 64}}]}),
         lambda said: json.dumps({**said, "rollouts": [{**said["rollouts"][0], "plan": [1]}]}),
         lambda said: json.dumps({**said, "rollouts": [[]]}),
     ],

@@ -1,5 +1,6 @@
 """supervisor/questions/shadow.py: what is mirrored, and what is kept of shadows that have ended; no process runs."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,20 @@ def test_rules_for_versions_that_are_gone_are_bounded_and_the_last_ones_are_kept
     serving.update({1: served, 2: served, waiting[0][1]: served})
     control.begin(ShadowRule("m", 1, 2))
     assert waiting[0] in control._asked  # served again: it does not wait any more
+
+
+def test_a_version_in_the_file_that_no_message_can_carry_costs_its_row(
+    control: ShadowControl, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every load of the model failed, as the rule could not be sent to the batcher."""
+    row = {"model": "m", "of": 1, "version": 2, "share": 1.0, "compare": ""}
+    rows = [row, {**row, "of": 2, "version": 1 << 64}, {**row, "of": 0}, {**row, "of": -1, "stop": True}]
+    said = {"version": 1, "repositories": control._file._repositories, "shadows": rows}
+    (tmp_path / "shadows.json").write_text(json.dumps(said))
+    control.restore()
+    control.on_models_changed()
+    assert control._rules == [RULE]
+    assert caplog.text.count("shadows of before cannot be read") == 3
 
 
 def test_the_last_shadows_that_ended_are_kept_and_all_that_go_on() -> None:
