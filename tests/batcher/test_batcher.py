@@ -1,11 +1,30 @@
 """The batcher's loop, at a real control connection: the test plays the supervisor, a client and workers."""
 
+import fcntl
+import os
+import struct
+import termios
+
+import pytest
+
+from shoal.batcher import batcher
 from shoal.messages import to_batcher
 from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 from shoal.messages.shared import LedgerWanted, Ping
-from shoal.shm import layout
-from shoal.shm.layout import BATCH_ITEM, CLIENT, HAVE, REPLY, REQUEST, P
-from tests.batcher.batcher_process import FIRST, FRONT_END, MODEL, SECOND, answer, ask, batching
+from shoal.shm import layout, segment
+from shoal.shm.doorbell import GuestBell
+from shoal.shm.layout import BATCH_ITEM, CLIENT, HAVE, LINK, REPLY, REQUEST, B, P
+from shoal.shm.segment import Segment
+from tests.batcher.batcher_process import FIRST, FRONT_END, MODEL, SECOND, End, answer, ask, batching
+from tests.batcher.star import GEOMETRY
+
+NEVER_S = 1000.0
+
+
+def place(client: End, number: int) -> None:
+    """A request stands in the client's ring, and no bell has rung for it."""
+    client.writer.push(layout.record(REQUEST, number, MODEL, layout.pack_ref(FRONT_END, 3, 1), 64 << 32 | 40, 1))
+    client.writer.publish()
 
 
 def test_a_worker_that_makes_way_is_reported_when_it_has_answered() -> None:
@@ -27,9 +46,7 @@ def test_a_worker_that_makes_way_is_reported_when_it_has_answered() -> None:
 def test_a_model_that_makes_way_first_serves_what_stands_in_rings() -> None:
     with batching() as supervisor:
         client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
-        # Visible, and no bell has rung for it.
-        client.writer.push(layout.record(REQUEST, 1, MODEL, layout.pack_ref(FRONT_END, 3, 1), 64 << 32 | 40, 1))
-        client.writer.publish()
+        place(client, 1)
         supervisor.send_message(to_batcher.RetireModel(MODEL))
         item = worker.receive()
         assert item[0] == BATCH_ITEM
@@ -61,3 +78,66 @@ def test_a_successor_looks_once_more_at_a_worker_that_has_told_it_all() -> None:
             supervisor.channel.send(LedgerWanted())
             counts = supervisor.receive().counts
             assert (counts["slots_acquired"], counts["slots_released"]) == (number, number)
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batcher looks at all rings for no other reason than what wakes it: not once a second, nor after a sleep."""
+    monkeypatch.setattr(batcher, "LOOK_NS", round(NEVER_S * 1e9))
+    monkeypatch.setattr(batcher, "MAX_SLEEP_S", NEVER_S)
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_bell_says_whose_ring_is_read_and_the_supervisor_or_the_own_bell_that_all_are() -> None:
+    other = FRONT_END + 1
+    with batching() as supervisor:
+        client, silent = supervisor.add(CLIENT, FRONT_END), supervisor.add(CLIENT, other)
+        worker = supervisor.add_worker(FIRST)
+        place(silent, 1)
+        ask(client, 2)
+        item = worker.receive()
+        assert item[B.KEY] == FRONT_END << layout.NUMBER_BITS | 2
+        answer(worker, item)
+        assert client.receive()[P.NUMBER] == 2
+        supervisor.send_message(Ping())
+        answer(worker, worker.receive())
+        assert silent.receive()[P.NUMBER] == 1
+        place(silent, 3)
+        supervisor.bell.ring()
+        answer(worker, worker.receive())
+        assert silent.receive()[P.NUMBER] == 3
+
+
+def test_rings_are_read_after_a_sleep_that_no_bell_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher, "LOOK_NS", round(NEVER_S * 1e9))
+    monkeypatch.setattr(batcher, "MAX_SLEEP_S", 0.05)
+    with batching() as supervisor:
+        client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
+        place(client, 1)
+        answer(worker, worker.receive())
+        assert client.receive()[P.NUMBER] == 1
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_what_a_guest_has_rung_is_taken_out_of_its_socket() -> None:
+    """Else the socket is full after some hundred rings, and no further ring wakes the batcher."""
+    guest = FRONT_END + 1
+    own, link = (
+        segment.create(CLIENT, guest, 1, GEOMETRY, sealed=True),
+        segment.create(LINK, guest, 1, GEOMETRY, sealed=False),
+    )
+    batchers, guests = GuestBell.pair()
+    with batching() as supervisor:
+        client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
+        supervisor.send_message(
+            to_batcher.ClientJoined(guest, segment.read_only(own), link, os.dup(batchers.fd), None, is_guest=True)
+        )
+        for _ in range(100):
+            guests.ring()
+        for number in (1, 2):  # the second pass of the loop begins after all of the first
+            ask(client, number)
+            answer(worker, worker.receive())
+            assert client.receive()[P.NUMBER] == number
+        (num_unread,) = struct.unpack("i", fcntl.ioctl(guests.fd, termios.TIOCOUTQ, bytes(4)))
+        assert num_unread == 0
+    Segment.attach(own)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.messages.shared import Acknowledged
+from shoal.messages.shared import Acknowledged, Ping
 from shoal.messages.to_batcher import RetireModel
 from shoal.messages.to_client import ModelForgotten
 from shoal.supervisor.processes.silence import Observed
@@ -157,3 +157,20 @@ def test_a_batcher_that_acknowledges_one_message_of_many_after_the_other_moves(
         watch.look(now_s)
         acknowledgements.received(member, rig.batcher.unacknowledged.pop(0))
     assert "is killed" not in caplog.text
+
+
+def test_a_batcher_is_pinged_again_once_it_has_answered_and_not_before(
+    rig: StarRig, asleep: "subprocess.Popen[bytes]"
+) -> None:
+    """A stopped one must not find a ping for each look, nor one that has an announcement to acknowledge."""
+    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(True, 0.0))
+    for now_s in (10.0, 10.25, 10.5):
+        watch.look(now_s)
+    assert rig.batcher.heard() == [Ping()]
+    rig.acknowledge(rig.batcher)
+    watch.look(10.75)
+    assert rig.batcher.heard() == [Ping()]
+    rig.acknowledge(rig.batcher)
+    rig.star.acknowledgements.announce(rig.star.to_batcher(RetireModel(3)))
+    watch.look(11.0)
+    assert rig.batcher.heard() == [RetireModel(3)]

@@ -16,7 +16,7 @@ from shoal.messages.to_comparator import ComparisonsChanged
 from shoal.messages.to_recorder import RingAdded
 from shoal.shadow import Pair, ShadowRule
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.processes import ring_readers
+from shoal.supervisor.processes import outside_process, ring_readers
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable, shadow_file
@@ -76,6 +76,31 @@ def test_a_successor_that_came_while_nothing_was_mirrored_has_a_ring_with_the_ne
     assert [type(each) for each in successor.heard()] == [ComparisonRingMade, ShadowsChanged]
     control.end("m", 1)
     assert [type(each) for each in successor.heard()] == [ShadowsChanged]
+
+
+def test_a_comparator_that_cannot_be_started_is_tried_again_after_its_pause_and_not_before(
+    control: ShadowControl, rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further rules do not start it meanwhile, nor a batcher's successor; and it is not started once it has ended."""
+    monkeypatch.undo()
+    attempts = list[float]()
+
+    def refuses(*_arguments: object, **_named: object) -> None:
+        attempts.append(round(rig.loop.now_s(), 3))
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(outside_process, "spawn", refuses)
+    began_s = round(rig.loop.now_s(), 3)
+    control.begin(RULE)
+    rig.clock.settle()
+    control.begin(RULE._replace(share=0.5))
+    control.comparator.join_batcher(rig.replace_batcher().member)
+    assert attempts == [began_s, began_s]  # the first pause is none
+    rig.clock.pass_time(0.6)
+    assert attempts == [began_s, began_s, began_s + 0.5]
+    rig.clock.run(control.comparator.close())
+    rig.clock.pass_time(60.0)
+    assert len(attempts) == 3
 
 
 def test_the_comparator_has_a_rule_before_the_batcher_mirrors_by_it(

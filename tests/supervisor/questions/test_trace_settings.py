@@ -223,6 +223,29 @@ def test_a_tracer_that_is_not_needed_before_it_has_joined_ends(tracing: TracingH
     tracing.run_until(lambda: tracing.tracer is not None and not tracing.tracer.is_open)
 
 
+def test_a_tracer_that_dies_unneeded_before_it_has_joined_keeps_no_client_waiting_and_is_not_replaced(
+    tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)
+    tracing.ask("", {"level": 1})
+    tracing.rig.settle()
+    child = tracing.tracing.tracer._child
+    assert child is not None
+    child.signal(signal.SIGSTOP)
+    tracing.ask("", {"level": 0})
+    tracing.rig.settle()
+    child.signal(signal.SIGKILL)
+    tracing.run_until(lambda: len(tracing.answers) == 2)
+    tracing.rig.clock.pass_time(60.0)
+    assert tracing.tracer is tracing.tracing.tracer._child is None
+    assert "is started again" not in caplog.text
+    tracing.answers.clear()
+    tracing.change("", level=1)
+    tracing.trace("a")
+    tracing.change("", level=0)
+    assert tracing.written() == ["a"]
+
+
 def test_a_tracer_that_does_not_end_is_killed(tracing: TracingHarness) -> None:
     tracing.change("", level=1)
     assert tracing.tracer is not None
