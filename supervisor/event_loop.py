@@ -50,7 +50,10 @@ class OneThread(asyncio.SelectorEventLoop):
         """Do nothing: this loop has no self-pipe."""
 
     def __del__(self) -> None:
-        self.close()
+        """Close the selector alone: a flow that ends with the process may wake others (asyncio's Lock does), which a
+        closed loop takes as an error."""
+        if self._selector is not None:
+            self._selector.close()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """Not supported; raises RuntimeError: PR_SET_PDEATHSIG kills a child when the thread that started it ends."""

@@ -227,10 +227,11 @@ class PortTransport:
         return CancelledError("Request was cancelled")
 
     def refuse_all(self) -> None:
-        """Refuse all requests that are open: the server ends."""
+        """Refuse all requests that are open, those whose answer is the supervisor's, too: the server ends."""
         with self._lock:
             for replies in self._waiting.values():
                 replies.put(None)
+        self.shared.lose(self._state.no_answer(0.0))
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         return self.shared.ask(verb, arguments, timeout_s)

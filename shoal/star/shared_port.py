@@ -114,7 +114,7 @@ class SharedPort:
         return self._oversize.allocate(nbytes, 0)
 
     def lose(self, why: ShoalError) -> None:
-        """Fail all waiting threads with this error: the supervisor is gone."""
+        """Fail all waiting threads with this error: the supervisor is gone, or the server ends."""
         self._questions.lose(why)
         self._oversize.lose(why)
 

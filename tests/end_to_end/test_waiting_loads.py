@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ENSEMBLE, ask, index, index_once, infer, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL
 
 WAITS = """
@@ -91,3 +92,20 @@ def test_an_ensemble_that_has_lost_its_model_is_unloaded_for_good(
     assert infer(client, "loses") == "1"
     for name in ("loses", "lost"):
         client.unload_model(name)
+
+
+def test_loads_that_have_not_ended_when_the_exit_timeout_is_over_are_refused(tmp_path: Path) -> None:
+    """Their connections were cut 5 s later, and what a waiting load left behind was printed as a traceback."""
+    write_waiting_model(tmp_path, "waits", 1)
+    flags = "--model-control-mode=explicit", "--exit-timeout-secs=1"
+    with serving(tmp_path, *flags) as server, ThreadPoolExecutor() as threads:
+        path = "/v2/repository/models/waits/load"
+        asked = [threads.submit(fetch, server.http_port, path, {}) for _ in range(2)]
+        assert server.read_log(b"loading: waits:1")
+        assert server.stop() == 1
+        for each in asked:
+            reply = each.result(DEADLINE_S)
+            assert reply.status == 503
+            assert "--exit-timeout-secs" in reply.json["error"]
+    assert b"Exit timeout expired. Exiting immediately." in server.log
+    assert b"Traceback" not in server.log

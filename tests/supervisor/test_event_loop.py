@@ -169,3 +169,20 @@ def test_supervisor_starts_without_ssl() -> None:
     """asyncio would import it: 6 to 10 ms and 4 MiB, for nothing that the supervisor's loop does."""
     program = "import sys, shoal.supervisor.main; sys.exit('ssl' in sys.modules or 'asyncio' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_flows_that_end_with_the_process_print_nothing() -> None:
+    """As a server ends in whose exit timeout a load has not: what waits for the load's lock was woken in a closed
+    loop."""
+    program = """
+from shoal.supervisor.event_loop import EventLoop, Lock
+loop, lock = EventLoop(), Lock()
+async def hold():
+    async with lock:
+        await loop.future()
+tasks = [loop.begin(hold()), loop.begin(hold())]
+loop.call_after(0, loop.stop)
+loop.run()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=True)
+    assert ended.stderr == b""
