@@ -99,6 +99,7 @@ def test_a_bell_says_whose_ring_is_read_and_the_supervisor_or_the_own_bell_that_
         assert item[B.KEY] == FRONT_END << layout.NUMBER_BITS | 2
         answer(worker, item)
         assert client.receive()[P.NUMBER] == 2
+        assert not [*worker.reader.drain()]
         supervisor.send_message(Ping())
         answer(worker, worker.receive())
         assert silent.receive()[P.NUMBER] == 1
