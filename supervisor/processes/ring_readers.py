@@ -37,7 +37,7 @@ _NO_OWNER = 0
 
 @dataclass(slots=True)
 class _Ring:
-    """A batcher's ring: descriptors of both segments, writable for their owners."""
+    """A batcher's ring: descriptors of the batcher's segment, to read, and of the reader's own, writable."""
 
     number: int
     segment_fd: int
@@ -46,6 +46,26 @@ class _Ring:
     def close(self) -> None:
         os.close(self.segment_fd)
         os.close(self.readers_fd)
+
+    def message(self) -> to_recorder.RingAdded:
+        """The message that gives the reader its end."""
+        return to_recorder.RingAdded(self.number, self.segment_fd, self.readers_fd)
+
+
+def _make_ring() -> list[int]:
+    """Descriptors of a ring's two segments: the batcher's and the reader's own, writable; and both to read, in the
+    other order. Raises OutOfSharedMemoryError or OSError, and leaves none open."""
+    fds = list[int]()
+    try:
+        fds.append(create_segment(layout.RECORDING, _NO_OWNER, Geometry(0, RING_NBYTES), sealed=True, lazy=True))
+        fds.append(create_segment(layout.LINK, _NO_OWNER, Geometry(0, 0), sealed=False))
+        fds.append(segment.read_only(fds[1]))
+        fds.append(segment.read_only(fds[0]))
+    except (OutOfSharedMemoryError, OSError):
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds
 
 
 class RingReaderProcess(OutsideProcess):
@@ -79,7 +99,7 @@ class RingReaderProcess(OutsideProcess):
     def _welcome(self, member: Member) -> None:
         member.send(self._first_message())
         for ring in self._rings.values():
-            self._send_ring(member, ring)
+            member.send(ring.message())
 
     def _handlers(self) -> Handlers:
         return table(on(to_recorder.RingDrained, self._on_drained))
@@ -114,24 +134,15 @@ class RingReaderProcess(OutsideProcess):
         if not self.rules:
             return
         self._num_rings = number = self._num_rings + 1
-        made = create_segment(layout.RECORDING, _NO_OWNER, Geometry(0, RING_NBYTES), sealed=True, lazy=True)
-        try:
-            readers = create_segment(layout.LINK, _NO_OWNER, Geometry(0, 0), sealed=False)
-        except (OutOfSharedMemoryError, OSError):
-            os.close(made)
-            raise
-        ring = _Ring(number, made, readers)
-        try:
-            to_read = segment.read_only(readers)
-        except OSError:
-            ring.close()
-            raise
-        self._rings[number], self._batcher = ring, batcher
-        batcher.send(type(self).ring_made(made, to_read))
+        written, readers, to_read, segment_fd = _make_ring()
+        self._rings[number] = ring = _Ring(number, segment_fd, readers)
+        self._batcher = batcher
+        batcher.send(type(self).ring_made(written, to_read))
+        os.close(written)
         os.close(to_read)
         self._send_rules(batcher)
         if self._member is not None:
-            self._send_ring(self._member, ring)
+            self._member.send(ring.message())
         elif not self._is_pausing:
             self._start()
 
@@ -146,11 +157,6 @@ class RingReaderProcess(OutsideProcess):
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
-
-    def _send_ring(self, member: Member, ring: _Ring) -> None:
-        to_read = segment.read_only(ring.segment_fd)
-        member.send(to_recorder.RingAdded(ring.number, to_read, ring.readers_fd))
-        os.close(to_read)
 
     def _on_drained(self, message: to_recorder.RingDrained) -> None:
         ring = self._rings.pop(message.number, None)

@@ -1,6 +1,8 @@
 """supervisor/questions/shadow.py: what is mirrored, and what is kept of shadows that have ended; no process runs."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
 from shoal.messages.to_comparator import ComparisonsChanged
 from shoal.messages.to_recorder import RingAdded
 from shoal.shadow import Pair, ShadowRule
+from shoal.shm import segment
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import outside_process, ring_readers
 from shoal.supervisor.processes.members import Member
@@ -61,6 +64,32 @@ def test_a_shadow_for_which_there_is_no_memory_is_not_on(
     control.begin(RULE)
     assert [type(each) for each in rig.batcher.heard()] == [ComparisonRingMade, ShadowsChanged]
     assert len(kept(control)) == 1
+
+
+def test_a_shadow_for_whose_ring_descriptors_run_out_on_the_way_changes_nothing(
+    control: ShadowControl, rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batcher mirrored by a rule that was refused, into a ring that the comparator was never sent."""
+    comparator = rig.start()
+    control.comparator._member = comparator.member
+    opened, read_only = list[int](), segment.read_only
+
+    def refuses_the_second(fd: int) -> int:
+        if opened:
+            raise OSError(errno.EMFILE, "too many open files")
+        opened.append(read_only(fd))
+        return opened[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "read_only", refuses_the_second)
+        with pytest.raises(UnavailableError, match="the shadows stay as they are"):
+            control.begin(RULE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+    assert not rig.batcher.heard()
+    control.begin(RULE)
+    assert [type(each) for each in rig.batcher.heard()] == [ComparisonRingMade, ShadowsChanged]
+    assert [type(each) for each in comparator.heard()] == [ComparisonsChanged, RingAdded]
 
 
 def test_a_successor_that_came_while_nothing_was_mirrored_has_a_ring_with_the_next_shadow(
