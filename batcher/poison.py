@@ -88,9 +88,12 @@ class Poison:
             return None
 
     def note_death(self, worker: WorkerPeer, begun: int, reason: Reason, detail: int, now_ns: int) -> None:
-        """Note that an instance died, which had begun its batches up to the number `begun`. What the other instances
-        of its process were executing is noted with that, unless the death does not count: that of another of them may,
-        which was killed because it was over its limit."""
+        """Note that an instance died, which had begun its batches up to the number `begun`.
+
+        Where the death counts, the requests that other instances of its process were executing are noted with it, and
+        their deaths are not noted again. A death that does not count notes nothing: that of another instance of the
+        process may count, if the process was killed because that instance was over its limit.
+        """
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)
             return

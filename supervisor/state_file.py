@@ -31,8 +31,8 @@ class StateFile(Generic[T]):
         self, path: Path | None, name: str, from_row: Callable[[Any], T], to_row: Callable[[T], Mapping[str, Any]],
         repositories: Sequence[object] = (),
     ) -> None:  # fmt: skip
-        """`name` is what the rows are, in the plural. `from_row` raises LookupError, TypeError, ValueError or
-        ShoalError for what is no row."""
+        """`name` is the key of the rows in the file, a noun in the plural. `from_row` raises LookupError, TypeError,
+        ValueError or ShoalError for a malformed row."""
         self._path = path
         self._name = name
         self._from_row = from_row
@@ -40,7 +40,7 @@ class StateFile(Generic[T]):
         self._repositories = sorted(map(str, repositories))
 
     def read(self) -> list[T]:
-        """The values in the file; none if there is no file. A row that is none is logged and left out.
+        """The values in the file; none if there is no file. A malformed row is logged and left out.
 
         An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
         that the next `write` does not destroy a file that can be repaired by hand.
@@ -91,7 +91,7 @@ class StateFile(Generic[T]):
             _log.error("%s is now %s", path, beside)
 
     def write(self, values: Iterable[T]) -> None:
-        """Replace the file's contents. An error is logged, and what the values describe goes on."""
+        """Replace the file's contents. An error is logged, not raised: a rollout goes on without its file."""
         if self._path is None:
             return
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -336,7 +336,7 @@ class Instance:
 
     def _stop(self, worker: Worker, was: InstanceState) -> None:
         if worker.child is not None and worker.child.is_over:
-            return  # while the first of a process waited for the others
+            return  # the process has died while its first instance waited for the end of the other threads
         if worker.thread is None:
             self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:

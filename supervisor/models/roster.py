@@ -96,8 +96,8 @@ class Roster:
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def to_be_kept_going(self, front_ends: Iterable[Participant]) -> Iterator[Watched]:
-        """The server's own processes that run no users' code, which must not be stopped, and workers that are coming
-        up: what they load may take long, and has minutes, while one that is up has the limit of an execution."""
+        """The processes that must not stay stopped: the server's own that run no users' code, and workers that are
+        coming up, which have minutes for that. A stopped worker that is up is ended by the limit of an execution."""
         for child in running():
             if not child.program.runs_model:
                 yield Watched(child.pid, f"process '{child.program.role}'", child.signal)

@@ -33,7 +33,8 @@ class SharedProcess:
         self._loop = loop
         # Changed by add and remove; the first is the first instance.
         self._instances: list[SharingInstance] = []
-        # Changed as the process comes up and ends, and with the instances; done when the first is up, or another one.
+        # Changed as the process comes up and ends, and by remove; the future is done when the first instance has come
+        # up, or an instance has been removed, so that another one may be the first.
         self._changed: Future[None] = loop.future()
         self._num_completed = 0  # batches, by the instances of the present process that have ended already
         self._at_last: Callable[[], None] | None = None
@@ -43,7 +44,8 @@ class SharedProcess:
         self._instances.append(instance)
 
     def remove(self, instance: SharingInstance) -> None:
-        """Forget an instance that has ended for good, as is found out twice of one that never was up."""
+        """Forget an instance that has ended for good; no effect the second time: one that never was up is removed
+        twice."""
         if instance in self._instances:
             self._instances.remove(instance)
             self._wake()
@@ -53,8 +55,8 @@ class SharedProcess:
         return bool(self._instances) and self._instances[0] is instance
 
     async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:
-        """The worker of the first instance, once that is up, or serves until the others have ended; None where
-        `instance` is the first, or becomes so, or `leaving` is done before."""
+        """The worker of the first instance, once that is up, or stopping and only waiting for the others' threads; None
+        where `instance` is the first, or becomes so, or `leaving` is done before."""
         while not (leaving.done() or self.is_first(instance)):
             starter = self._instances[0]
             serves = starter.state is InstanceState.UP or self._at_last is not None

@@ -4,8 +4,8 @@
     a batcher dies ─► its successor has a ring of its own; the dead one's goes when the process has drained it
     the process dies ─► another is started, after a pause, and goes on where that one was
 
-A server without rules has neither process nor ring. Once begun, it keeps its process until the server ends: what is
-read is said by the rules that the batcher has.
+A server without rules has neither process nor ring. Once started, the process stays until the server ends: by its
+rules, the batcher decides what it writes into the ring.
 """
 
 import os

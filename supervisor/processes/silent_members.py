@@ -33,7 +33,8 @@ class SilentMembers:
         self._loop = loop
         self._star = star
         self._observe = observe
-        # Changed by each check: what each member owes that owes an acknowledgement, and the member's silence.
+        # Changed by each check: the oldest announcement that a member has not acknowledged, with the number of its
+        # messages, and the member's silence since then.
         self._silent: dict[Member, tuple[tuple[int, int], Silence]] = {}
 
     def watch(self) -> None:

@@ -18,7 +18,17 @@ from shoal.messages.to_batcher import CountMirrored
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.model_config.shadow import shadow_rule
 from shoal.options import ServerOptions
-from shoal.shadow import COMPARE_FILENAME, MAX_PAIRS, MAX_VERSION, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
+from shoal.shadow import (
+    COMPARE_FILENAME,
+    MAX_PAIRS,
+    MAX_VERSION,
+    Pair,
+    ShadowFigure,
+    ShadowRule,
+    checked_rule,
+    unsuitable,
+    worst,
+)
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
