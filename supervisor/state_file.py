@@ -10,16 +10,21 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shoal.errors import ShoalError
 from shoal.model_config.files import read
+from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.memory.measuring import MeasuringThread
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 #: The most bytes of a file that is read (ours): 20,000 rollouts.
 MAX_NBYTES = 16 << 20
+#: How long a client that has changed what is kept waits for the disk (ours); the change is in force.
+SETTLE_S = 5.0
 
 T = TypeVar("T")
 
@@ -81,6 +86,12 @@ class StateFile(Generic[T]):
     def _complain(self, error: object) -> None:
         _log.error("%s of before cannot be read from %s: %s", self._name, self._path, error)
 
+    def complain_of_disk(self, seconds: float) -> None:
+        """Log that the file is still being written after so long."""
+        _log.error(
+            "%s: %s has not been written within %g s; a restart may forget the last", self._name, self._path, seconds
+        )
+
     def _set_aside(self, path: Path) -> None:
         beside = path.with_name(f"{path.name}.damaged")
         try:
@@ -108,6 +119,41 @@ class StateFile(Generic[T]):
             _log.error("%s cannot be kept in %s: %s; a restart forgets them", self._name, self._path, error)
             with suppress(OSError):
                 beside.unlink()
+
+
+class StateWriter(Generic[T]):
+    """Replaces a state file's contents in a thread: a disk that is slow, or one over a network that hangs, must not
+    hold up the event loop."""
+
+    def __init__(self, file: StateFile[T], loop: EventLoop) -> None:
+        self._file = file
+        self._loop = loop
+        self._thread = MeasuringThread("state")
+        # Changed by write and _write_all: the next contents, and whether all before are written.
+        self._next: list[T] | None = None
+        self._written: Future[None] = loop.future()
+        resolve(self._written, None)
+
+    def write(self, values: Iterable[T]) -> None:
+        """Have the file's contents replaced; of several contents that wait for the disk, only the last are written."""
+        self._next = list(values)
+        if self._written.done():
+            self._written = self._loop.start(self._write_all())
+
+    async def settle(self) -> None:
+        """Return when the file has its last contents, or after SETTLE_S, which is logged."""
+        if not await first(self._written, limit_s=SETTLE_S):
+            self._file.complain_of_disk(SETTLE_S)
+
+    async def _write_all(self) -> None:
+        while self._next is not None:
+            write, self._next = partial(self._file.write, self._next), None
+            try:
+                written = self._thread.answer(write, self._loop)
+            except OSError:
+                write()  # the system is short of descriptors or threads
+            else:
+                await written
 
 
 def state_path(given: str, environ: Mapping[str, str], port: int, name: str) -> Path | None:

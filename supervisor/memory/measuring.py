@@ -1,6 +1,7 @@
-"""A thread for measurements that may take long: the event loop asks, and gets a future. Runs in the supervisor.
+"""A thread for measurements, and other calls, that may take long: the event loop asks, and gets a future. Runs in the
+supervisor.
 
-The thread only reads: a sick GPU may answer late, and the kernel counts the pages of a large process for a while.
+A sick GPU may answer late, the kernel counts the pages of a large process for a while, and a disk may hang.
 """
 
 import errno

@@ -30,7 +30,7 @@ from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
 from shoal.supervisor.models.versions import Served
 from shoal.supervisor.questions.questions import Verb
-from shoal.supervisor.state_file import StateFile, state_path
+from shoal.supervisor.state_file import StateFile, StateWriter, state_path
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Rollouts:
         self._models = models
         self.traffic = traffic
         self._file = file
+        self._writer = StateWriter(file, loop)
         self._is_registered = is_registered
         self._figure_of_shadow = figure_of_shadow
         # Changed by the verbs, and as rollouts go on.
@@ -85,6 +86,8 @@ class Rollouts:
             await self._unpin(model)
         elif action:
             await self._change(model, action)
+        if action:
+            await self._writer.settle()
         return self.describe(model)
 
     async def begin(self, model: Model, plan: RolloutPlan, step: int = 0) -> None:
@@ -353,7 +356,7 @@ class Rollouts:
             Kept(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
             for identifier, each in self._rollouts.items()
         ]
-        self._file.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
+        self._writer.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
 
     async def restore(self) -> None:
         """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does

@@ -35,7 +35,7 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.ring_readers import ComparatorProcess
 from shoal.supervisor.questions.questions import Verb
-from shoal.supervisor.state_file import StateFile, state_path
+from shoal.supervisor.state_file import StateFile, StateWriter, state_path
 from shoal.tolerance import read_tolerance
 
 _log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class ShadowControl:
         self._star = star
         self._models = models
         self._file = file
+        self._writer = StateWriter(file, loop)
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
         # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary,
         # in the order of their requests; None: the configuration's is ended.
@@ -140,7 +141,7 @@ class ShadowControl:
             raise UnavailableError(f"the shadows stay as they are: {error}") from error
         for name in forgettable(tuple(asked), {each for each in asked if self._serves(*each)}):
             del asked[name]
-        self._file.write(asked.items())
+        self._writer.write(asked.items())
 
     def _apply(self) -> None:
         rules = {(each.model, each.primary): each for each in self._configured()}
@@ -220,6 +221,8 @@ class ShadowControl:
         elif model:
             names = ("model", "primary", "shadow", "share", "compare")
             self.begin(ShadowRule(*[arguments[name] for name in names]))
+        if model:
+            await self._writer.settle()
         # The comparator reports sooner than the batcher: without this more would be compared than was mirrored.
         await self._star.acknowledgements.announce(self._star.to_batcher(CountMirrored()))
         rules = {rule.pair: rule for rule in self._rules}
