@@ -52,8 +52,9 @@ class OneThread(asyncio.SelectorEventLoop):
     def __del__(self) -> None:
         """Close the selector alone: a flow that ends with the process may wake others (asyncio's Lock does), which a
         closed loop takes as an error."""
-        if self._selector is not None:
-            self._selector.close()
+        selector = getattr(self, "_selector", None)  # None once the loop is closed
+        if selector is not None:
+            selector.close()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """Not supported; raises RuntimeError: PR_SET_PDEATHSIG kills a child when the thread that started it ends."""

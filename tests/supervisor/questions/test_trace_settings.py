@@ -237,7 +237,8 @@ def test_a_tracer_that_dies_unneeded_before_it_has_joined_keeps_no_client_waitin
     child.signal(signal.SIGKILL)
     tracing.run_until(lambda: len(tracing.answers) == 2)
     tracing.rig.clock.pass_time(60.0)
-    assert tracing.tracer is tracing.tracing.tracer._child is None
+    assert tracing.tracer is None
+    assert tracing.tracing.tracer._child is None
     assert "is started again" not in caplog.text
     tracing.answers.clear()
     tracing.change("", level=1)
