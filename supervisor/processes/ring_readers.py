@@ -182,12 +182,15 @@ class RecorderProcess(RingReaderProcess):
         """Record from now on as these rules say; the first rule starts the process. Raises OutOfSharedMemoryError or
         OSError."""
         self._folder = folder
-        self._star.payloads.are_recorded = bool(rules)
+        self._star.payloads.are_recorded = bool(rules)  # before the batcher records
         if limits != self._limits:
             self._limits = limits
             if self._member is not None:
                 self._member.send(to_recorder.BoundChanged(limits.max_bytes))
-        self._follow(rules)
+        try:
+            self._follow(rules)
+        finally:
+            self._star.payloads.are_recorded = bool(self.rules)
 
     def _first_message(self) -> to_recorder.RecorderWelcomed:
         limits = self._limits

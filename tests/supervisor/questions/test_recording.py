@@ -1,10 +1,14 @@
 """supervisor/questions/recording.py: recordings that clients begin; no process runs."""
 
 import pwd
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.processes import ring_readers
 from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.supervisor.questions.recording import RecordingControl
 from tests.supervisor.star_rig import OPTIONS, StarRig
@@ -25,4 +29,24 @@ def test_a_recording_for_which_there_is_no_directory_is_refused(rig: StarRig, mo
         asked.result()
     assert not rig.batcher.heard()
     assert control._described()["recording"] == []
+    rig.clock.run(control.recorder.close())
+
+
+def test_a_recording_for_which_there_is_no_memory_leaves_large_results_as_they_were(
+    rig: StarRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each was announced to the batcher from then on, which recorded none."""
+
+    def refuses(*_args: object, **_named: object) -> int:
+        raise OutOfSharedMemoryError("no shared memory")
+
+    monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
+    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path)), rig.star)
+    with monkeypatch.context() as patch:
+        patch.setattr(ring_readers, "create_segment", refuses)
+        with pytest.raises(OutOfSharedMemoryError):
+            control.start()
+    assert not rig.star.payloads.are_recorded
+    control.start()
+    assert rig.star.payloads.are_recorded
     rig.clock.run(control.recorder.close())
