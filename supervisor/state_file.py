@@ -146,8 +146,9 @@ class StateWriter(Generic[T]):
             self._file.complain_of_disk(SETTLE_S)
 
     async def _write_all(self) -> None:
-        while self._next is not None:
-            write, self._next = partial(self._file.write, self._next), None
+        while (values := self._next) is not None:
+            self._next = None
+            write = partial(self._file.write, values)
             try:
                 written = self._thread.answer(write, self._loop)
             except OSError:
