@@ -36,6 +36,7 @@ class HttpExchange:
         self._data = b""  # of a head that is not whole, or of an error's body
         self._head: _Head | None = None
         self._num_missing = 0
+        self._last_head, self._last_bytes = b"", 0  # of the last answer, if it was whole at once and with status 200
         self.error: str | None = None
         self.is_last = False
 
@@ -51,6 +52,9 @@ class HttpExchange:
         """Like `Exchange.receive`."""
         head = self._head
         if head is None:
+            if len(data) == self._last_bytes and not self._data and data.startswith(self._last_head):
+                self.error = None
+                return _WHOLE  # the same head, so the body is as long as the last one's
             if self._data:
                 data = self._data + data
             end = data.find(b"\r\n\r\n") + 4
@@ -66,6 +70,7 @@ class HttpExchange:
             self._num_missing = head.num_body_bytes - (len(data) - end)
             if head.status == 200 and self._num_missing <= 0 and head.fault is None:
                 self._data, self.error, self.is_last = b"", None, head.is_last
+                self._last_head, self._last_bytes = (b"", 0) if head.is_last or self._num_missing else (text, len(data))
                 return _WHOLE
             self._head, self._data = head, data[end:]
         else:

@@ -80,16 +80,24 @@ class Load:
         if self._gaps is not None and self._next_due_ns is None:
             self._next_due_ns = start_ns + next(self._gaps)
         now_ns = start_ns
+        is_open_loop = self._gaps is not None
+        ended: list[int] = []
         while now_ns < end_ns:
-            self._send_due(now_ns)
+            if self._free or is_open_loop:
+                self._send_due(now_ns)
             until_ns = end_ns if self._next_due_ns is None else min(end_ns, self._next_due_ns)
-            for slot, error in transport.wait(max(0, min(until_ns, self._search_ns) - clock()) / 1e9):
+            wait_s = max(0, min(until_ns, self._search_ns) - clock()) / 1e9
+            for slot, error in transport.wait(wait_s, is_exact=is_open_loop):
                 begun_ns = opened.pop(slot)
                 if error is None:
                     window.latencies_ns.append(clock() - begun_ns)
                 else:
                     window.errors[error] += 1
+                ended.append(slot)
+            # Only now, so that no answer's latency has the time that sending the next requests takes.
+            for slot in ended:
                 self._reuse(slot)
+            ended.clear()
             now_ns = clock()
             if now_ns >= self._search_ns:
                 self._give_up_late(now_ns, window)

@@ -49,8 +49,10 @@ class MemoryTransport:
         self._answered.append((slot, error))
         self._loop.stop()
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
-        """Like `Transport.wait`. The event loop also works meanwhile, so only its time without CPU counts as idle."""
+    def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
+        """Like `Transport.wait`, of whole milliseconds. The event loop also works meanwhile, so only its time without
+        CPU counts as idle."""
+        del is_exact
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if not self._answered:
             timer = self._loop.call_later(0 if timeout_s < _SHORT_S else timeout_s, self._loop.stop)

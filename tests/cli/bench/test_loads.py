@@ -18,6 +18,7 @@ class ScriptedServer:
         self.idle_ns = 0
         self.sent: list[tuple[int, int]] = []  # time and slot
         self.abandoned: list[int] = []
+        self.exact: set[bool] = set()  # of all waits
         self._answer_ns = answer_ns
         self._stall_ns = stall_ns
         self._error = error
@@ -36,7 +37,8 @@ class ScriptedServer:
         self._free_ns = end_ns
         self._due.append((end_ns, slot))
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
+    def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
+        self.exact.add(is_exact)
         until_ns = self.now_ns + round(timeout_s * 1e9)
         end_ns = min([until_ns, *(due_ns for due_ns, _ in self._due)])
         self.idle_ns += max(0, end_ns - self.now_ns)
@@ -66,6 +68,35 @@ def test_a_closed_loop_keeps_its_requests_under_way() -> None:
     assert window.duration_ns == 1000 * MS
     assert (window.requests_per_s, window.busy_share) == (100, 0)
     assert window.percentile_ms(50) == 20
+
+
+def test_answers_that_have_come_at_once_are_all_read_before_the_next_requests_are_sent() -> None:
+    server = ScriptedServer(answer_ns=10 * MS)
+    both = load(server, 2)
+    both.run(0.001)
+    server.now_ns += 100 * MS  # both are answered
+    server.sent.clear()
+    read: list[int] = []
+    answers = server.wait
+
+    def wait(timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
+        for answer in answers(timeout_s, is_exact=is_exact):
+            assert not server.sent
+            read.append(answer[0])
+            server.now_ns += MS  # what it takes to read one
+            yield answer
+
+    server.wait = wait  # type: ignore[method-assign]  # looks at the order
+    window = both.run(0.001)
+    assert (sorted(read), [slot for _, slot in server.sent]) == ([0, 1], read)
+    assert list(window.latencies_ns) == [102 * MS, 103 * MS]
+
+
+def test_only_an_open_loop_waits_exactly() -> None:
+    closed, opened = ScriptedServer(answer_ns=10 * MS), ScriptedServer(answer_ns=10 * MS)
+    load(closed, 2).run(0.1)
+    load(opened, 2, constant_gaps(100)).run(0.1)
+    assert (closed.exact, opened.exact) == ({False}, {True})
 
 
 def test_an_open_loop_sends_at_its_times_however_slow_the_answers_are() -> None:
