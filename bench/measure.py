@@ -89,3 +89,8 @@ def machine_cpu_s() -> float:
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
     return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
+def foreign_cpu_s() -> float:
+    """CPU time in seconds of all processes but this one and its descendants, so far."""
+    return machine_cpu_s() - cpu_s(os.getpid())

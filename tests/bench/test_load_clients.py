@@ -23,8 +23,8 @@ def test_a_row_has_medians_and_the_ratios_of_pairs() -> None:
     theirs = [Seen(1000.0, 0.5, 1.0, 0.1), Seen(1000.0, 0.6, 1.0, 0.1), Seen(1000.0, 0.8, 1.0, 0.1)]
     cells = [cell.strip() for cell in row(SITUATIONS[0], mine, theirs).split("|")]
     assert cells[1:] == [
-        "identity_16, 4 at once, a core each", "1,500", "0.400", "1.50", "30%", "1,000", "0.600", "1.00", "10%",
-        "1.500 (1.000–2.000)", "0.500", "",
+        "identity_16, 1 at once, a core each", "1,500", "0.400", "1.50", "30%", "1,000", "0.600", "1.00", "10%",
+        "1.500 (1.000–2.000)", "0.500", "3", "",
     ]  # fmt: skip
 
 
