@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.cli.config_text import as_pbtxt
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
@@ -22,9 +23,10 @@ EXIT_FAILED = 2
 _USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
 Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
---from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan), which is copied and read
-once for its inputs and outputs; without, it is a template in Python. TorchScript (.pt) does not say the shapes of its
-inputs: it is tried on zeros, in shapes that its weights allow. Nothing that exists is changed.
+--from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan, scikit-learn's .skops),
+which is copied and read once for its inputs and outputs; without, it is a template in Python. TorchScript (.pt) does
+not say the shapes of its inputs: it is tried on zeros, in shapes that its weights allow. A .skops has a model.py
+beside it, which loads it. Nothing that exists is changed.
 
 Examples:
   shoal init models/doubler                        # models/doubler/1/model.py, to be edited
@@ -43,6 +45,7 @@ _FILES = {
     ".plan": ("model.plan", "tensorrt", ()),
     ".pt": ("model.pt", "pytorch", ()),
     ".pt2": ("model.pt2", "pytorch", ()),
+    ".skops": ("model.skops", "python", ()),
 }
 _MODEL_PY = '''\
 import numpy as np
@@ -123,6 +126,10 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
             shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(ending))
     if backend == "pytorch":
         return {"backend": backend, **tensors_of(source)}
+    if source.suffix == ".skops":
+        config, program = described(directory / "1" / name)
+        (directory / "1" / "model.py").write_text(program)
+        return config
     from shoal.testing import Server
 
     with Server(directory.absolute(), [directory.absolute().name]) as server:

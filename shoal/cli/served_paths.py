@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
+from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model
@@ -28,15 +29,15 @@ MAX_BESIDE = 100
 _BACKENDS = {".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".py": "python"}
 #: Endings of PyTorch's files.
 _PYTORCH = frozenset({".pt", ".pt2"})
+#: The ending of scikit-learn's models in skops's format.
+_SKOPS = ".skops"
 #: Ending → why files with it are not served, and what is.
 _REFUSED = {
     **dict.fromkeys(
         (".pkl", ".pickle", ".joblib"),
-        "a pickle is a program, which runs when it is loaded. Write the model as ONNX (skl2onnx), or a forest with "
-        "treelite (docs/tutorials/scikit_learn.md)",
+        "a pickle is a program, which runs when it is loaded. Write the model as ONNX (skl2onnx) or with skops, or a "
+        "forest with treelite (docs/tutorials/scikit_learn.md)",
     ),
-    ".skops": "skops is read by scikit-learn alone. Write the model as ONNX (skl2onnx), or a forest with treelite "
-    "(docs/tutorials/scikit_learn.md)",
     ".pth": "it holds weights, as a rule. Save the model with torch.export.save(…, 'model.pt2') or "
     "torch.jit.script(model).save('model.pt') (docs/tutorials/pytorch.md)",
     ".safetensors": "it holds weights and no model. A model.py loads them (docs/python_models.md)",
@@ -59,6 +60,8 @@ _OBJECTIVE = re.compile(
 _OF_CLASSIFIERS = (b"binary", b"multi", b"multiclass", b"multiclassova")
 #: The most rows of a batch (ours): a row costs a forest microseconds.
 _FOREST_ROWS = 1024
+#: The file of a model in Python.
+PROGRAM = "model.py"
 #: The ending of TorchServe's archives.
 ARCHIVE = ".mar"
 
@@ -73,6 +76,7 @@ class LinkedModel(NamedTuple):
     name: str
     source: Path  # as it was given
     config: str  # the text that was written for a file; "" for a model's directory, which has its own
+    program: str = ""  # the text of the model.py that was written for a file
 
 
 @contextmanager
@@ -124,7 +128,7 @@ def _is_served(path: Path) -> bool:
     looked for, since they have a store."""
     if path.suffix == ".py":
         return b"triton_python_backend_utils" in path.read_bytes()
-    return path.suffix in {*_BACKENDS, *_PYTORCH} or bool(_forest(path))
+    return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(_forest(path))
 
 
 def _link(path: Path, repository: Path) -> LinkedModel:
@@ -145,7 +149,10 @@ def _link(path: Path, repository: Path) -> LinkedModel:
     version.mkdir(parents=True)
     (directory / CONFIG_FILENAME).write_text(model.config)
     for each in _beside(path.absolute()):
-        (version / each.name).symlink_to(each)
+        if not (model.program and each.name == PROGRAM):
+            (version / each.name).symlink_to(each)
+    if model.program:
+        (version / PROGRAM).write_text(model.program)
     return model
 
 
@@ -167,10 +174,19 @@ def _described(path: Path) -> LinkedModel:
                 f"with a <model>/{CONFIG_FILENAME} beside the 1 (docs/tutorials/pytorch.md)."
             ) from None
         return LinkedModel(name, path, as_pbtxt({"backend": "pytorch", "default_model_filename": path.name, **tensors}))
+    if path.suffix == _SKOPS:
+        try:
+            config, program = described(path)
+        except NoShapesError as error:
+            raise PathError(
+                f"'{path}' is not served as it is: {error}. A model.py serves any model of scikit-learn "
+                "(docs/python_models.md)."
+            ) from None
+        return LinkedModel(name, path, as_pbtxt(config), program)
     backend = _BACKENDS.get(path.suffix)
     more = "" if backend else _forest(path)
     if backend is None and not more:
-        known = ", ".join(sorted({*_BACKENDS, *_PYTORCH, *_FORESTS, _CHECKPOINT, ARCHIVE}))
+        known = ", ".join(sorted({*_BACKENDS, *_PYTORCH, *_FORESTS, _SKOPS, _CHECKPOINT, ARCHIVE}))
         raise PathError(
             f"'{path}' is no model that Shoal knows by its name; known are {known} (forests of XGBoost, LightGBM and "
             "treelite: .json, .ubj, .txt, .tl), a directory of such files, a model's directory and a model repository."

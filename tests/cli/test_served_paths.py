@@ -55,7 +55,7 @@ def test_a_model_is_linked_and_the_links_are_removed() -> None:
 def test_a_file_gets_a_name_and_a_configuration(tmp_path: Path, file: str, name: str, backend: str) -> None:
     path = touch(tmp_path / "nets", file, "net.bin", "weights.data") / file
     with served_paths([path]) as ((repository,), (model,)):
-        assert model == (name, path, f'backend: "{backend}"\ndefault_model_filename: "{file}"\n')
+        assert model == (name, path, f'backend: "{backend}"\ndefault_model_filename: "{file}"\n', "")
         assert (repository / name / "config.pbtxt").read_text() == model.config
         assert sorted(each.name for each in (repository / name / "1").iterdir()) == sorted(
             [file, "net.bin", "weights.data"]
@@ -243,8 +243,8 @@ def test_a_trial_that_ends_within_the_file_s_code_is_said(
         (["net.pkl"], "is not served as it is: a pickle is a program, which runs when it is loaded"),
         (
             ["net.bin"],
-            "is no model that Shoal knows by its name; known are .json, .mar, .onnx, .plan, .pt, .pt2, .py, .tl, .txt, "
-            ".ubj, .xml",
+            "is no model that Shoal knows by its name; known are .json, .mar, .onnx, .plan, .pt, .pt2, .py, .skops, "
+            ".tl, .txt, .ubj, .xml",
         ),
         (["net.json"], "is no model that Shoal knows by its name"),
         (["forest.tl"], "is no model that Shoal knows by its name"),

@@ -14,7 +14,7 @@ from tests.end_to_end.tutorials import ROOT, Reader
 PAGES = ROOT / "docs" / "tutorials"
 #: Page → how many outputs it shows.
 SHOWN = {
-    "scikit_learn": 5, "text_pipeline": 4, "streaming": 3, "images": 4, "triton": 2, "systemd": 1, "kubernetes": 0,
+    "scikit_learn": 6, "text_pipeline": 4, "streaming": 3, "images": 4, "triton": 2, "systemd": 1, "kubernetes": 0,
 }  # fmt: skip
 #: Page → the test that reads it, on a server with what it needs.
 ELSEWHERE = {
