@@ -30,12 +30,15 @@ Examples:
   shoal infer simple --sample ones
   shoal infer text_classification text='school of fish'
   shoal infer digits image=@digit.npy --output label
+  shoal infer resnet image=@cat.jpg,imagenet
   shoal infer digits --data model_repository/digits/request.json --url http://gpu-1:8000
   shoal infer repeat IN=[4,2] DELAY=[500,500] WAIT=0    # a model that streams: each response as it comes
 
 Options:
   <input>=<value>             a tensor: JSON, @file.json, @file.npy, plain text for a BYTES input, or @file, whose bytes
-                              become one element of it (an image, say). What has no batch dimension gets one of 1
+                              become one element of it. @file.png (.jpg …) for numbers: a picture in the size of the
+                              input, its pixels from 0 to 255, or as in @file.png,0..1 or @file.png,imagenet. What has
+                              no batch dimension gets one of 1
   --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
                               {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model;
                               several are sent one after the other

@@ -35,8 +35,9 @@ Examples:
                                                                # are loaded with it
 
 Options:
-  <input>=<value>             a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
-                              dimension gets one of 1, and a flat list is given the shape that it fits
+  <input>=<value>             a tensor: JSON, @file.json, @file.npy, @file.png (.jpg …; pixels from 0 to 255, or as in
+                              @file.png,0..1 and @file.png,imagenet), or plain text for a BYTES input. What has no
+                              batch dimension gets one of 1, and a flat list is given the shape that it fits
   --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
                               {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model
   --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal import bf16
+from shoal.cli.pictures import ENDINGS, PictureError, picture, split
 from shoal.cli.recorded_inputs import recorded_inputs
 from shoal.cli.serve import CommandLineError
 from shoal.datatypes import BF16, BYTES, FP32, Datatype, format_shape
@@ -83,7 +84,9 @@ class RequestParser:
         """An input from the command line: JSON, a file's contents, or a text. Raises InputError if it does not fit."""
         spec = self._spec(name)
         if text.startswith("@"):
-            return self._from_file(spec, Path(text[1:]))
+            path, scale = split(text[1:])
+            is_picture = path.suffix.lower() in ENDINGS and spec.datatype is not BYTES
+            return self._from_picture(spec, path, scale) if is_picture else self._from_file(spec, Path(text[1:]))
         try:
             value = json.loads(text)
         except ValueError:
@@ -106,7 +109,14 @@ class RequestParser:
             return self._array(spec, _json(contents, path))
         if spec.datatype is BYTES:
             return self._array(spec, [contents])  # a file of any other kind, such as an image
-        raise InputError(f"Input {self._described(spec)} is read from .npy or .json, not from {path}.")
+        raise InputError(f"Input {self._described(spec)} is read from .npy, .json or a picture, not from {path}.")
+
+    def _from_picture(self, spec: TensorSpec, path: Path, scale: str) -> Array:
+        datatype = FP32 if spec.datatype is BF16 else spec.datatype
+        try:
+            return self._shaped(spec, picture(path, spec.dims, scale, datatype.dtype))
+        except PictureError as error:
+            raise InputError(f"Input {self._described(spec)}: {error}.") from None
 
     # -- a file of requests ---------------------------------------------------------------------------------------
 
