@@ -26,7 +26,7 @@ from statistics import median
 
 from bench.errors import BenchmarkError
 from bench.load import Target, Wrk
-from bench.measure import foreign_cpu_s
+from bench.measure import foreign_cpu_s, wait_for_quiet
 from bench.peers import NUM_CPUS, SHOAL_PYTHON, launch_shoal
 from bench.server import Server
 from bench.workloads import ADD_SUB, IDENTITY_16, MLP_512, BenchModel, Request, v2_request
@@ -40,6 +40,8 @@ SECONDS = 2
 #: The largest share of the machine's time that other programs may take in a pair of turns, and how many pairs are
 #: measured at most for one that is wanted (ours).
 MOST_FOREIGN, MOST_TRIES = 0.04, 5
+#: The most seconds that a pair of turns waits for a machine on which others do little (ours).
+MOST_WAIT_S = 20.0
 _BIND = (
     "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); os.execvp(sys.argv[2], sys.argv[2:])"
 )
@@ -164,6 +166,7 @@ def measure(folder: Path, situation: Situation, num_turns: int) -> tuple[list[Se
         found: tuple[list[Seen], list[Seen]] = ([], [])
         for turn in range(num_turns * MOST_TRIES):
             order = (1, 0) if turn % 2 else (0, 1)
+            wait_for_quiet(MOST_FOREIGN, MOST_WAIT_S)
             before_s, start_s = foreign_cpu_s(), time.monotonic()
             pair = {way: ways[way]() for way in order}
             taken_s = foreign_cpu_s() - before_s

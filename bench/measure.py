@@ -4,6 +4,7 @@ Only reads. CPU time includes children that have ended, where their parent has w
 """
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def machine_cpu_s() -> float:
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
     return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
+def wait_for_quiet(most_share: float, timeout_s: float) -> None:
+    """Wait until other programs take no more than a share of the machine for half a second, or the time is over."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        before_s, start_s = foreign_cpu_s(), time.monotonic()
+        time.sleep(0.5)
+        if foreign_cpu_s() - before_s <= most_share * (time.monotonic() - start_s) * (os.cpu_count() or 1):
+            return
 
 
 def foreign_cpu_s() -> float:

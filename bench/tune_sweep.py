@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.measure import foreign_cpu_s
+from bench.measure import foreign_cpu_s, wait_for_quiet
 from bench.peers import NUM_CPUS, ROOT, SHOAL_PYTHON
 from shoal.cli.bench.arguments import Goal, latency_goal
 from shoal.cli.bench.measurement import Level, Plan, measure
@@ -38,6 +38,8 @@ FINAL_LEVELS, FINAL_S, NUM_FINALISTS = (8, 32, 64), 0.4, 5
 #: The largest share of the machine's time that other programs may take in a turn of a setting, and how often it is
 #: measured at most (ours).
 MOST_FOREIGN, MOST_TRIES = 0.06, 4
+#: The most seconds that a turn waits for a machine on which others do little (ours).
+MOST_WAIT_S = 20.0
 
 
 class Sweep:
@@ -63,6 +65,7 @@ class Sweep:
         """The score by longer windows at more levels, on a machine that is quiet meanwhile or becomes so."""
         found = 0.0
         for _ in range(MOST_TRIES):
+            wait_for_quiet(MOST_FOREIGN, MOST_WAIT_S)
             before_s, start_s = foreign_cpu_s(), time.monotonic()
             found = self.score(settings, FINAL_LEVELS, FINAL_S)
             if foreign_cpu_s() - before_s <= MOST_FOREIGN * (time.monotonic() - start_s) * NUM_CPUS:
