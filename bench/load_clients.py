@@ -106,9 +106,12 @@ def by_wrk(
 
 @contextmanager
 def serving(folder: Path, model: BenchModel, cores: str) -> Iterator[Server]:
-    """A server of this model on these cores."""
+    """A server of this model on these cores, with one lane: which of several gets a connection is chance, and lanes
+    that share a core cost it more than one."""
     os.sched_setaffinity(0, set(map(int, cores.split(","))))
-    with launch_shoal(folder, model, "binary").running(v2_request(model, "binary")) as server:
+    with launch_shoal(folder, model, "binary", flags=["--http-process-count=1"]).running(
+        v2_request(model, "binary")
+    ) as server:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         yield server
 
