@@ -11,20 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.config_text import as_pbtxt
+from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.served_paths import CHECKPOINT, FORESTS, forest
 from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
+from shoal.model_config.files import CONFIG_FILENAME
 
 EXIT_FAILED = 2
 
 _USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
 Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
---from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan, scikit-learn's .skops),
-which is copied and read once for its inputs and outputs; without, it is a template in Python. TorchScript (.pt) does
+--from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan, scikit-learn's .skops,
+forests of XGBoost, LightGBM and treelite: .json, .ubj, .txt, .tl), which is copied and read once for its inputs and
+outputs; without, it is a template in Python. TorchScript (.pt) does
 not say the shapes of its inputs: it is tried on zeros, in shapes that its weights allow. A .skops has a model.py
 beside it, which loads it. Nothing that exists is changed.
 
@@ -47,6 +50,7 @@ _FILES = {
     ".pt2": ("model.pt2", "pytorch", ()),
     ".skops": ("model.skops", "python", ()),
 }
+_FOREST_ENDINGS = (*FORESTS, CHECKPOINT)
 _MODEL_PY = '''\
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -90,16 +94,20 @@ def _init(directory: Path | None, source: Path | None) -> int:
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
     if source is not None and not source.is_file():
         raise CommandLineError(f"There is no file '{source}'.")
-    if source is not None and source.suffix not in _FILES:
-        raise CommandLineError(f"'{source}' is no file of {', '.join(_FILES)}, whose inputs and outputs can be read.")
+    if source is not None and source.suffix not in {*_FILES, *_FOREST_ENDINGS}:
+        known = ", ".join([*_FILES, *_FOREST_ENDINGS])
+        raise CommandLineError(f"'{source}' is no file of {known}, whose inputs and outputs can be read.")
     try:
         (directory / "1").mkdir(parents=True)
         if source is None:
             config = _PYTHON
             (directory / "1" / "model.py").write_text(_MODEL_PY)
+        elif source.suffix in _FOREST_ENDINGS:
+            config = _copied_forest(source, directory)
         else:
             config = _copied(source, directory)
-        (directory / "config.pbtxt").write_text(as_pbtxt(config))
+        if not (directory / CONFIG_FILENAME).exists():
+            (directory / CONFIG_FILENAME).write_text(as_pbtxt(config))
         (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
     except OSError as error:
         raise CommandLineError(f"'{error.filename}' cannot be written: {error.strerror}") from None
@@ -130,6 +138,22 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
         config, program = described(directory / "1" / name)
         (directory / "1" / "model.py").write_text(program)
         return config
+    return {"backend": backend, **_read(directory)}
+
+
+def _copied_forest(source: Path, directory: Path) -> dict[str, Any]:
+    """Like `_copied`, of a forest's file; its configuration is written, too. Raises NoShapesError for another file."""
+    more = forest(source)
+    if not more:
+        raise NoShapesError("it is no forest of XGBoost, LightGBM or treelite 4")
+    shutil.copyfile(source, directory / "1" / source.name)
+    text = f'backend: "fil"\ndefault_model_filename: "{quoted(source.name)}"\n{more}'
+    (directory / CONFIG_FILENAME).write_text(text)
+    return _read(directory)
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    """The batch size and the tensors of a model, from its file as the backend reads it. Raises ShoalError."""
     from shoal.testing import Server
 
     with Server(directory.absolute(), [directory.absolute().name]) as server:
@@ -138,7 +162,7 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
         role: [{key: tensor[key] for key in _TENSOR_FIELDS if key in tensor} for tensor in whole[role]]
         for role in ("input", "output")
     }
-    return {"backend": backend, "max_batch_size": whole["max_batch_size"], **tensors}
+    return {"max_batch_size": whole["max_batch_size"], **tensors}
 
 
 def sample_request(config: Mapping[str, Any]) -> dict[str, Any]:

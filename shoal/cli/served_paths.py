@@ -45,14 +45,14 @@ _REFUSED = {
     ".pb": "a graph of TensorFlow needs a configuration (docs/backends.md)",
 }
 #: Ending → model_type of a forest's file, and the bytes that it begins with.
-_FORESTS = {
+FORESTS = {
     ".json": ("xgboost_json", b"{"),
     ".ubj": ("xgboost_ubj", b"{"),
     ".txt": ("lightgbm", b"tree\n"),
 }
 #: The format of treelite's checkpoints: ending, major version at the start, offset of the kind of task, and the kinds
 #: that have classes (treelite::TaskType: two, several).
-_CHECKPOINT, _MAJOR, _TASK, _CLASSIFYING = ".tl", struct.Struct("<i"), 26, (0, 2)
+CHECKPOINT, _MAJOR, _TASK, _CLASSIFYING = ".tl", struct.Struct("<i"), 26, (0, 2)
 #: The objective of a forest, in the words of XGBoost (binary:logistic) and of LightGBM (objective=binary sigmoid:1).
 _OBJECTIVE = re.compile(
     rb"objective.{0,400}?((?:binary|multi|reg|count|rank|survival):[a-z]+)|\nobjective=([a-z_0-9]+)", re.DOTALL
@@ -128,7 +128,7 @@ def _is_served(path: Path) -> bool:
     looked for, since they have a store."""
     if path.suffix == ".py":
         return b"triton_python_backend_utils" in path.read_bytes()
-    return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(_forest(path))
+    return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(forest(path))
 
 
 def _link(path: Path, repository: Path) -> LinkedModel:
@@ -184,9 +184,9 @@ def _described(path: Path) -> LinkedModel:
             ) from None
         return LinkedModel(name, path, as_pbtxt(config), program)
     backend = _BACKENDS.get(path.suffix)
-    more = "" if backend else _forest(path)
+    more = "" if backend else forest(path)
     if backend is None and not more:
-        known = ", ".join(sorted({*_BACKENDS, *_PYTORCH, *_FORESTS, _SKOPS, _CHECKPOINT, ARCHIVE}))
+        known = ", ".join(sorted({*_BACKENDS, *_PYTORCH, *FORESTS, _SKOPS, CHECKPOINT, ARCHIVE}))
         raise PathError(
             f"'{path}' is no model that Shoal knows by its name; known are {known} (forests of XGBoost, LightGBM and "
             "treelite: .json, .ubj, .txt, .tl), a directory of such files, a model's directory and a model repository."
@@ -195,11 +195,11 @@ def _described(path: Path) -> LinkedModel:
     return LinkedModel(name, path, text)
 
 
-def _forest(path: Path) -> str:
+def forest(path: Path) -> str:
     """The rest of the configuration of a forest's file; "" for any other file."""
-    if path.suffix == _CHECKPOINT:
+    if path.suffix == CHECKPOINT:
         return _checkpoint(path)
-    model_type, begins = _FORESTS.get(path.suffix, ("", b""))
+    model_type, begins = FORESTS.get(path.suffix, ("", b""))
     if not model_type or not path.stat().st_size:
         return ""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

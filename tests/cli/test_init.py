@@ -9,6 +9,8 @@ import pytest
 from shoal.cli import main
 from tests.end_to_end.server import SAMPLES
 
+FORESTS = Path(__file__).parents[1] / "data" / "forests"
+
 
 def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command."""
@@ -40,6 +42,23 @@ def test_a_file_is_copied_and_configured(capsys: pytest.CaptureFixture[str], tmp
     assert code == 0
     assert (tmp_path / "fresh" / "1" / "model.onnx").read_bytes() == source.read_bytes()
     assert answers(capsys, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("file", ["xgboost.json", "xgboost.ubj", "model.txt", "checkpoint.tl"])
+def test_a_forest_is_copied_and_configured(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str) -> None:
+    source = FORESTS / file
+    code, _, _ = init(capsys, tmp_path / "fresh", "--from", source)
+    assert code == 0
+    assert (tmp_path / "fresh" / "1" / file).read_bytes() == source.read_bytes()
+    assert answers(capsys, tmp_path / "fresh")
+
+
+def test_a_file_that_is_no_forest_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("{}")
+    code, printed, complaint = init(capsys, tmp_path / "fresh", "--from", tmp_path / "data.json")
+    assert (code, printed) == (2, "")
+    assert complaint.endswith("cannot be described: it is no forest of XGBoost, LightGBM or treelite 4\n")
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_what_a_tensor_without_dimensions_needs_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
