@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.cli.tune.other_programs import machine_cpu_s
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 on every system: a resolution of 10 ms, fine over seconds
 
 
@@ -82,14 +84,6 @@ def pss_bytes(root: int) -> int:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return total
-
-
-def machine_cpu_s() -> float:
-    """CPU time of the whole machine in seconds, without idle and I/O wait; time taken by a hypervisor counts."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    )
-    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
 
 
 def wait_for_quiet(most_share: float, timeout_s: float) -> None:

@@ -24,6 +24,7 @@ from bench.peers import Peer, compiled_peer
 from bench.picture import svg
 from bench.results import Row, Sample
 from bench.server import Server, free_ports
+from shoal.cli.tune.other_programs import machine_cpu_s
 from shoal.model_config import pbtxt
 
 BURN_S = 0.2
@@ -163,9 +164,9 @@ def test_a_command_with_spaces_and_parentheses_does_not_shift_the_fields() -> No
 
 
 def test_a_tree_is_the_root_its_living_and_its_ended_children() -> None:
-    machine_before_s = measure.machine_cpu_s()
+    machine_before_s = machine_cpu_s()
     with tree_that_burnt() as (root, burnt_s):
-        used_s, machine_s = measure.cpu_s(root), measure.machine_cpu_s() - machine_before_s
+        used_s, machine_s = measure.cpu_s(root), machine_cpu_s() - machine_before_s
         memory_of_root = pss_of(root)
         assert len(measure.process_tree(root)) == 2
         assert memory_of_root < measure.pss_bytes(root) < 100 * memory_of_root

@@ -102,11 +102,12 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not (given.model_repository / given.model).is_dir():
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
     given.window = given.window or max(_LEAST_WINDOW_S, min(_WINDOW_S, given.budget / 100))
-    from shoal.cli.tune import curve, report, search
+    from shoal.cli.tune import curve, other_programs, report, search
     from shoal.cli.tune.trial_server import trial_server
 
     trials: list[Trial] = []
     skipped: set[Settings] = set()
+    before = other_programs.read()
     with trial_server(given.model_repository, given.model) as server:
         config = server.model_config(given.model)
         requests = _requests(given, config)
@@ -137,6 +138,8 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
             index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
             other = again[index]
             best = other if search.is_gain(ratios) else again[0]
+    num_processors = os.cpu_count() or 1
+    others_share = other_programs.share(before, other_programs.read(), num_processors)  # after the server has ended
     is_compared = bool(again) and again[0] is trials[0]
     gain = median(ratios) if is_compared else None
     found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials), gain=gain)
@@ -144,12 +147,15 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found += f"\n{said}"
     if is_compared:
         found += "\n" + report.confirmation(ratios, other.settings)
+    if said := other_programs.as_text(others_share):
+        found += f"\n{said}"
     text, path = _config_text(given)
     changed = _changed_text(text, config, start, best.settings)
     old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
     diff = "".join(difflib.unified_diff(old, new, str(path), str(path)))
     if given.json:
-        document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios), "diff": diff}
+        document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios)}
+        document |= {"other_programs_share": round(others_share, 3), "diff": diff}
         print(json.dumps(document, indent=2))
     else:
         print(found + f"\n\n{diff}".rstrip("\n"))
