@@ -90,7 +90,7 @@ class Load:
             for slot, error in transport.wait(wait_s, is_exact=is_open_loop):
                 begun_ns = opened.pop(slot)
                 if error is None:
-                    window.latencies_ns.append(clock() - begun_ns)
+                    window.latencies_ns.append(transport.arrived_ns - begun_ns)
                 else:
                     window.errors[error] += 1
                 ended.append(slot)

@@ -21,6 +21,7 @@ class MemoryTransport:
 
     def __init__(self, place: str | None, model: str, version: str, requests: Sequence[Mapping[str, Any]]) -> None:
         self.idle_ns = 0
+        self.arrived_ns = 0
         self._model = model
         self._version = version
         self._requests = requests
@@ -28,7 +29,7 @@ class MemoryTransport:
         self._loop = asyncio.new_event_loop()
         self._client = AsyncClient(place)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._answered: list[tuple[int, str | None]] = []
+        self._answered: list[tuple[int, int, str | None]] = []  # slot, time, error
         self._num_sent = 0
         self._failure: UnreachableError | None = None
 
@@ -46,7 +47,7 @@ class MemoryTransport:
             if isinstance(refused, ConnectionLostError):
                 self._failure = UnreachableError(str(refused))
             error = f"{refused.words}: {refused}"
-        self._answered.append((slot, error))
+        self._answered.append((slot, time.perf_counter_ns(), error))
         self._loop.stop()
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
@@ -61,7 +62,7 @@ class MemoryTransport:
         spent_ns = time.perf_counter_ns() - wall_ns
         self.idle_ns += max(0, spent_ns - (time.thread_time_ns() - cpu_ns))
         answered, self._answered = self._answered, []
-        for slot, error in answered:
+        for slot, self.arrived_ns, error in answered:
             del self._tasks[slot]
             yield slot, error
         if self._failure is not None:

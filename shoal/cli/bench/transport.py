@@ -25,6 +25,7 @@ class Transport(Protocol):
     """Slots for requests to one model of one server. A slot's number is its name; slots are made by their first use."""
 
     idle_ns: int  # spent waiting so far; grows with `wait`
+    arrived_ns: int  # when the answer that `wait` has yielded last was there, by time.perf_counter_ns
 
     def send(self, slot: int) -> None:
         """Send the next request in a free slot. Raises NoResponseError if the server cannot be connected to."""
@@ -75,13 +76,14 @@ class Exchange(Protocol):
 class _Slot:
     """A connection, and the rest of a request that the socket would not take yet."""
 
-    __slots__ = ("connection", "exchange", "is_open", "rest")
+    __slots__ = ("connection", "exchange", "is_open", "num_reads", "rest")
 
     def __init__(self, connection: socket.socket, exchange: Exchange) -> None:
         self.connection = connection
         self.exchange = exchange
         self.rest = memoryview(b"")
         self.is_open = False  # a request is under way
+        self.num_reads = 0  # of its answer
 
 
 class SocketTransport:
@@ -89,6 +91,7 @@ class SocketTransport:
 
     def __init__(self, host: str, port: int, make_exchange: Callable[[], Exchange]) -> None:
         self.idle_ns = 0
+        self.arrived_ns = 0
         self._address = (host, port)
         self._make_exchange = make_exchange
         # Changed by send, wait and abandon.
@@ -104,6 +107,7 @@ class SocketTransport:
         if held is None:
             held = self._connect(slot)
         held.is_open = True
+        held.num_reads = 0
         data = held.exchange.request(self._num_sent)
         self._num_sent += 1
         try:
@@ -123,7 +127,8 @@ class SocketTransport:
         """Like `Transport.wait`."""
         before_ns = time.perf_counter_ns()
         events = self._poll(timeout_s, is_exact=is_exact)
-        self.idle_ns += time.perf_counter_ns() - before_ns
+        ready_ns = time.perf_counter_ns()
+        self.idle_ns += ready_ns - before_ns
         slots, by_descriptor = self._slots, self._by_descriptor
         for descriptor, event in events:
             slot = by_descriptor.get(descriptor)
@@ -146,10 +151,12 @@ class SocketTransport:
                 was_open = held.is_open
                 self._drop(slot)
                 if was_open:
+                    self.arrived_ns = ready_ns
                     yield slot, reason
                 continue
             if len(data) == READ_BYTES:
                 self._read_bytes = LARGE_READ_BYTES
+            held.num_reads += 1
             exchange = held.exchange
             reply, is_whole = exchange.receive(data)
             if reply:
@@ -158,6 +165,9 @@ class SocketTransport:
                 held.is_open = False
                 if exchange.is_last:
                     self._drop(slot)
+                # A small answer that one read took was there when the wait ended; of others a part may have come since.
+                is_small = held.num_reads == 1 and len(data) < READ_BYTES
+                self.arrived_ns = ready_ns if is_small else time.perf_counter_ns()
                 yield slot, exchange.error
 
     def abandon(self, slot: int) -> None:

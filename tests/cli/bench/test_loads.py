@@ -16,6 +16,7 @@ class ScriptedServer:
     def __init__(self, answer_ns: int, stall_ns: tuple[int, int] = (0, 0), error: str | None = None) -> None:
         self.now_ns = 0
         self.idle_ns = 0
+        self.arrived_ns = 0
         self.sent: list[tuple[int, int]] = []  # time and slot
         self.abandoned: list[int] = []
         self.exact: set[bool] = set()  # of all waits
@@ -45,6 +46,7 @@ class ScriptedServer:
         self.now_ns = max(self.now_ns, end_ns)
         for each in [each for each in self._due if each[0] <= self.now_ns]:
             self._due.remove(each)
+            self.arrived_ns = self.now_ns
             yield each[1], self._error
 
     def abandon(self, slot: int) -> None:
@@ -83,13 +85,13 @@ def test_answers_that_have_come_at_once_are_all_read_before_the_next_requests_ar
         for answer in answers(timeout_s, is_exact=is_exact):
             assert not server.sent
             read.append(answer[0])
-            server.now_ns += MS  # what it takes to read one
+            server.now_ns += MS  # what it takes to read one, and no part of its latency
             yield answer
 
     server.wait = wait  # type: ignore[method-assign]  # looks at the order
     window = both.run(0.001)
     assert (sorted(read), [slot for _, slot in server.sent]) == ([0, 1], read)
-    assert list(window.latencies_ns) == [102 * MS, 103 * MS]
+    assert list(window.latencies_ns) == [101 * MS, 102 * MS]
 
 
 def test_only_an_open_loop_waits_exactly() -> None:
