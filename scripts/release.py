@@ -33,6 +33,11 @@ RENDERED = "tests/deploy/rendered/*.yaml"
 RENDERED_PLACES = ('app.kubernetes.io/version: "{}"', "helm.sh/chart: shoal-{}")
 #: Packages of an environment that only install others.
 _INSTALLERS = frozenset({"pip", "setuptools", "wheel"})
+#: Prints the field License of all packages of an environment.
+_LICENCES = (
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({each.name: each.metadata.get('License') for each in m.distributions()}))"
+)
 UNRELEASED = "## [Unreleased]\n"
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
 _BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
@@ -149,6 +154,13 @@ def write_bom(program: Path, python: Path, path: Path) -> int:
     names = {each["name"] for each in (bom["metadata"]["component"], *bom["components"])}
     if not {"shoal", "flask", "numpy"} <= {name.lower() for name in names}:
         raise ValueError(f"the SBOM lists {len(names)} packages, and not Shoal with what it needs")
+    # cyclonedx-py leaves out what a package says in words, in the field that metadata had before licences had names.
+    words = json.loads(run(python, "-c", _LICENCES))
+    for each in bom["components"]:
+        if not each.get("licenses") and words.get(each["name"]):
+            each["licenses"] = [{"license": {"name": words[each["name"]]}}]
+    if bare := [each["name"] for each in bom["components"] if not each.get("licenses")]:
+        raise ValueError(f"the SBOM has no licence of {', '.join(bare)}")
     path.write_text(json.dumps(bom, indent=2) + "\n")
     return len(names)
 

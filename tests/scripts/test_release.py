@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,8 @@ def test_the_sbom_lists_what_is_needed_and_no_installer(tmp_path: Path) -> None:
     """With a program in place of cyclonedx-py, which scripts/release installs for itself."""
 
     def listed(*names: str) -> int:
-        parts = [{"name": name, "bom-ref": f"{name}==1"} for name in names]
+        parts: list[dict[str, Any]] = [{"name": name, "bom-ref": f"{name}==1"} for name in names]
+        parts[0]["licenses"] = [{"expression": "BSD-3-Clause"}]
         bom = {
             "metadata": {"component": {"name": "shoal"}},
             "components": parts,
@@ -73,13 +75,24 @@ def test_the_sbom_lists_what_is_needed_and_no_installer(tmp_path: Path) -> None:
         program = tmp_path / "cyclonedx-py"
         program.write_text(f"#!/bin/sh\n[ $1 = environment ] && cat > $5 <<'END'\n{json.dumps(bom)}\nEND\n")
         program.chmod(0o755)
-        return release.write_bom(program, Path("python"), tmp_path / "bom.json")
+        python = tmp_path / "python"
+        python.write_text(
+            """#!/bin/sh\necho '{"Flask": null, "numpy": "3-Clause BSD", "pipdeptree": "MIT", "bare": null}'\n"""
+        )
+        python.chmod(0o755)
+        return release.write_bom(program, python, tmp_path / "bom.json")
 
     assert listed("Flask", "numpy", "pip", "setuptools", "pipdeptree") == 4
     bom = json.loads((tmp_path / "bom.json").read_text())
     assert [each["name"] for each in bom["components"]] == ["Flask", "numpy", "pipdeptree"]
     assert [each["ref"] for each in bom["dependencies"]] == ["Flask==1", "numpy==1", "pipdeptree==1"]
     assert not any(each["dependsOn"] for each in bom["dependencies"])
+    licences = [each["licenses"][0] for each in bom["components"]]
+    assert licences == [
+        {"expression": "BSD-3-Clause"}, {"license": {"name": "3-Clause BSD"}}, {"license": {"name": "MIT"}}
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="has no licence of bare"):
+        listed("Flask", "numpy", "bare")
     with pytest.raises(ValueError, match="lists 2 packages, and not Shoal with what it needs"):
         listed("numpy")
 
