@@ -77,6 +77,19 @@ def test_two_servers_in_turns(capsys: pytest.CaptureFixture[str], samples: Serve
     assert all(share > 0 for share in shares.values())
 
 
+def test_two_models_of_a_server_in_turns(capsys: pytest.CaptureFixture[str], samples: Server) -> None:
+    code, printed, _ = bench(capsys, "simple", "--compare-model=simple:1", "--url", samples.url, *QUICK)
+    assert code == 0, printed
+    assert printed.splitlines()[:2] == [f"A: simple at http://{samples.url}", f"B: simple:1 at http://{samples.url}"]
+    other = "--compare-model=simple_int8", "--url", samples.url
+    code, printed, _ = bench(capsys, "simple", *other, *QUICK, "--json")
+    assert code == 2, "the inputs differ: its requests are refused"
+    document = json.loads(printed)
+    assert (document["model"], document["compared"]["model"]) == ("simple", "simple_int8")
+    (sentence,) = document["compared"]["levels"][0]["errors"]
+    assert "data-type is 'INT32', but model 'simple_int8' expects 'INT8'" in sentence
+
+
 def test_requests_of_perf_analyzers_files_are_sent_in_turns(
     capsys: pytest.CaptureFixture[str], samples: Server, tmp_path: Path
 ) -> None:

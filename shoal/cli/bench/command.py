@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
@@ -35,6 +35,7 @@ Examples:
   shoal bench resnet --shape image:3,224,224 --batch-size 8 --url grpc://gpu-1:8001
   shoal bench digits --protocol shm --concurrency 16        # through the shared memory of this machine's server
   shoal bench digits --compare http://127.0.0.1:9000        # two servers in turns, and the ratios
+  shoal bench digits --compare-model digits_batched         # two configurations of a model on one server
 
 The load:
   --concurrency <levels>      requests at a time: 8, 1:64 by doubling, or 8:64:8 by steps (default: 1:16)
@@ -45,6 +46,8 @@ The load:
                               (default: $SHOAL_URL, or http://127.0.0.1:8000)
   --protocol http|grpc|shm    ask the server of this machine by that protocol, at its default place
   --compare <url>             load a second server, too, a window each in turns
+  --compare-model <model>     the second one has another name, or is another version: digits_batched, digits:2. On the
+                              same server, unless --compare names one
   --version <number>          which version of the model (default: the one that the server chooses)
 
 The requests:
@@ -93,6 +96,7 @@ def bench_parser() -> Parser:
     parser.add_argument("--url")
     parser.add_argument("--protocol", choices=("http", "grpc", "shm"))
     parser.add_argument("--compare")
+    parser.add_argument("--compare-model")
     parser.add_argument("--version", default="")
     parser.add_argument("--shape", action="append", default=[], type=values.shape)
     parser.add_argument("--batch-size", type=count, default=1)
@@ -119,14 +123,12 @@ def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from shoal.cli.bench.targets import rows_of, target
     from shoal.model_config.signature import Signature
 
-    places = [given.url or (None if given.protocol else environ.get("SHOAL_URL"))]
-    places += [given.compare] if given.compare is not None else []
+    sides = _sides(given, environ)
     with ExitStack() as stack:
         targets = []
-        for place in places:
-            protocol = given.protocol if place is places[0] else None
+        for side in sides:
             try:
-                targets.append(target(place, protocol, given.model, given.version, given.timeout))
+                targets.append(target(side.url, side.protocol, side.model, side.version, given.timeout))
             except ValueError as error:
                 raise CommandLineError(str(error)) from None
             stack.callback(targets[-1].close)
@@ -138,22 +140,49 @@ def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         )
         found = [_measured(targets, signature, requests, level, plan) for level in _levels(given)]
     rows = rows_of(signature, requests[0].inputs)
-    sides = list(zip(*found, strict=True))
-    is_met, sentences = report.judged(given.goal, sides[0]) if given.goal else (True, [])
+    measured = list(zip(*found, strict=True))
+    is_met, sentences = report.judged(given.goal, measured[0]) if given.goal else (True, [])
     shares = [measurement.ratios(pair[0], pair[1], report.PERCENTS) for pair in found] if len(targets) > 1 else []
     if given.json:
-        print(json.dumps(_as_json(given, targets, sides, shares, rows, is_met=is_met), indent=2))
+        print(json.dumps(_as_json(given, sides, targets, measured, shares, rows, is_met=is_met), indent=2))
     elif shares:
-        print(report.as_compared(sides[0], sides[1], shares, [each.url for each in targets]))
+        titles = [f"{side.title} at {each.url}" for side, each in zip(sides, targets, strict=True)]
+        print(report.as_compared(measured[0], measured[1], shares, titles))
         print(*sentences, sep="\n", end="\n" * bool(sentences))
     else:
         print(f"Model '{given.model}' at {targets[0].url}\n")
-        print("\n".join([report.as_text(sides[0], rows), *sentences]))
+        print("\n".join([report.as_text(measured[0], rows), *sentences]))
     if given.svg is not None:
-        _write(given, sides)
-    if any(each.whole.num_errors or not each.whole.latencies_ns for side in sides for each in side):
+        _write(given, measured)
+    if any(each.whole.num_errors or not each.whole.latencies_ns for side in measured for each in side):
         return EXIT_REFUSED
     return EXIT_DONE if is_met else EXIT_MISSED
+
+
+class _Side(NamedTuple):
+    """A model and its server, as they are named on the command line."""
+
+    url: str | None
+    protocol: str | None
+    model: str
+    version: str
+
+    @property
+    def title(self) -> str:
+        """The model, with the version that was asked for."""
+        return f"{self.model}:{self.version}" if self.version else self.model
+
+
+def _sides(given: argparse.Namespace, environ: Mapping[str, str]) -> list[_Side]:
+    """The model that is measured, and the one that it is compared with, if there is one."""
+    own = _Side(
+        given.url or (None if given.protocol else environ.get("SHOAL_URL")), given.protocol, given.model, given.version
+    )
+    other = own if given.compare is None else own._replace(url=given.compare, protocol=None)
+    if given.compare_model is not None:
+        name, _, version = given.compare_model.partition(":")
+        other = other._replace(model=name or given.model, version=version)
+    return [own, other] if given.compare is not None or given.compare_model is not None else [own]
 
 
 def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[RunRequest]":
@@ -209,8 +238,9 @@ def _show(title: str, _target: int, number: int, window: "Window") -> None:
 
 def _as_json(
     given: argparse.Namespace,
+    sides: Sequence[_Side],
     targets: "Sequence[Target]",
-    sides: "Sequence[Sequence[Measured]]",
+    measured: "Sequence[Sequence[Measured]]",
     shares: Sequence[Any],
     rows: int,
     *,
@@ -219,14 +249,14 @@ def _as_json(
     from shoal.cli.bench import report
 
     servers = [
-        {"url": each.url, "protocol": each.protocol, "levels": [report.as_json(level, rows) for level in side]}
-        for each, side in zip(targets, sides, strict=True)
+        {"url": each.url, "protocol": each.protocol, "levels": [report.as_json(level, rows) for level in levels]}
+        for each, levels in zip(targets, measured, strict=True)
     ]
     document: dict[str, Any] = {"model": given.model, "rows_per_request": rows, **servers[0]}
     if given.goal:
         document["goals"] = {"wanted": [each.text for each in given.goal], "is_met": is_met}
     if shares:
-        document["compared"] = servers[1]
+        document["compared"] = {"model": sides[1].title, **servers[1]}
         document["ratios"] = [
             {"throughput": each.throughput, **{f"p{percent:g}": share for percent, share in each.latency.items()}}
             for each in shares
@@ -234,12 +264,12 @@ def _as_json(
     return document
 
 
-def _write(given: argparse.Namespace, sides: "Sequence[Sequence[Measured]]") -> None:
+def _write(given: argparse.Namespace, measured: "Sequence[Sequence[Measured]]") -> None:
     """Write the picture. Raises CommandLineError if the file cannot be written."""
     from shoal.cli.bench import picture
 
     series = []
-    for name, side in zip(("A ", "B ") if len(sides) > 1 else ("",), sides, strict=True):
+    for name, side in zip(("A ", "B ") if len(measured) > 1 else ("",), measured, strict=True):
         for percent in (50.0, 99.0):
             points = [
                 (each.whole.requests_per_s, each.whole.percentile_ms(percent) or 0.0, each.level.title) for each in side
