@@ -51,9 +51,10 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
         raise PictureError("a picture is read by Pillow (pip install pillow)") from None
     try:
         with Image.open(path) as file:
-            own = (file.width, file.height)
-            size = tuple(each if each > 0 else it for each, it in zip((layout.width, layout.height), own, strict=True))
-            colours = file.convert("RGBA" if layout.channels == 4 else "RGB").resize(size, Image.Resampling.BILINEAR)
+            width = layout.width if layout.width > 0 else file.width
+            height = layout.height if layout.height > 0 else file.height
+            mode = "RGBA" if layout.channels == 4 else "RGB"
+            colours = file.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(colours.convert("L") if layout.channels == 1 else colours, np.float64)
     except UnidentifiedImageError:
         raise PictureError(f"{path} is no picture") from None
@@ -90,9 +91,9 @@ def _scaled(pixels: "np.ndarray[Any, Any]", scale: str) -> "np.ndarray[Any, Any]
         return (pixels / 255 - _MEAN) / _DEVIATION
     low, dots, high = scale.partition("..")
     try:
-        least, most = float(low), float(high)
+        least, most = float(low), float(high) if dots else math.nan
     except ValueError:
-        dots = ""
-    if not dots:
+        least = most = math.nan
+    if not math.isfinite(least) or not math.isfinite(most):
         raise PictureError(f"the pixels' scale is 0..1 or the like, or {_IMAGENET}, not '{scale}'")
     return least + pixels * ((most - least) / 255)
