@@ -58,7 +58,7 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
             pixels = np.asarray(colours.convert("L") if layout.channels == 1 else colours, np.float64)
     except UnidentifiedImageError:
         raise PictureError(f"{path} is no picture") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise PictureError(f"cannot read {path}: {why}") from None
     scaled = _scaled(pixels.reshape(*pixels.shape[:2], layout.channels), scale)

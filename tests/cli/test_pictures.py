@@ -79,6 +79,12 @@ def test_what_is_no_picture_for_the_input_is_refused(path: Path, name: str, dims
         read(f"@{path.with_name(name)}", dims)
 
 
+def test_a_picture_that_would_fill_the_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
+    with pytest.raises(InputError, match="exceeds limit of 4 pixels"):
+        read(f"@{path}", [2, 3])
+
+
 def test_without_pillow_it_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = builtins.__import__
 
