@@ -67,9 +67,9 @@ class FrontEnds:
         self._has_gpus = has_gpus
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here. The road's
         # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
-        self._endpoints = {
-            "{}:{}".format(*address_of(each)): name for name, each in listeners.items() if name != "grpc"
-        }
+        addresses = {name: address_of(each) for name, each in listeners.items()}
+        self._endpoints = {"{}:{}".format(*address): name for name, address in addresses.items() if name != "grpc"}
+        self._ports = {name: port for name, (_, port) in addresses.items()}
         environment = {
             ADDRESS_VARIABLE: control_address,
             "SHOAL_LOG": json.dumps(log_settings),
@@ -161,8 +161,7 @@ class FrontEnds:
     @property
     def port(self) -> int:
         """The port of HTTP, bound or configured; 0 of a Unix socket."""
-        http = self._listeners.get("http")
-        return self._options.http_port if http is None else address_of(http)[1]
+        return self._ports.get("http", self._options.http_port)
 
     @property
     def num_front_ends(self) -> int:
@@ -208,7 +207,7 @@ class FrontEnds:
             allow_remote_admin=options.allow_remote_admin,
             has_page=options.ui,
             timing_share=options.timing_percent / 100,
-            grpc_port=address_of(self._listeners["grpc"])[1] if "grpc" in self._listeners else 0,
+            grpc_port=self._ports.get("grpc", 0),
             api_keys=self._key_file.rows,
             allow_client_shm=options.allow_client_shm,
             has_gpus=self._has_gpus,

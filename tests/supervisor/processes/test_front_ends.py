@@ -89,6 +89,14 @@ def test_who_begins_to_answer_while_it_stops_is_too_late(run: Callable[..., Runn
     assert not started.done()
 
 
+def test_who_joins_while_it_stops_is_told_the_ports_all_the_same(run: Callable[..., Running]) -> None:
+    running = run()
+    ports = {name: listener.getsockname()[1] for name, listener in running.listeners.items()}
+    running.stop()
+    assert running.front_ends._settings()["grpc_port"] == ports["grpc"]
+    assert running.front_ends.port == ports["http"]
+
+
 @pytest.mark.parametrize(
     ("changes", "processes"),
     [
