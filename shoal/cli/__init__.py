@@ -4,6 +4,7 @@ Prints to a person and returns an exit code; decides nothing that a server does.
 is used.
 """
 
+import errno
 import os
 import pkgutil
 import signal
@@ -92,21 +93,50 @@ TRITONS_DEFAULTS: dict[str, Any] = {
 }
 
 
+#: Arguments by which a command prints an answer and ends, whatever else it does.
+_ANSWERED = frozenset({"--help", "-h", "--version", "-v"})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["serve"] and not {"--help", "-h"} & {*arguments}:
-        return _run(arguments)  # a server handles signals and pipes by itself
+    return _command(lambda: _run(arguments), serves=arguments[:1] == ["serve"] and not _ANSWERED & {*arguments})
+
+
+def _command(work: Callable[[], int], *, serves: bool) -> int:
+    """Run a command with standard streams that are open; returns its exit code. One that serves handles signals and
+    pipes by itself."""
+    _open_standard_streams()
+    if serves:
+        return work()
     try:
         try:
-            return _run(arguments)
+            return work()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # stdout's reader has gone, as `head` does; the interpreter must not flush at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:  # stdout's reader has gone, as `head` does
+        code, sentence = 128 + signal.SIGPIPE, ""
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        code, sentence = 1, f"The output cannot be written: {error.strerror}"
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter must not flush at its end
+    print(sentence, end="\n" * bool(sentence), file=sys.stderr)
+    return code
+
+
+def _open_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr that the caller has closed, as `>&-` does: no socket or file of a server
+    may get their numbers."""
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            if (opened := os.open(os.devnull, os.O_RDWR)) != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _run(arguments: list[str]) -> int:
@@ -148,14 +178,18 @@ def _asked_by_shell() -> list[str]:
 def tritonserver(argv: Sequence[str] | None = None) -> int:
     """The command `tritonserver`; returns its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _serve(arguments, prog="tritonserver", environ=os.environ, **TRITONS_DEFAULTS)
+    return _command(
+        lambda: _serve(arguments, prog="tritonserver", environ=os.environ, **TRITONS_DEFAULTS),
+        serves=not _ANSWERED & {*arguments},
+    )
 
 
 def torchserve(argv: Sequence[str] | None = None) -> int:
     """The command `torchserve`; returns its exit code. Start scripts written for TorchServe work unedited."""
     from shoal.cli.torchserve.command import torchserve as command
 
-    return command(list(sys.argv[1:] if argv is None else argv), environ=os.environ)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return _command(lambda: command(arguments, environ=os.environ), serves=not _ANSWERED & {*arguments})
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:

@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -48,17 +50,42 @@ def test_ctrl_c_ends_a_verb_without_a_traceback(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("command", ["", "serve --help", "models --help", "check --help", "key k"])
-def test_a_reader_that_goes_away_is_no_error(command: str) -> None:
-    program = "from shoal.cli import main; raise SystemExit(main())"
+def run_into(stdout: IO[bytes], arguments: str, program: str = "main") -> subprocess.CompletedProcess[str]:
+    """Run a command with this stdout."""
+    script = f"from shoal.cli import {program}; raise SystemExit({program}())"
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments.split()], stdout=stdout, stderr=subprocess.PIPE, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        *[("main", each) for each in ("", "serve --help", "models --help", "check --help", "key k")],
+        ("tritonserver", "--help"), ("torchserve", "--help"),
+    ],
+)  # fmt: skip
+def test_a_reader_that_goes_away_is_no_error(program: str, arguments: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as pipe:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command.split()], stdout=pipe, stderr=subprocess.PIPE, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
-    assert (done.returncode, "Error" in done.stderr) == (141, False), done.stderr
+        done = run_into(pipe, arguments, program)
+    assert (done.returncode, done.stderr.count("Error")) == (141, 0), done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["", "completion bash", "models --help"])
+def test_a_full_disk_is_said_in_a_sentence(arguments: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = run_into(full, arguments)
+    assert (done.returncode, done.stderr) == (1, "The output cannot be written: No space left on device\n")
+
+
+def test_a_command_does_its_work_though_its_standard_streams_are_closed(tmp_path: Path) -> None:
+    script = "from shoal.cli import main; raise SystemExit(main())"
+    command = f"exec {sys.executable} -c '{script}' init {tmp_path}/m <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
+    assert (tmp_path / "m" / "config.pbtxt").exists()
 
 
 @pytest.mark.parametrize(
