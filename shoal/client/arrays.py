@@ -84,7 +84,7 @@ def prepare(
     for name, array in arrays.items():
         spec = entry.signature.inputs.get(name)
         if array.dtype.kind in "OSU":
-            datatype, data = BYTES, memoryview(encode_bytes_tensor(_elements(name, array)))
+            datatype, data = BYTES, memoryview(encode_bytes_tensor(elements(name, array)))
         else:
             is_bf16 = spec is not None and spec.datatype is BF16 and array.dtype == BF16.dtype
             known = BF16 if is_bf16 else _DATATYPES.get(array.dtype)
@@ -104,7 +104,8 @@ def prepare(
 _NOWHERE = Lent(0, 0)
 
 
-def _elements(name: str, array: Array) -> list[bytes]:
+def elements(name: str, array: Array) -> list[bytes]:
+    """The elements of an array of strings, texts in UTF-8. Raises InvalidArgumentError for any other element."""
     try:
         return [each if isinstance(each, bytes) else str.encode(each) for each in array.ravel().tolist()]
     except TypeError:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import bf16, reasons
+from shoal.client.arrays import elements
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client
@@ -134,7 +135,9 @@ class RemoteClient(Client):
             else:
                 word = _word_of(name, array)
             tensor = self._triton.InferInput(name, list(array.shape), word)
-            tensor.set_data_from_numpy(array.astype(np.object_) if word == BYTES.name else array)
+            if word == BYTES.name:
+                array = np.array(elements(name, array), np.object_).reshape(array.shape)
+            tensor.set_data_from_numpy(array)
             given.append(tensor)
         return given
 
@@ -184,6 +187,8 @@ class RemoteClient(Client):
     def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         from tritonclient.utils import InferenceServerException
 
+        if timeout is not None and timeout <= 0:  # of a deadline that has passed; tritonclient fails with such ones
+            raise TimedOutError(f"Request timeout expired: no answer from {self._address} within {timeout:g} s")
         try:
             return call(self._client(timeout))
         except InferenceServerException as error:

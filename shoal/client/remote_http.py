@@ -8,7 +8,7 @@ from shoal import errors
 from shoal.client.remote import RemoteClient, RemoteResponse
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
-from shoal.errors import InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
 
 _BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if each.http_status != 400}
 
@@ -38,7 +38,10 @@ class HttpClient(RemoteClient):
         return {}
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
-        return dict(self._call(lambda client: getattr(client, f"get_{subject}")(*arguments)))
+        try:
+            return dict(self._call(lambda client: getattr(client, f"get_{subject}")(*arguments)))
+        except ValueError as error:  # of the decoder of JSON
+            raise ConnectionLostError(f"what answers at {self._address} is not a model server") from error
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
         del details

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from numpy.typing import NDArray
 
@@ -47,14 +48,14 @@ class Client:
     _remote: ClassVar[dict[str, type["Client"]]] = {}
 
     def __new__(cls, place: str | os.PathLike[str] | None = None) -> "Client":
-        """A client of the kind that `place` needs. Raises InvalidArgumentError for a URL that names no server."""
-        if cls is Client and isinstance(place, str) and "://" in place:
-            scheme, _, address = place.partition("://")
-            if scheme not in cls._remote or not address:
-                raise InvalidArgumentError(
-                    f"a server's URL is http://host:port, https://host:port or grpc://host:port, not '{place}'"
-                )
-            return object.__new__(cls._remote[scheme])
+        """A client of the kind that `place` needs. Raises InvalidArgumentError for a URL that names no server, and for
+        host:port."""
+        if cls is not Client or not isinstance(place, str):
+            return object.__new__(cls)
+        if "://" in place:
+            return object.__new__(cls._remote[_scheme_of(place)])
+        if ":" in place and "/" not in place and not os.path.exists(place):
+            raise InvalidArgumentError(f"'{place}' is no socket: a server's URL is http://{place}, or grpc://{place}")
         return object.__new__(cls)
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
@@ -208,6 +209,19 @@ class Client:
         session = getattr(self, "_session", None)
         if session is not None:
             session.connection.close()
+
+
+def _scheme_of(url: str) -> str:
+    """The scheme of a server's URL. Raises InvalidArgumentError for any other."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in Client._remote and parts.hostname and parts.port != 0:  # `port` raises ValueError
+            return parts.scheme
+    except ValueError:
+        pass
+    raise InvalidArgumentError(
+        f"a server's URL is http://host:port, https://host:port or grpc://host:port, not '{url}'"
+    )
 
 
 def connect(place: str | None) -> Connection:

@@ -311,6 +311,14 @@ def test_what_cannot_be_by_url(remote: Client) -> None:
         remote.infer("simple", BOTH | {"INPUT1": B * 1j})
     with pytest.raises(errors.InvalidArgumentError, match="cannot be made an array"):
         remote.infer("simple", BOTH | {"INPUT1": [["x"] * 16]})
+    for element in (None, 3):  # of which tritonclient makes the texts "None" and "3"
+        with pytest.raises(errors.InvalidArgumentError, match="an element of input 'INPUT0' is neither bytes nor text"):
+            remote.infer(
+                "simple_string", {"INPUT0": np.full((1, 16), element, object), "INPUT1": np.full((1, 16), "1")}
+            )
+    for timeout in (0, -1):
+        with pytest.raises(TimedOutError):
+            remote.infer("simple", BOTH, timeout=timeout)
     with pytest.raises(errors.InvalidArgumentError, match="unexpected inference input 'x'"):
         remote.empty("simple", "x", (1, 16))
     for call in (remote.is_ready, remote.model_metadata, lambda model: remote.infer(model, BOTH)):
@@ -329,14 +337,24 @@ def test_no_server_by_url(scheme: str) -> None:
             remote.infer("simple", BOTH)
 
 
+def test_no_model_server_by_url(client_served: Server) -> None:
+    with (
+        Client(f"http://127.0.0.1:{client_served.metrics_port}") as remote,
+        pytest.raises(ConnectionLostError, match=r"what answers at .* is not a model server"),
+    ):
+        remote.model_metadata("simple")
+
+
 def test_urls_of_nothing() -> None:
-    for url in ("ftp://localhost", "http://"):
+    for url in ("ftp://localhost", "http://", "http://:8000", "http://localhost:99999", "grpc://localhost:http"):
         with pytest.raises(
             errors.InvalidArgumentError, match=r"is http://host:port, https://host:port or grpc://host:port, not"
         ):
             Client(url)
     with pytest.raises(errors.InvalidArgumentError, match="is a URL"):
         AsyncClient("http://localhost:8000")
+    with pytest.raises(errors.InvalidArgumentError, match="a server's URL is http://localhost:8000, or grpc://"):
+        Client("localhost:8000")
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
