@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.operate import client_place, seconds
+from shoal.cli.operate import client_at, seconds
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
@@ -63,10 +63,7 @@ _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priorit
 def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
 
-    def ask(arguments: argparse.Namespace) -> int:
-        return _infer(arguments, client_place(arguments.url, environ))
-
-    return ask_server("shoal infer …", lambda: run_verb(_parser(), argv, _HELP, ask))
+    return ask_server("shoal infer …", lambda: run_verb(_parser(), argv, _HELP, lambda given: _infer(given, environ)))
 
 
 def _parser() -> Parser:
@@ -82,14 +79,13 @@ def _parser() -> Parser:
     return parser
 
 
-def _infer(arguments: argparse.Namespace, place: str | None) -> int:
+def _infer(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.model is None:
         raise CommandLineError("Which model? 'shoal models' lists those of a server.")
-    from shoal import Client
     from shoal.cli.run_inputs import read_requests
     from shoal.model_config.signature import Signature
 
-    with Client(place) as client:
+    with client_at(arguments.url, environ) as client:
         config = client.model_config(arguments.model, version=arguments.version)
         given = [*arguments.inputs, *arguments.input]
         requests = read_requests(config, given, arguments.data, arguments.sample)

@@ -4,11 +4,16 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.cli import client_tls
 from shoal.cli.remote import DEFAULT_URL, RemoteServer
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
+from shoal.errors import InvalidArgumentError
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal import Client
 
 _ENDING = """
 Every verb that asks a running server takes:
@@ -58,13 +63,18 @@ def operate(
     return ask_server(parser.prog, lambda: run_verb(parser, argv, "", ask))
 
 
-def client_place(given: str | None, environ: Mapping[str, str]) -> str | None:
-    """The place at which shoal.Client asks: that of a flag, else of $SHOAL_URL; None: this user's server. host:port
-    means http://host:port, as for RemoteServer; a path is a socket's."""
+def client_at(given: str | None, environ: Mapping[str, str]) -> "Client":
+    """The client of the server of a flag, else of $SHOAL_URL, else of this user's server. host:port means
+    http://host:port, as for RemoteServer; a path is a socket's. Raises CommandLineError for a text that is neither."""
+    from shoal import Client
+
     place = given or environ.get("SHOAL_URL") or None
-    if place is None or "://" in place or "/" in place or Path(place).exists():
-        return place
-    return f"http://{place}"
+    if place is not None and "://" not in place and "/" not in place and not Path(place).exists():
+        place = f"http://{place}"
+    try:
+        return Client(place)
+    except InvalidArgumentError as error:
+        raise CommandLineError(str(error)) from None
 
 
 def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> RemoteServer:

@@ -44,7 +44,11 @@ class RemoteServer:
         """`timeout_s`: from a request to its answer; `tls`: for https://, None: Python's default. Raises ValueError for
         a text that is no URL of a server."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            port = parts.port
+        except ValueError:  # no number, or too large
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
             raise ValueError(f"'{url}' is not the URL of a server, as in http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._path = parts.path.rstrip("/")
@@ -52,9 +56,9 @@ class RemoteServer:
         self._headers = dict(headers)
         patience_s = min(CONNECT_TIMEOUT_S, timeout_s)
         self._connection = (
-            http.client.HTTPSConnection(parts.hostname, parts.port, timeout=patience_s, context=tls)
+            http.client.HTTPSConnection(parts.hostname, port, timeout=patience_s, context=tls)
             if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=patience_s)
+            else http.client.HTTPConnection(parts.hostname, port, timeout=patience_s)
         )
 
     def close(self) -> None:

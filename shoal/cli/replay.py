@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
-from shoal.cli.operate import client_place
+from shoal.cli.operate import client_at
 from shoal.cli.records import complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
@@ -151,10 +151,9 @@ def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_company: 
 def _ask_server(
     requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> "list[Answer]":
-    from shoal import Client
     from shoal.cli.replay_targets import RunningServer
 
-    with Client(client_place(arguments.against, environ)) as client:
+    with client_at(arguments.against, environ) as client:
         return RunningServer(client, arguments.version).replay(requests, arguments.speed)
 
 

@@ -42,8 +42,9 @@ def test_where_it_asks(
     ("arguments", "sentence"),
     [
         (["--url=ftp://host"], "'ftp://host' is not the URL of a server, as in http://127.0.0.1:8000"),
+        (["--url=localhost:99999"], "'localhost:99999' is not the URL of a server, as in http://127.0.0.1:8000"),
         (["--url=http://"], "'http://' is not the URL of a server, as in http://127.0.0.1:8000"),
-        (["--url=host:many"], "Port could not be cast to integer value as 'many'"),
+        (["--url=host:many"], "'host:many' is not the URL of a server, as in http://127.0.0.1:8000"),
         (["--timeout=0"], "argument --timeout: expected seconds, up to a day, got '0'"),
         (["--timeout=soon"], "argument --timeout: expected seconds, up to a day, got 'soon'"),
         (["--header=X"], "argument --header: expected '<name>: <value>', got 'X'"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.cli import main, replay
-from shoal.cli.operate import client_place
+from shoal.cli.operate import client_at
 from shoal.cli.replay_comparison import Answer
 from shoal.cli.replay_targets import RunningServer
 from shoal.errors import ConnectionLostError
@@ -34,14 +34,14 @@ def test_without_a_server_it_says_what_to_type(recording: str, capsys: pytest.Ca
 
 def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"SHOAL_URL": "gpu-1:8000"}
-    assert client_place(None, {}) is None
-    assert client_place(None, {"SHOAL_URL": ""}) is None
-    assert client_place(None, environ) == "http://gpu-1:8000"
-    assert client_place("grpc://gpu-2:8001", environ) == "grpc://gpu-2:8001"
-    assert client_place("/run/shoal/8000.sock", environ) == "/run/shoal/8000.sock"
+    assert client_at(None, {})._place is None
+    assert client_at(None, {"SHOAL_URL": ""})._place is None
+    assert client_at(None, environ)._place == "http://gpu-1:8000"
+    assert client_at("grpc://gpu-2:8001", environ)._place == "grpc://gpu-2:8001"
+    assert client_at("/run/shoal/8000.sock", environ)._place == "/run/shoal/8000.sock"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.sock").touch()
-    assert client_place("here.sock", environ) == "here.sock"
+    assert client_at("here.sock", environ)._place == "here.sock"
 
 
 def test_a_server_that_is_lost_is_not_asked_at_the_later_times(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_requests_of_perf_analyzers_files_are_sent_in_turns(
         (["digits", "--shape=image:3"], 1, "Input 'image' (FP32, shape [-1,64]) cannot have the shape [3] of --shape."),
         (["digits", "--shape=pixels:64"], 1, "'pixels' is no input of model 'digits'"),
         (["digits", "--protocol=grpc"], 1, "--protocol grpc does not fit --url"),
+        (["digits", "--compare=127.0.0.1:1"], 3, "No server answers at 127.0.0.1:1: Connection refused.\n"),
         (["digits", "--concurrency=1", "--rate=1"], 1, "not allowed with argument"),
     ],
     ids=lambda each: str(each)[:40],

@@ -13,6 +13,7 @@ from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import add_requests, count, parameter, writable, write
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
+from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.bench.measurement import Level, Measured, Plan
@@ -129,7 +130,7 @@ def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for side in sides:
             try:
                 targets.append(target(side.url, side.protocol, side.model, side.version, given.timeout))
-            except ValueError as error:
+            except (ValueError, InvalidArgumentError) as error:
                 raise CommandLineError(str(error)) from None
             stack.callback(targets[-1].close)
         config = targets[0].config()

@@ -195,7 +195,8 @@ class SocketTransport:
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise NoResponseError("too many open files (ulimit -n)") from None
-            raise UnreachableError(error.strerror or str(error)) from None
+            place = ":".join(map(str, self._address))
+            raise UnreachableError(f"No server answers at {place}: {error.strerror or error}.") from None
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held = _Slot(made, self._make_exchange())
         if opening := held.exchange.opening():
