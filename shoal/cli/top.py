@@ -5,6 +5,7 @@ The figures are differences of Triton's statistics between two looks: any server
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +107,9 @@ def top(
                 earlier = later
             if num_left is not None and (num_left := num_left - 1) == 0:
                 return shown
-            print(_CLEAR * (sys.stdout.isatty() and not arguments.json) + shown, flush=True)
+            if sys.stdout.isatty() and not arguments.json:
+                shown = _CLEAR + fitted(shown, *shutil.get_terminal_size())
+            print(shown, flush=True)
             if earlier is None:
                 sleep(arguments.interval)
 
@@ -114,6 +117,15 @@ def top(
         return operate(parser, argv, environ, watch)
     except KeyboardInterrupt:
         return EXIT_DONE
+
+
+def fitted(text: str, columns: int, rows: int) -> str:
+    """The text as far as a terminal shows it: the ends of long lines are left out, and of lines beyond the last row all
+    but their number. Pure."""
+    lines = text.splitlines()
+    if len(lines) >= rows > 1:  # the cursor needs a row
+        lines[rows - 2 :] = [f"… and {len(lines) - (rows - 2)} lines more"]
+    return "\n".join(line[:columns] for line in lines)
 
 
 def compare(earlier: Look, later: Look) -> list[Figures]:

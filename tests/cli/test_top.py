@@ -1,11 +1,19 @@
 """`shoal top`: the figures between two looks at a server's statistics, and how they are shown."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from typing import Any
 
 import pytest
 
-from shoal.cli.top import Figures, Look, as_text, compare, top
+from shoal.cli.top import Figures, Look, as_text, compare, fitted, top
 from tests.cli.answering import Answering
 
 STATS = "GET /v2/models/stats"
@@ -149,6 +157,38 @@ def test_single_requests_are_looked_at_again(server: Answering, capsys: pytest.C
     assert first == "No request has ended in the last five minutes."
     assert any(line.startswith("mlp") for line in others)
     assert slept == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "shown"),
+    [
+        (80, 5, "MODEL  VERSION\na      1\nb      1\nc      1"),
+        (80, 4, "MODEL  VERSION\na      1\n… and 2 lines more"),
+        (9, 3, "MODEL  VE\n… and 3 l"),
+        (80, 1, "MODEL  VERSION\na      1\nb      1\nc      1"),
+    ],
+)
+def test_a_table_is_cut_to_the_terminal(columns: int, rows: int, shown: str) -> None:
+    assert fitted("MODEL  VERSION\na      1\nb      1\nc      1", columns, rows) == shown
+
+
+def test_a_small_terminal_is_not_scrolled(server: Answering) -> None:
+    server.answer(STATS, {"model_stats": [row(f"m{number}") for number in range(30)]})
+    reader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 40, 0, 0))
+    script = "import sys; from shoal.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    flags = ["top", "--interval=0.01", "--count=2", f"--url={server.url}"]
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen([sys.executable, "-c", script, *flags], stdout=terminal, env=environ) as watched:
+        os.close(terminal)
+        told = b""
+        with contextlib.suppress(OSError):  # EIO: the terminal's last user has gone
+            while data := os.read(reader, 4096):
+                told += data
+    os.close(reader)
+    assert watched.returncode == 0
+    first = told.decode().partition("\x1b[H\x1b[J")[2].splitlines()[:9]
+    assert [len(line) for line in first] == [40] * 8 + [len("… and 23 lines more")]
 
 
 def test_ctrl_c_is_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
