@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from shoal.cli.config_text import as_pbtxt, quoted
@@ -110,7 +111,8 @@ def _init(directory: Path | None, source: Path | None) -> int:
             (directory / CONFIG_FILENAME).write_text(as_pbtxt(config))
         (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
     except OSError as error:
-        raise CommandLineError(f"'{error.filename}' cannot be written: {error.strerror}") from None
+        shutil.rmtree(directory, ignore_errors=True)  # made above
+        raise CommandLineError(f"'{error.filename or directory}' cannot be written: {error.strerror}") from None
     except (ShoalError, NoShapesError) as error:
         shutil.rmtree(directory)  # made above
         said = (
@@ -120,8 +122,8 @@ def _init(directory: Path | None, source: Path | None) -> int:
         return EXIT_FAILED
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
         print(f"wrote {path}")
-    print(f"Try it:  shoal run {directory} --data {directory / 'request.json'}")
-    print(f"Serve it:  shoal serve {directory}")
+    print(f"Try it:  shoal run {quote(str(directory))} --data {quote(str(directory / 'request.json'))}")
+    print(f"Serve it:  shoal serve {quote(str(directory))}")
     return EXIT_DONE
 
 

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from shlex import quote
 
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
@@ -42,9 +43,11 @@ def _write(arguments: argparse.Namespace) -> int:
         with as_file(files("shoal").joinpath("model_repository")) as installed:
             copy_models(installed, directory)
     except OSError as error:
-        raise CommandLineError(f"'{directory}' cannot be written: {error.strerror or error}") from None
+        shutil.rmtree(directory, ignore_errors=True)  # it was not there before
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # of the first of many files
+        raise CommandLineError(f"'{directory}' cannot be written: {why}") from None
     num_models = sum(path.is_dir() for path in directory.iterdir())
-    print(f"Wrote {num_models} models into {directory}\nServe them:  shoal serve {directory}")
+    print(f"Wrote {num_models} models into {directory}\nServe them:  shoal serve {quote(str(directory))}")
     return EXIT_DONE
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,23 @@ def test_a_file_that_cannot_be_read_leaves_nothing(capsys: pytest.CaptureFixture
     assert (code, printed) == (2, "")
     assert "model.onnx" in complaint
     assert not (tmp_path / "fresh").exists()
+
+
+@pytest.mark.parametrize("verb", ["init", "samples"])
+def test_a_disk_without_room_is_left_as_it_was(verb: str, tmp_path: Path) -> None:
+    script = "from shoal.cli import main; raise SystemExit(main())"
+    command = f"ulimit -f 0; exec {sys.executable} -c '{script}' {verb} {tmp_path}/m"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, [*tmp_path.iterdir()]) == (1, "", [])
+    said = done.stderr.splitlines()[0]
+    assert f"{tmp_path}/m" in said
+    assert "cannot be written: " in said
+    assert said.count("File too large") == 1
+
+
+def test_commands_to_type_are_quoted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["init", f"{tmp_path}/my model"]) == 0
+    assert f"Serve it:  shoal serve '{tmp_path}/my model'\n" in capsys.readouterr().out
 
 
 def test_nothing_that_exists_is_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
