@@ -31,13 +31,13 @@ Examples:
   shoal run models/tokenizer 'text=school of fish' --json
   shoal run models/digits --data request.json --repeat 100
   shoal run models/digits --record 'recordings#17'             # what a server was asked, in the same batch
-  shoal run models/pipeline --load encoder --sample random     # which calls the model next to it; an ensemble's steps
-                                                               # are loaded with it
+  shoal run models/pipeline --load encoder --sample random     # with a model that it calls; an ensemble's steps are
+                                                               # loaded without being named
 
 Options:
   <input>=<value>             a tensor: JSON, @file.json, @file.npy, @file.png (.jpg …; pixels from 0 to 255, or as in
-                              @file.png,0..1 and @file.png,imagenet), or plain text for a BYTES input. What has no
-                              batch dimension gets one of 1, and a flat list is given the shape that it fits
+                              @file.png,0..1 and @file.png,imagenet), or plain text for a BYTES input. A value without
+                              the batch dimension becomes a batch of 1, and a flat list gets the shape that it fits
   --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
                               {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model
   --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
@@ -87,6 +87,11 @@ def _run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
     model = Path(arguments.model).resolve()
     if not model.is_dir():
+        if model.is_file():
+            raise CommandLineError(
+                f"'{arguments.model}' is a file: 'shoal init <model directory> --from {arguments.model}' writes the "
+                "directory of a model with it."
+            )
         raise CommandLineError(f"There is no directory '{arguments.model}'.")
     try:
         # Models that this one calls, and the steps of an ensemble, are its neighbours.

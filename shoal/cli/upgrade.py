@@ -77,8 +77,10 @@ def _choose(arguments: argparse.Namespace, found: Mapping[int, str]) -> tuple[in
     if arguments.pid_file is not None:
         try:
             pid = int(Path(arguments.pid_file).read_text())
-        except (OSError, ValueError) as error:
-            raise CommandLineError(f"--pid-file: '{arguments.pid_file}' has no pid: {error}") from None
+        except OSError as error:
+            raise CommandLineError(f"--pid-file: cannot read '{arguments.pid_file}': {error.strerror}") from None
+        except ValueError:
+            raise CommandLineError(f"--pid-file: '{arguments.pid_file}' has no pid.") from None
     if pid is not None:
         if pid not in found:
             raise CommandLineError(f"process {pid} is no Shoal server of this version or later")

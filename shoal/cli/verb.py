@@ -15,6 +15,7 @@ _REMEDIES = {
     "explicit model load / unload is not allowed": "Models are loaded and unloaded by command only where the server "
     "was started with --model-control-mode=explicit.",
     "certificate verify failed": "Its certificate is not signed by one that is trusted here: --ca <file> names one.",
+    "WRONG_VERSION_NUMBER": "It speaks no TLS there: its URL begins with http://.",
     "This API is restricted": "Send that header: --header '<name>: <value>'.",
     "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
     "Request for unknown model": "'shoal models' lists the models that the server has.",

@@ -14,6 +14,7 @@ from tests.testing.models import write_identity
 WRONG = {
     "run": "Which model? Name its directory.",
     "run nowhere": "There is no directory 'nowhere'.",
+    "run m.onnx": "'m.onnx' is a file: 'shoal init <model directory> --from m.onnx' writes the directory of a model",
     "run echo": "missing input 'X' (FP32, shape [-1,2]). Give it as X=<value>, or with --data or --sample.",
     "run echo Z=1": "'Z' is no input of model 'echo', which takes 'X' (FP32, shape [-1,2]).",
     "run echo --input X=fish": "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file.",
@@ -33,6 +34,7 @@ WRONG = {
     "bench m --url grpc://localhost:99999": "a server's URL is http://host:port",
     "check": "Which repository? Name its directory.",
     "check /no/such": "There is no directory '/no/such'.",
+    "check m.onnx": "'m.onnx' is a file.\n",
     "check --frobnicate": "unrecognized option '--frobnicate'",
     "doctor --http-port=x": "argument --http-port: ",
     "doctor --http-port=70000": "argument --http-port: ",
@@ -131,6 +133,7 @@ WRONG = {
     "infer": "Which model? 'shoal models' lists those of a server.",
     "bench": "Which model? 'shoal models' lists those of a server.",
     "load echo --config none.json": "--config: cannot read none.json: No such file or directory\n",
+    "upgrade --pid-file none": "--pid-file: cannot read 'none': No such file or directory\n",
     "upgrade --pid=1 --pid-file=x": "argument --pid-file: not allowed with argument --pid",
 }
 FILES = {

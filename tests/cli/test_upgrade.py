@@ -34,7 +34,7 @@ def test_servers_are_found_by_their_sockets() -> None:
         ("", [], "no Shoal server runs here; start one"),
         (TABLE, [], "several servers run here; say which one by --pid:\n  42"),
         (TABLE, ["--pid=7"], "process 7 is no Shoal server of this version or later"),
-        (TABLE, ["--pid-file=/x/pid"], "--pid-file: '/x/pid' has no pid: "),
+        (TABLE, ["--pid-file=/x/pid"], "--pid-file: '/x/pid' has no pid.\n"),
         (TABLE, ["--pid=42", "--pid-file=/x/pid"], "not allowed with"),
         (TABLE, ["--nonsense"], "unrecognized option"),
         (TABLE, ["--pid=42"], "process 42 cannot be asked: Connection refused"),
