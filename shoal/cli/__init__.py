@@ -5,6 +5,7 @@ is used.
 """
 
 import errno
+import io
 import os
 import pkgutil
 import signal
@@ -107,6 +108,8 @@ def _command(work: Callable[[], int], *, serves: bool) -> int:
     """Run a command with standard streams that are open; returns its exit code. One that serves handles signals and
     pipes by itself."""
     _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack characters of names, as ASCII does
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
     if serves:
         return work()
     try:

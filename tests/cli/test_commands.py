@@ -81,6 +81,16 @@ def test_a_full_disk_is_said_in_a_sentence(arguments: str) -> None:
     assert (done.returncode, done.stderr) == (1, "The output cannot be written: No space left on device\n")
 
 
+def test_a_locale_without_the_characters_of_a_text_gets_their_numbers() -> None:
+    script = "from shoal.cli import main; raise SystemExit(main())"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, "infer", "--help"], env=environ, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"Usage: shoal infer <model> [<input>=<value> \\u2026] [options]\n")
+
+
 def test_a_command_does_its_work_though_its_standard_streams_are_closed(tmp_path: Path) -> None:
     script = "from shoal.cli import main; raise SystemExit(main())"
     command = f"exec {sys.executable} -c '{script}' init {tmp_path}/m <&- >&- 2>&-"
