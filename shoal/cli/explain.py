@@ -9,7 +9,7 @@ from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer, Row
 
 _DESCRIPTION = """\
-Say why the last batches of a model had their size, how often each reason was the one, and how long batches of each size
+Say why the last batches of a model had their size, how often each reason was given, and how long batches of each size
 take."""
 
 _EXAMPLES = """\

@@ -37,8 +37,8 @@ Examples:
 Options:
   <input>=<value>             a tensor: JSON, @file.json, @file.npy, plain text for a BYTES input, or @file, whose bytes
                               become one element of it. @file.png (.jpg …) for numbers: a picture in the size of the
-                              input, its pixels from 0 to 255, or as in @file.png,0..1 or @file.png,imagenet. What has
-                              no batch dimension gets one of 1
+                              input, its pixels from 0 to 255, or as in @file.png,0..1 or @file.png,imagenet. A value
+                              without the batch dimension becomes a batch of 1
   --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
                               {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model;
                               several are sent one after the other

@@ -10,7 +10,8 @@ from shoal.cli.serve import CommandLineError
 
 _DESCRIPTION = """\
 Have a running server record the requests to a model for a time, into files in its own folder: that of --record, or
-one of the server's user. The command returns at once and prints the folder. Without a model it says what is recorded.
+one of the server's user. The command returns at once and prints the folder. Without a model it prints what is recorded
+now.
 
   --for <time>           how long, as 30s, 10m, 2h (default: 10m)
   --sample <share>       the share of the batches that is written, as 0.1 or 10% (default: 1); failures always are, and

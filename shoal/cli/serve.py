@@ -229,7 +229,8 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
         return f"deprecated: use {flag.deprecated_for}"
     if flag.fate is FlagSupport.IGNORED:
         return f"ignored: {flag.text}"
-    default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option, None))
+    # A field of another name has the default of another flag.
+    default = _FOLLOWING.get(flag.name) or ("" if flag.sets else _printed(getattr(defaults, flag.option, None)))
     return f"{flag.text} (default: {default})" if default else flag.text
 
 

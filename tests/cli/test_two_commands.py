@@ -109,5 +109,6 @@ def test_help_tells_defaults_and_ends_with_0(
         assert f"address to listen on; 0.0.0.0 for all (default: {address})" in text
         assert "MiB of requests per front-end process (default: 64)" in text
         assert "exit with code 1 where a model fails to load at start (default: true)" in text
+        assert "so that a model whose files change is loaded again --load-model" in text  # no default of another flag
         assert "--trace-rate <integer> deprecated: use --trace-config" in text
         assert "(default: the HTTP address)" in text

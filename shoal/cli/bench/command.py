@@ -41,8 +41,8 @@ Examples:
 The load:
   --concurrency <levels>      requests at a time: 8, 1:64 by doubling, or 8:64:8 by steps (default: 1:16)
   --rate <levels>             requests a second instead: 500, or 100:1000:100 by steps
-  --arrivals poisson|constant of --rate: at random as of many clients, or at equal distances (default: poisson)
-  --connections <count>       of --rate: the most requests at a time; what is due beyond them waits (default: 256)
+  --arrivals poisson|constant with --rate: requests come at random, as from many clients, or evenly (default: poisson)
+  --connections <count>       with --rate: the most requests at a time; others that are due wait (default: 256)
   --url <url>                 http://host:port, grpc://host:port, or the path of the server's socket for shared memory
                               (default: $SHOAL_URL, or http://127.0.0.1:8000)
   --protocol http|grpc|shm    ask the server of this machine by that protocol, at its default place
@@ -60,11 +60,11 @@ The requests:
   --batch-size <rows>         rows of a request, for models that take batches (default: 1)
   --output <name>             only this output; repeat it for several
   --parameter <key>=<value>   a request parameter; repeat it for several
-  --timeout <seconds>         after which a request counts as failed (default: 60)
+  --timeout <seconds>         a request that takes longer counts as failed (default: 60)
 
 The measurement:
-  --warm-up <seconds>         not measured, at each level (default: 0.5; 0: none)
-  --window <seconds>          of one window (default: 1)
+  --warm-up <seconds>         load that is not measured, before each level (default: 0.5; 0: none)
+  --window <seconds>          length of one window (default: 1)
   --requests <count>          the least requests of a window, which lasts until they have ended (default: 10)
   --windows <count>           the most windows of a level; it ends before, once three agree (default: 10)
   --stability <percent>       how far throughput and p50 of windows that agree may differ (default: 10)

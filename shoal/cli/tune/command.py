@@ -34,9 +34,9 @@ _USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [opt
 _HELP = """\
 Search the number of instances, their threads, the batch size and the queue delay with which a model answers the most
 requests under a latency goal. A server of its own, on a free port, loads the model from the repository with one setting
-after the other, and is loaded as by `shoal bench`; the repository stays as it is. What cannot win by the times of
-batches that the server has counted is not tried. The result is a table of all trials, and the change of config.pbtxt
-as a diff.
+after the other, and is loaded as by `shoal bench`; the repository stays as it is. The server has timed batches of each
+size: settings that cannot win by these times are not tried. The result is a table of all trials, and the change of
+config.pbtxt as a diff.
 
 Examples:
   shoal tune digits --model-repository model_repository --goal p99=20ms
@@ -46,14 +46,15 @@ Examples:
 The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
-  --budget <seconds>          of the whole search, the turns included, of which two settings have theirs whatever it
-                              is (default: 120)
-  --turns <count>             measure the best two to four settings, the present ones among them, again so often in
-                              turns; the median decides, and what is not better by it stays as it is (default: 3)
+  --budget <seconds>          time for the search and its turns; the turns of two settings are measured even when it is
+                              used up (default: 120)
+  --turns <count>             at the end the best settings, two to four with the present ones among them, are measured
+                              again, in so many turns; only one whose median is better than that of the present ones
+                              is proposed (default: 3)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
-  --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4, or a hundredth of a
-                              --budget below 40, and 0.1 at least)
+  --window <seconds>          length of one window of a trial; longer ones are less noisy (default: 0.4; with a --budget
+                              below 40 a hundredth of it, at least 0.1)
 
 The requests, as of `shoal bench`:
   <input>=<value>, --data <file>, --sample zeros|ones|random, --shape <input>:<size>,…, --batch-size <rows>
@@ -61,7 +62,7 @@ The requests, as of `shoal bench`:
 The result:
   --apply                     write config.pbtxt, and have the server at --url load the model with it; if it refuses,
                               the file is what it was
-  --url <url>                 of that server (default: $SHOAL_URL, or http://127.0.0.1:8000); it needs
+  --url <url>                 the URL of that server (default: $SHOAL_URL, or http://127.0.0.1:8000); it needs
                               --model-control-mode=explicit
   --svg <file>                write a picture of all trials
   --json                      print JSON: all trials, the best, and the change of config.pbtxt
