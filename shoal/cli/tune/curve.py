@@ -58,4 +58,4 @@ def as_text(curve: BatchCurve, num_skipped: int) -> str:
             sizes.append(rows)
     times = ", ".join(f"{rows}: {curve.ms[rows]:.3g} ms" for rows in dict.fromkeys([*sizes, max(curve.ms)]))
     saved = f" Settings that cannot win by these times, and were not tried: {num_skipped}." if num_skipped else ""
-    return f"Mean time of a batch by its rows, with the settings of now: {times}.{saved}"
+    return f"Mean time of a batch by its rows, with the present settings: {times}.{saved}"

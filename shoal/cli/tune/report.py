@@ -52,7 +52,9 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int, 
         rows.append([mark, str(settings.instances), threads, str(settings.max_batch), delay, *found])
     lines = [table(_HEAD, rows), ""]
     if num_left > 0:
-        lines.append(f"{num_left} of the combinations were not tried: they are off the way, or --budget was over.")
+        lines.append(
+            f"{num_left} of the combinations were not tried: the search did not lead to them, or --budget was used up."
+        )
     return "\n".join(lines + explained(trials, best, goal, gain))
 
 
@@ -60,9 +62,9 @@ def confirmation(ratios: Sequence[float], settings: Settings) -> str:
     """A sentence on the turns in which these settings, the best ones, and the present ones were measured again."""
     measured = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     if is_gain(ratios):
-        return f"Measured again in turns: {median(ratios):.2f} times the throughput of now (each turn: {measured})."
+        return f"Measured again in turns: {median(ratios):.2f} times the present throughput (each turn: {measured})."
     return (
-        f"Measured again in turns, {settings} is no better ({measured}, times the throughput of now under the goal): "
+        f"Measured again in turns, {settings} is no better ({measured}, times the present throughput under the goal): "
         "the configuration stays as it is. A quieter machine, or a longer --window, says more."
     )
 

@@ -51,7 +51,7 @@ def test_what_cannot_win() -> None:
         "1: 1 ms, 4: 2 ms, 16: 3 ms. Settings that cannot win by these times, and were not tried: 2."
     )
     every = BatchCurve(dict.fromkeys(range(1, 54), 1.0))
-    assert [each.partition(":")[0] for each in as_text(every, 0).rpartition("now: ")[2].split(", ")] == [
+    assert [each.partition(":")[0] for each in as_text(every, 0).rpartition("settings: ")[2].split(", ")] == [
         "1", "2", "4", "8", "16", "32", "53",
     ]  # fmt: skip
     assert as_text(BatchCurve(), 3) == ""

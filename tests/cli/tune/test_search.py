@@ -188,7 +188,7 @@ def test_a_search_ends_within_its_budget(seconds: float, level_s: float, turns: 
 def test_turns_decide() -> None:
     two = Settings(2, 8, 100)
     assert report.confirmation([2.0, 0.5, 1.5], two) == (
-        "Measured again in turns: 1.50 times the throughput of now (each turn: 0.50, 1.50, 2.00)."
+        "Measured again in turns: 1.50 times the present throughput (each turn: 0.50, 1.50, 2.00)."
     )
     assert report.confirmation([2.0, 0.0, 1.03], two).startswith(
         "Measured again in turns, 2 instances, batches of 8, delay 100 µs is no better (0.00, 1.03, 2.00"
