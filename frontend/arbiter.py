@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import queue
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -129,6 +130,10 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         super().init_signals()
         for number in self._IGNORED:
             signal.signal(number, signal.SIG_IGN)
+        go_fd = int(os.environ["SHOAL_GO_FD"])
+        if select.select([go_fd], [], [], 0)[0]:  # the supervisor has hung up: a SIGTERM before now was ignored
+            self.SIG_QUEUE.put_nowait(signal.SIGTERM)
+        os.close(go_fd)
 
     def _make_worker(self, age: int, ppid: int, listeners: list[Any], *others: Any) -> Any:
         name = self._role.name

@@ -68,7 +68,6 @@ def on_starting(_arbiter: Any) -> None:
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve
-    os.close(_GO_FD)
 
 
 def _limit_arenas() -> None:

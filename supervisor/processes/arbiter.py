@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shoal.open_files import explain
@@ -125,7 +126,7 @@ class Arbiter:
             now_s, seen = self._loop.now_s(), os.pread(self._progress_fd, 8, 0)
             # Until it is let go, it waits for its byte, and while it stops, for its front ends. A late look excuses it,
             # as the machine stood still; so does a fork that has not come yet.
-            is_excused = not child.pid or self._go_fd >= 0 or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
+            is_excused = not child.pid or not self._is_open or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
             if seen != passes or is_excused:
                 silence.reset(now_s)
             if not is_excused and silence.look(now_s, observe(child.pid)) >= HUNG_S:
@@ -168,25 +169,20 @@ class Arbiter:
             self._let_go()
 
     def _let_go(self) -> None:
-        go_fd, self._go_fd = self._go_fd, -1
-        try:
-            os.write(go_fd, b"g")
-        except BrokenPipeError:
-            return  # the process has ended; its pidfd reports that
-        finally:
-            os.close(go_fd)
+        with suppress(BrokenPipeError):  # the process has ended; its pidfd reports that
+            os.write(self._go_fd, b"g")
 
     def stop(self) -> Future[None]:
         """Let the front ends answer what they have accepted, and end; the future is done when they have ended."""
         self._stopping.set_result(None)
         if self._child is not None and self._is_open:
             self._child.signal(signal.SIGTERM)
-        else:
-            self._hang_up()
+        self._hang_up()
         return self._stopping if self._running is None else self._running
 
     def _hang_up(self) -> None:
-        """Close the pipe: an arbiter that still waits for its byte then ends."""
+        """Close the pipe: an arbiter that still waits for its byte then ends, and so does one that has its byte and has
+        not handled signals yet, as its zygote did not."""
         if self._go_fd >= 0:
             os.close(self._go_fd)
             self._go_fd = -1

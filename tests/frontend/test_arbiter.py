@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import queue
 import signal
 import socket
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ class Played(FrontEndArbiter):
         self.cfg = SimpleNamespace(graceful_timeout=60)
         self.ended: list[str] = []
         self.pids = itertools.count(1)
-        self.SIG_QUEUE = SimpleNamespace(get=lambda timeout: signal.SIGCHLD)
+        self.SIG_QUEUE: Any = SimpleNamespace(get=lambda timeout: signal.SIGCHLD)
         self.manage_workers()
 
     def spawn_worker(self) -> None:
@@ -93,6 +94,34 @@ def reaped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Arbiter, "reap_workers", reap)
     return pids
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_one_that_was_stopped_before_it_handled_signals_stops(
+    is_stopped: bool, reaped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not reaped
+    arbiter = Played()
+    arbiter.SIG_QUEUE = queue.SimpleQueue()
+    arbiter.log = SimpleNamespace(close_on_exec=lambda: None)
+    read_fd, go_fd = os.pipe()
+    monkeypatch.setenv("SHOAL_GO_FD", str(read_fd))
+    if is_stopped:
+        os.close(go_fd)
+    numbers = {*FrontEndArbiter.SIGNALS, *FrontEndArbiter._IGNORED, signal.SIGCHLD}
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        arbiter.init_signals()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert arbiter.SIG_QUEUE.empty() != is_stopped
+    if is_stopped:
+        assert arbiter.SIG_QUEUE.get() is signal.SIGTERM
+    else:
+        os.close(go_fd)
+    with pytest.raises(OSError, match="Bad file"):  # no process that is forked has it
+        os.fstat(read_fd)
 
 
 def test_a_process_that_cannot_start_ends_no_other(reaped: list[int]) -> None:

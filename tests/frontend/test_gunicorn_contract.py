@@ -114,7 +114,7 @@ def test_every_setting_is_known(name: str) -> None:
 
 def test_hooks_run_before_the_sockets_and_after_the_fork() -> None:
     start, spawn = inspect.getsource(Arbiter.start), inspect.getsource(Arbiter.spawn_worker)
-    assert start.index("on_starting") < start.index("create_sockets")
+    assert start.index("on_starting") < start.index("init_signals") < start.index("create_sockets")
     assert spawn.index("os.fork()") < spawn.index("post_fork") < spawn.index("init_process")
 
 

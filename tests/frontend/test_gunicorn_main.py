@@ -39,6 +39,8 @@ arbiter.WORKER_CLASSES["road"] = Worker
 os.environ["SHOAL_FRONT_ENDS"] = '{{"road": 1}}'
 os.environ["SHOAL_ROAD_LISTENER_FDS"] = "0"
 os.environ["SHOAL_PROGRESS_FD"] = str(os.memfd_create("progress"))
+read_fd, go_fd = os.pipe()
+os.environ["SHOAL_GO_FD"] = str(read_fd)
 arbiter.FrontEndArbiter(Application()).run()
 """
 

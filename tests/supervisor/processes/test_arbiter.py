@@ -19,6 +19,41 @@ signal.pause()
 """
 
 
+#: Has its byte, and ignores signals as the zygote does from which it is forked.
+DEAF = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+go_fd = int(os.environ["SHOAL_GO_FD"])
+assert os.read(go_fd, 1) == b"g"
+os.pwrite(int(os.environ["SHOAL_PROGRESS_FD"]), bytes([1]), 0)
+assert os.read(go_fd, 1) == b""
+"""
+
+
+def test_one_that_does_not_handle_signals_yet_is_told_to_stop_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program_of_test.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(arbiter, "_GUNICORN", ("program_of_test",))
+    loop = EventLoop()
+    stopped = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, Zygotes(loop, "", {}))
+    ended = list[float]()
+
+    def look(late_s: float) -> None:
+        if stopped._child is not None and not stopped._stopping.done() and os.pread(stopped._progress_fd, 1, 0):
+            assert stopped._go_fd >= 0  # else it would have ended by itself
+            stopped.stop().add_done_callback(lambda _: ended.append(late_s))
+        if ended:
+            loop.stop()
+
+    stopped.start()
+    stopped.open()
+    loop.every(0.01, look)
+    loop.run()
+    assert stopped._child is None
+
+
 def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
