@@ -105,29 +105,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(work: Callable[[], int], *, serves: bool) -> int:
-    """Run a command with standard streams that are open; returns its exit code. One that serves handles signals and
-    pipes by itself."""
+    """Run a command with standard streams that are open; returns its exit code. One that serves handles pipes, and
+    signals once it has begun, by itself."""
     _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack characters of names, as ASCII does
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
-    if serves:
-        return work()
     try:
         try:
             return work()
         finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # stdout's reader has gone, as `head` does
-        code, sentence = 128 + signal.SIGPIPE, ""
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        code, sentence = 1, f"The output cannot be written: {error.strerror}"
-    except KeyboardInterrupt:
+            if not serves:
+                sys.stdout.flush()
+    except KeyboardInterrupt:  # of a server: it has not begun to handle signals
         return 128 + signal.SIGINT
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter must not flush at its end
-    print(sentence, end="\n" * bool(sentence), file=sys.stderr)
-    return code
+    except OSError as error:
+        if serves or error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        reader_has_gone = error.errno == errno.EPIPE  # as `head` does
+        if not reader_has_gone:
+            print(f"The output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter must not flush at its end
+        return 128 + signal.SIGPIPE if reader_has_gone else 1
 
 
 def _open_standard_streams() -> None:

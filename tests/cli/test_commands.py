@@ -10,7 +10,7 @@ from typing import IO
 import pytest
 
 from shoal import __version__
-from shoal.cli import main
+from shoal.cli import main, tritonserver
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]], ids=str)
@@ -46,7 +46,10 @@ def test_ctrl_c_ends_a_verb_without_a_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shoal.cli.rollout.rollout", interrupted)
+    monkeypatch.setattr("shoal.cli.serve.serve", interrupted)  # before the server handles signals
     assert main(["rollout", "digits", "2"]) == 130
+    assert main(["serve", "models"]) == 130
+    assert tritonserver(["--model-repository=models"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
