@@ -216,9 +216,12 @@ class RequestParser:
         if missing and sample is None:
             wanted = "; ".join(f"missing input {self._described(spec)}" for spec in missing)
             raise InputError(f"{wanted}. Give it as {missing[0].name}=<value>, or with --data or --sample.")
-        made_up = {spec.name: self._sample(spec, str(sample)) for spec in missing}
-        inputs = {**request.inputs, **made_up}
-        return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
+        try:
+            made_up = {spec.name: self._sample(spec, str(sample)) for spec in missing}
+            inputs = {**request.inputs, **made_up}
+            return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
+        except (MemoryError, OverflowError, ValueError):  # by numpy, the last two of sizes that no machine has
+            raise InputError("A request of this --shape and --batch-size does not fit into memory.") from None
 
     def _sample(self, spec: TensorSpec, sample: str) -> Array:
         """A made-up tensor; BF16 is made up as float32."""

@@ -21,7 +21,8 @@ _REMEDIES = {
     "Request for unknown model": "'shoal models' lists the models that the server has.",
     "must specify a non-zero or non-empty correlation ID": "Its requests are of a sequence, which they name: "
     "--parameter sequence_id=1; the first has --parameter sequence_start=true, the last --parameter sequence_end=true.",
-    "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
+    "Not Found": "The server has no answer at this path: names of models have no '/', versions are numbers. Or it is "
+    "Triton, or an older Shoal.",
 }
 
 

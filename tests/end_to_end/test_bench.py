@@ -113,6 +113,12 @@ def test_requests_of_perf_analyzers_files_are_sent_in_turns(
         (["digits", "--shape=image:3"], 1, "Input 'image' (FP32, shape [-1,64]) cannot have the shape [3] of --shape."),
         (["digits", "--shape=pixels:64"], 1, "'pixels' is no input of model 'digits'"),
         (["digits", "--protocol=grpc"], 1, "--protocol grpc does not fit --url"),
+        (["digits", "--batch-size=99999999999999"], 1, "A request of this --shape and --batch-size does not fit into"),
+        (
+            ["digits", f"--batch-size={10**30}"],
+            1,
+            "A request of this --shape and --batch-size does not fit into memory",
+        ),
         (["digits", "--compare=127.0.0.1:1"], 3, "No server answers at 127.0.0.1:1: Connection refused.\n"),
         (["digits", "--concurrency=1", "--rate=1"], 1, "not allowed with argument"),
     ],
