@@ -83,9 +83,10 @@ def _opened(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise PidFileError(f"'{path}' cannot be opened: {error.strerror}; remove it") from error
+        remedy = "remove it" if path.parent.is_dir() else "make its directory"
+        raise PidFileError(f"the pid file '{path}' cannot be opened: {error.strerror}; {remedy}") from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
         os.close(descriptor)
-        raise PidFileError(f"'{path}' is another user's, or no file; remove it")
+        raise PidFileError(f"the pid file '{path}' is another user's, or no file; remove it")
     return descriptor

@@ -50,3 +50,5 @@ def test_a_link_and_no_file_are_refused(tmp_path: Path) -> None:
         with pytest.raises(PidFileError, match="remove it"):
             PidFile.take(tmp_path / name)
     assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(PidFileError, match=r"^the pid file '.*/none/pid' cannot be opened: .*; make its directory$"):
+        PidFile.take(tmp_path / "none" / "pid")
