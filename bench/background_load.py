@@ -194,12 +194,17 @@ class QuietConnections:
 
 
 class RepeatedRequest:
-    """One request, repeated on one connection at a time; the first answer is compared with `right`."""
+    """One request, repeated on one connection at a time, without a pause or each `every_s`; every answer must have the
+    status 200 and end with `right`."""
 
-    def __init__(self, port: int, request: Request, right: bytes) -> None:
+    def __init__(
+        self, port: int, request: Request, right: bytes = b"", *, method: str = "POST", every_s: float = 0.0
+    ) -> None:
         self._port = port
         self._request = request
         self._right = right
+        self._method = method
+        self._every_s = every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="repeated request")
         # Changed by the thread, read by others after it has ended.
@@ -207,7 +212,7 @@ class RepeatedRequest:
         self.num_answered = 0
 
     def __enter__(self) -> "RepeatedRequest":
-        self._post()
+        self._ask()
         if self._fault:
             raise BenchmarkError(self._fault)
         self._thread.start()
@@ -221,15 +226,16 @@ class RepeatedRequest:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while not self._stop.is_set() and not self._fault:
-            self._post()
+        while not self._stop.wait(self._every_s) and not self._fault:
+            self._ask()
 
-    def _post(self) -> None:
+    def _ask(self) -> None:
         try:
-            status, _, body = ask(self._port, self._request)
+            status, _, body = ask(self._port, self._request, method=self._method)
         except (OSError, http.client.HTTPException) as error:
-            self._fault = f"a large body was not answered: {error}"
+            self._fault = f"{self._request.path} was not answered: {error}"
             return
         if status != http.HTTPStatus.OK or not body.endswith(self._right):
-            self._fault = f"a large body was answered wrongly, status {status}: {body[:200].decode(errors='replace')}"
+            text = body[:200].decode(errors="replace")
+            self._fault = f"{self._request.path} was answered wrongly, status {status}: {text}"
         self.num_answered += 1

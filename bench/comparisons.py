@@ -79,6 +79,11 @@ def _large_bodies(port: int) -> RepeatedRequest:
     return RepeatedRequest(port, *_large_json())
 
 
+def _open_page(port: int) -> RepeatedRequest:
+    """What the page's app.js asks for as long as it is open."""
+    return RepeatedRequest(port, Request("/ui/figures", {}, b""), method="GET", every_s=1.0)
+
+
 @functools.cache
 def _large_json() -> tuple[Request, bytes]:
     """A request of LARGE_BODY_BYTES of JSON, answered in binary, and the last bytes of the right answer."""
@@ -163,5 +168,9 @@ COMPARISONS = (
     Comparison(
         "record", "a recording of every request",
         _ALONE, _setting("record", "recorded", (), record="max-size=1GiB"), Figure.CPU, 1.3,
+    ),
+    Comparison(
+        "page", "an open page, which asks for its figures once a second",
+        _ALONE, _setting("page", "with an open page", (), background=_open_page), Figure.CPU, 1.02,
     ),
 )  # fmt: skip

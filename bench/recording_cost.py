@@ -13,11 +13,14 @@ from urllib.request import urlopen
 
 from bench.errors import BenchmarkError
 from bench.load import Target, Wrk
-from bench.page_cost import CONNECTIONS, REQUEST, serving
+from bench.peers import launch_shoal
 from bench.server import Server
+from bench.workloads import IDENTITY_16, v2_request
 
 #: Seconds of load after which the requests so far are counted.
 PART_S = 10
+CONNECTIONS = 10
+REQUEST = v2_request(IDENTITY_16, "binary")
 
 
 def count(folder: Path, body: Path, number: int) -> None:
@@ -25,7 +28,7 @@ def count(folder: Path, body: Path, number: int) -> None:
     files, sent = folder / "counted", 0
     seconds = 0.0
     flags = (f"--record={files}", "--record-config=max-size=8GiB")
-    with serving(folder, *flags) as server:
+    with launch_shoal(folder, IDENTITY_16, "binary", flags=flags).running(REQUEST) as server:
         while sent < number:
             seen = Wrk().shoot(Target(server.port, REQUEST, body, CONNECTIONS, is_distinct=True), PART_S)
             if seen.errors:

@@ -1,10 +1,8 @@
 """The comparisons of Shoal's own tools with others: what a row says, and that a sweep has every combination."""
 
 import os
-from itertools import count
 
 from bench.load_clients import SITUATIONS, Seen, row
-from bench.page_cost import in_turns
 from bench.tune_sweep import every
 from shoal.cli.bench.arguments import latency_goal
 from shoal.cli.tune.search import settings_of, space_of
@@ -26,12 +24,6 @@ def test_a_row_has_medians_and_the_ratios_of_pairs() -> None:
         "identity_16, 1 at once, a core each", "1,500", "0.400", "1.50", "30%", "1,000", "0.600", "1.00", "10%",
         "1.500 (1.000–2.000)", "0.500", "3", "",
     ]  # fmt: skip
-
-
-def test_the_ratio_of_turns_is_of_neighbours() -> None:
-    numbers = count(1)
-    said = in_turns(2, [lambda: float(next(numbers)), lambda: float(next(numbers))])  # 1 and 2, then back: 4 and 3
-    assert "ratio 1.3750 (quartiles 0.7500–2.0000)" in said
 
 
 def test_a_sweep_has_every_combination_once() -> None:
