@@ -6,7 +6,7 @@ Speaks HTTP by the standard library, which starts quickly and is enough. Knows n
 import http.client
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class RefusedError(Exception):
@@ -67,8 +68,7 @@ class RemoteServer:
 
     def index(self) -> list[Row]:
         """The repository index: every version of every model, and models that were never loaded."""
-        rows: list[Row] = self._ask("POST", "/v2/repository/index", list)
-        return rows
+        return self._ask("POST", "/v2/repository/index", list[Row])
 
     def load(self, model: str, config: str | None = None) -> None:
         """Load a model, or load it again; returns when the model serves. `config` is JSON in place of config.pbtxt."""
@@ -82,84 +82,72 @@ class RemoteServer:
 
     def instances(self, model: str) -> Row:
         """Every instance of every version of a model, and the bounds of their number."""
-        found: Row = self._ask("GET", f"{_path_of(model)}/instances", dict)
-        return found
+        return self._ask("GET", f"{_path_of(model)}/instances", Row)
 
     def explanation(self, model: str) -> Row:
         """The explanation of a model's last batches and their sizes."""
-        found: Row = self._ask("GET", f"{_path_of(model)}/batches", dict)
-        return found
+        return self._ask("GET", f"{_path_of(model)}/batches", Row)
 
     def finished_requests(self, model: str, limit: int) -> Row:
         """The slowest and the failed requests of the last minutes, of one model or of all (""), at most `limit` of
         either kind."""
-        found: Row = self._ask("GET", f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}", dict)
-        return found
+        return self._ask("GET", f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}", Row)
 
     def recording(self, asked: Row | None) -> Row:
         """The folder of the server's recordings and its rules, after it has carried out `asked`, if that is given."""
-        found: Row = self._ask("GET" if asked is None else "POST", "/v2/recording", dict, asked)
-        return found
+        return self._ask("GET" if asked is None else "POST", "/v2/recording", Row, asked)
 
     def shadow(self, model: str, asked: Row) -> Row:
         """The server's shadows, or those of one model, after it has carried out `asked`, unless that is empty."""
         query = f"?model={quote(model, safe='')}" if model else ""
-        found: Row = (
-            self._ask("POST", "/v2/shadow", dict, {"model": model, **asked})
-            if asked
-            else self._ask("GET", f"/v2/shadow{query}", dict)
-        )
-        return found
+        if asked:
+            return self._ask("POST", "/v2/shadow", Row, {"model": model, **asked})
+        return self._ask("GET", f"/v2/shadow{query}", Row)
 
     def rollout(self, model: str, asked: Row | None = None) -> Row:
         """The state of a model's rollout, after the server has carried out `asked`, if that is given."""
         path = f"{_served(model, '')}/rollout"
-        found: Row = self._ask("GET" if asked is None else "POST", path, dict, asked)
-        return found
+        return self._ask("GET" if asked is None else "POST", path, Row, asked)
 
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
-        found: Row = self._ask("GET", "/v2/models/stats", dict)
-        rows = found.get("model_stats")
+        rows = self._ask("GET", "/v2/models/stats", Row).get("model_stats")
         if not isinstance(rows, list):
             raise self._not_a_model_server()
         return rows
 
     def log_settings(self) -> Row:
         """The settings of the server's log."""
-        found: Row = self._ask("GET", "/v2/logging", dict)
-        return found
+        return self._ask("GET", "/v2/logging", Row)
 
     def log_lines(self, count: int, after: int) -> Row:
         """The last lines of the server's log file behind a position, at most `count`, and the position behind them."""
-        found: Row = self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", dict)
-        return found
+        return self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", Row)
 
     def model_statistics(self, model: str, version: str = "") -> Row:
         """The statistics of a model version, the only one or the first, as `statistics` lists them."""
-        found: Row = self._ask("GET", f"{_served(model, version)}/stats", dict)
-        rows = found.get("model_stats")
+        rows = self._ask("GET", f"{_served(model, version)}/stats", Row).get("model_stats")
         if not isinstance(rows, list) or not rows:
             raise self._not_a_model_server()
         return dict(rows[0])
 
     def model_config(self, model: str, version: str = "") -> Row:
         """The completed configuration of a model."""
-        found: Row = self._ask("GET", f"{_served(model, version)}/config", dict)
-        return found
+        return self._ask("GET", f"{_served(model, version)}/config", Row)
 
     def scale(self, model: str, count: int) -> Row:
         """Scale each version of a model to `count` instances; returns `instances` when they serve."""
-        found: Row = self._ask("POST", f"{_path_of(model)}/instances", dict, {"count": count, "wait": True})
-        return found
+        return self._ask("POST", f"{_path_of(model)}/instances", Row, {"count": count, "wait": True})
 
-    def _ask(self, method: str, path: str, kind: type, body: Row | None = None) -> Any:
+    def _ask(self, method: str, path: str, kind: type[T], body: Row | None = None) -> T:
+        """The JSON that a request is answered with. Raises UnreachableError for anything but a `kind`, Row or a list of
+        them."""
         answer = self._request(method, path, body)
         try:
-            value = json.loads(answer)
+            value: T = json.loads(answer)
         except ValueError:
-            value = None
-        if not isinstance(value, kind):
+            raise self._not_a_model_server() from None
+        if not isinstance(value, get_origin(kind) or kind):
             raise self._not_a_model_server()
         return value
 
