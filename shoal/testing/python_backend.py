@@ -1,17 +1,20 @@
 """The Python backend for several models in one interpreter: each TritonPythonModel is run by the thread that waits."""
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import cast
 
 from triton_python_backend_utils import runtime
+from triton_python_backend_utils.runtime import Runtime
 
 from shoal.model_config.autocomplete import ModelIO
 from shoal.star.client import StarClient
 from shoal.testing.client import LocalClient
 from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
-from shoal.testing.model_isolation import ModelIsolation
 from shoal.testing.simulation import Simulation
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import BackendModel, Device
@@ -19,6 +22,62 @@ from shoal.workers.backends.python.backend import PythonBackend
 from shoal.workers.backends.python.requests import ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
+
+#: Surroundings of the running models, the latest last: a model that calls another is suspended meanwhile. Models run in
+#: one thread at a time; threads that they start use the surroundings of that moment.
+_running: "list[ModelIsolation]" = []
+
+
+class ModelIsolation:
+    """The modules, paths and runtime of one model instance, which sees the modules beside it and no other model's.
+
+    In a worker a model has the interpreter to itself. Here several share one, and two of them may have a `utils.py` or
+    lie in a directory called "1": while a model runs, only its own modules are in sys.modules.
+    """
+
+    def __init__(self, directory: str, runtime: Runtime) -> None:
+        """Modules in the model's `directory`, which ends with a slash, belong to this instance."""
+        self._directory = directory
+        self._runtime = runtime
+        # Changed by enter.
+        self._modules: dict[str, ModuleType] = {}
+        self._paths: list[str] = []
+        self._known: set[str] = set()
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Run the model's code in its surroundings: the body of the `with`."""
+        if _running:
+            _running[-1]._take_away()
+        _running.append(self)
+        self._put()
+        try:
+            yield
+        finally:
+            self._take_away()
+            _running.remove(self)
+            if _running:
+                _running[-1]._put()
+
+    def _put(self) -> None:
+        self._known = set(sys.modules)
+        sys.modules.update(self._modules)
+        sys.path.extend(self._paths)
+        runtime.set_runtime(self._runtime)  # and left there: threads of the model may still need it
+
+    def _take_away(self) -> None:
+        for name in sys.modules.keys() - self._known:
+            if self._is_own(sys.modules[name]):
+                self._modules[name] = sys.modules.pop(name)
+        self._paths = [path for path in sys.path if self._holds(path)]
+        sys.path[:] = [path for path in sys.path if path not in self._paths]
+
+    def _is_own(self, module: ModuleType) -> bool:
+        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        return any(self._holds(place) for place in places)
+
+    def _holds(self, path: str) -> bool:
+        return (path + os.sep).startswith(self._directory)
 
 
 class InlineRuntime(WorkerRuntime):

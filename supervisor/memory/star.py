@@ -30,8 +30,7 @@ from shoal.shm.layout import Geometry
 from shoal.shm.segment import unreserved_nbytes
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import Future, Task, shared
-from shoal.supervisor.memory.batcher_memory import BatcherMemory
-from shoal.supervisor.memory.counter_memory import CounterMemory
+from shoal.supervisor.memory.batcher_memory import BatcherMemory, CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
 from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.memory_plan import (

@@ -36,8 +36,8 @@ from shoal.repository.plan import Source, revision
 from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error, report
 from shoal.supervisor.instance_context import InstanceContext
+from shoal.supervisor.memory.gpu_memory import refuse_full_gpus
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache, warn_of_no_tensors
-from shoal.supervisor.models.gpu_limits import refuse_full_gpus
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.roster import Roster

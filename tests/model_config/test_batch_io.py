@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.model_config import pbtxt
-from shoal.model_config.batch_io import faults
+from shoal.model_config.checks import batch_tensors
 
 TENSORS = """
 name: "m"
@@ -16,7 +16,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: -1 }, { name: "M" data_type: TYP
 
 def found(text: str) -> list[str]:
     """The first fault, as a load tells it."""
-    return [next(faults(pbtxt.parse(TENSORS + text, Path("config.pbtxt"))), "")]
+    return [next(batch_tensors(pbtxt.parse(TENSORS + text, Path("config.pbtxt"))), "")]
 
 
 def test_what_is_right() -> None:

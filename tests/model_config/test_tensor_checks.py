@@ -1,11 +1,11 @@
-"""tensor_checks.py: inputs and outputs, fault by fault."""
+"""model_config/checks.py: inputs and outputs, fault by fault."""
 
 from pathlib import Path
 
 import pytest
 
 from shoal.model_config import pbtxt
-from shoal.model_config.tensor_checks import tensors
+from shoal.model_config.checks import tensors
 
 INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
 OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'

@@ -1,4 +1,4 @@
-"""supervisor/memory/counter_memory.py: which rows of the table have memory."""
+"""supervisor/memory/batcher_memory.py: which rows of the table have memory."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from shoal.shm.counters import MAX_ROWS, CounterTable
 from shoal.shm.segment import OutOfSharedMemoryError, Segment
-from shoal.supervisor.memory.counter_memory import CounterMemory
+from shoal.supervisor.memory.batcher_memory import CounterMemory
 
 ROW_NBYTES, PAGE = 8192, 4096
 

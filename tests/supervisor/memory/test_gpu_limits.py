@@ -1,4 +1,4 @@
-"""gpu_limits.py: what a load is told of a GPU that is full, or does not say; the library is played."""
+"""memory/gpu_memory.py: what a load is told of a GPU that is full, or does not say; the library is played."""
 
 import threading
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ import pytest
 from shoal.errors import UnavailableError
 from shoal.placement import Gpu, Placement
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.memory.gpu_memory import GpuMemory, MemoryUse
-from shoal.supervisor.models import gpu_limits
-from shoal.supervisor.models.gpu_limits import refuse_full_gpus
+from shoal.supervisor.memory.gpu_memory import GpuMemory, MemoryUse, refuse_full_gpus
+from shoal.supervisor.memory import gpu_memory
 
 GPUS = [Gpu(number, f"GPU-{number}", "9.0", (0,)) for number in range(2)]
 BOTH = [Placement(f"m_0_{gpu.id}", "m_0", "KIND_GPU", gpu.id, (0,), gpu) for gpu in GPUS]
@@ -80,7 +79,7 @@ def test_a_load_on_a_gpu_that_does_not_tell(memory: GpuMemory) -> None:
 
 def test_a_load_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(gpu_limits, "ANSWER_S", 0.01)
+    monkeypatch.setattr(gpu_memory, "ANSWER_S", 0.01)
     monkeypatch.setattr("shoal.supervisor.memory.measuring.LAST_S", 0.01)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetHandleByUUID", lambda _self, _uuid: answers.wait() and "gpu_0")
     with pytest.raises(UnavailableError, match="is not known"):
