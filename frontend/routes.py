@@ -5,9 +5,8 @@ from shoal.frontend.openai.completion import plan_chat, plan_completion
 from shoal.frontend.openai.embeddings import embeddings
 from shoal.frontend.openai.errors import refusal
 from shoal.frontend.openai.models import model, models
-from shoal.frontend.page.figures import access, figures
+from shoal.frontend.page.figures import access, figures, metrics
 from shoal.frontend.page.files import file, index_page, page_methods
-from shoal.frontend.page.metrics import metrics
 from shoal.frontend.page.openapi import document
 from shoal.frontend.road.inference import generate, generate_stream, generating, infer
 from shoal.frontend.torchserve.management import scale_workers
@@ -15,14 +14,13 @@ from shoal.frontend.v2.finished_requests import finished_requests
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_lines import log_lines
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
-from shoal.frontend.v2.metadata import model_config, model_metadata, server_metadata
+from shoal.frontend.v2.metadata import all_statistics, model_config, model_metadata, model_statistics, server_metadata
 from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.frontend.v2.recording import record, recording
 from shoal.frontend.v2.rollout import change_rollout, rollout
 from shoal.frontend.v2.shadow import shadow, shadows
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
-from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
 
 _VERSION = "(?:/versions/(?P<version>[0-9]+))?"

@@ -1,4 +1,5 @@
-"""GET /ui/figures: the models and the batcher's counters as the page draws them, read while a page is open alone.
+"""GET /ui/figures: the models and the batcher's counters as the page draws them, read while a page is open alone; and
+GET /ui/metrics: the text of /metrics, which has a port of its own that a page may not ask.
 
 Counts are sums since a version was loaded: a page that asks twice draws the difference, so any number of pages may ask
 and none has a state here. All pages together cost one reading of the counters in half a second.
@@ -11,6 +12,8 @@ from typing import Any
 import orjson
 
 from shoal.frontend.call import HandlerCall
+from shoal.frontend.metrics.exposition import ExternalFigures, exposition
+from shoal.frontend.metrics.listener import CONTENT, read_gauges
 from shoal.frontend.page.files import NOT_FOUND, SAFE
 from shoal.frontend.response import JSON_CONTENT, Headers, Response, encodable
 from shoal.frontend.reused import Reused
@@ -84,3 +87,10 @@ def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
             for phase, counts in row.histograms.items()
         },
     }
+
+
+def metrics(call: HandlerCall) -> Response:
+    """All families but for the figures of CPU and GPU, which are measured between two scrapes."""
+    external = ExternalFigures(read_gauges(call.ask), {}, ())
+    text = exposition(call.state, external, time.monotonic_ns())
+    return Response(200, (*CONTENT, ("Cache-Control", "no-store"), *SAFE), (text.encode("utf-8", "backslashreplace"),))

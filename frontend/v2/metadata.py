@@ -1,8 +1,10 @@
-"""Metadata of the server and of a model, and a model's configuration. Pure handlers, run in front-end processes."""
+"""What the server and its models are, and what they have counted: metadata, configurations, statistics. Pure handlers,
+run in front-end processes."""
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response, json_response
 from shoal.star.metadata import describe_model, describe_server
+from shoal.star.statistics import collect
 
 
 def server_metadata(call: HandlerCall) -> Response:
@@ -18,3 +20,13 @@ def model_metadata(call: HandlerCall) -> Response:
 def model_config(call: HandlerCall) -> Response:
     """The configuration after normalisation and auto-complete; 64-bit integers are JSON numbers, as in Triton."""
     return json_response(200, call.state.models.lookup(call.name, call.version).config)
+
+
+def all_statistics(call: HandlerCall) -> Response:
+    """The figures of every READY model version."""
+    return json_response(200, collect(call.state, "", None))
+
+
+def model_statistics(call: HandlerCall) -> Response:
+    """The figures of a model's READY versions, or of one of them."""
+    return json_response(200, collect(call.state, call.name, call.version))

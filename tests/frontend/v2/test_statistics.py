@@ -1,4 +1,4 @@
-"""frontend/v2/statistics.py: the batcher's cells as the statistics extension prints them."""
+"""frontend/v2/metadata.py: the batcher's cells as the statistics extension prints them."""
 
 import orjson
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from shoal.errors import UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.statistics import all_statistics, model_statistics
+from shoal.frontend.v2.metadata import all_statistics, model_statistics
 from shoal.shm.counters import CELL, CounterTable
 from tests.frontend.calls import call_of
 

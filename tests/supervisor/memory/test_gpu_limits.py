@@ -10,8 +10,8 @@ import pytest
 from shoal.errors import UnavailableError
 from shoal.placement import Gpu, Placement
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.memory.gpu_memory import GpuMemory, MemoryUse, refuse_full_gpus
 from shoal.supervisor.memory import gpu_memory
+from shoal.supervisor.memory.gpu_memory import GpuMemory, MemoryUse, refuse_full_gpus
 
 GPUS = [Gpu(number, f"GPU-{number}", "9.0", (0,)) for number in range(2)]
 BOTH = [Placement(f"m_0_{gpu.id}", "m_0", "KIND_GPU", gpu.id, (0,), gpu) for gpu in GPUS]
