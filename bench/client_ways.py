@@ -5,7 +5,6 @@ A call has its input in the form that its way needs, and returns the output as a
 
 import functools
 import itertools
-import json
 import os
 import re
 import socket
@@ -22,7 +21,8 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from numpy.typing import NDArray
 
-from bench.workloads import BenchModel
+from bench.background_load import raw
+from bench.workloads import BenchModel, binary_request
 from shoal import Client
 
 Array: TypeAlias = NDArray[np.float32]
@@ -120,12 +120,7 @@ def _grpc(places: Places, model: BenchModel, stack: ExitStack) -> Call:
 def _socket(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     """A call without a client library: the request's bytes are prepared, and of the answer only the end is found."""
     array = array_of(model)
-    tensor = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
-    output = {"name": "y", "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [output]})
-    lines = [f"POST /v2/models/{model.name}/infer HTTP/1.1", "Host: localhost"]
-    lines += [f"Inference-Header-Content-Length: {len(head)}", f"Content-Length: {len(head) + array.nbytes}", "", head]
-    whole = "\r\n".join(lines).encode() + array.tobytes()
+    whole = raw(binary_request(model.name, {"x": ("FP32", array.shape, array.tobytes())}, ["y"]))
     connection = stack.enter_context(socket.create_connection(("127.0.0.1", places.http)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     answer = bytearray(array.nbytes + 65536)

@@ -26,7 +26,7 @@ from bench import instructions, load, measure
 from bench.errors import BenchmarkError
 from bench.framework_cases import CASES, INPUT, OUTPUT, Array, Case
 from bench.server import Server, free_ports
-from bench.workloads import Request, v2_answer
+from bench.workloads import binary_request, v2_answer
 from shoal.errors import UnsupportedError
 
 CONNECTIONS = 3
@@ -149,7 +149,8 @@ class Served:
         """Send requests for `rows` each, after one whose answer is compared with the framework's own. Raises
         BenchmarkError where that answer is wrong."""
         batch = batch_of(rows, self._case)
-        request, expected = self._request(batch), self._run(batch)
+        request = binary_request(self._name, {INPUT: ("FP32", batch.shape, batch.tobytes())}, [OUTPUT])
+        expected = self._run(batch)
 
         def check(headers: Mapping[str, str], body: bytes) -> None:
             answer = np.array(v2_answer(headers, body), np.float32).reshape(expected.shape)
@@ -171,14 +172,6 @@ class Served:
         used_s = [measure.cpu_s(pid) for pid in (worker, self._server.pid)]
         cpu_ms = [(after - before) * 1000 / seen.requests for before, after in zip(before_s, used_s, strict=True)]
         return Speed(seen.requests_per_s * rows, *cpu_ms)
-
-    def _request(self, batch: Array) -> Request:
-        raw = batch.tobytes()
-        size = {"binary_data_size": len(raw)}
-        tensor = {"name": INPUT, "shape": batch.shape, "datatype": "FP32", "parameters": size}
-        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-        return Request(f"/v2/models/{self._name}/infer", headers, head + raw)
 
     def stop(self) -> None:
         """Stop the server."""

@@ -7,7 +7,7 @@ and, for servers without one of their own, the plainest possible (a list of floa
 import json
 import random
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose, prod
 from pathlib import Path
@@ -156,11 +156,22 @@ def v2_request(model: BenchModel, encoding: str) -> Request:
         )
         asked = {"inputs": [tensors[0] | source], "outputs": [{"name": model.output_names[0]} | target]}
         return Request(path, {"Content-Type": "application/json"}, json.dumps(asked).encode())
-    size = {"parameters": {"binary_data_size": len(raw)}}
-    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in model.output_names]
-    head = json.dumps({"inputs": [tensor | size for tensor in tensors], "outputs": outputs}).encode()
+    inputs = dict.fromkeys(model.input_names, (model.datatype, model.shape, raw))
+    return binary_request(model.name, inputs, model.output_names)
+
+
+def binary_request(
+    model: str, inputs: Mapping[str, tuple[str, Sequence[int], bytes]], outputs: Sequence[str]
+) -> Request:
+    """An inference whose inputs, each of a datatype and a shape, lie as bytes behind a JSON head; so do its outputs."""
+    tensors = [
+        {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+        for name, (datatype, shape, data) in inputs.items()
+    ]
+    wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    head = json.dumps({"inputs": tensors, "outputs": wanted}).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-    return Request(path, headers, head + raw * len(tensors))
+    return Request(f"/v2/models/{model}/infer", headers, head + b"".join([data for *_, data in inputs.values()]))
 
 
 #: The id in a request for `load.lua`, which puts another in its place each time.

@@ -38,7 +38,7 @@ from bench.isolation.probe import (
 )
 from bench.isolation.readers import SITUATIONS as READERS
 from bench.isolation.site import Site, cpu_us, wait_until, warm
-from bench.workloads import Request
+from bench.workloads import Request, binary_request
 
 #: Seconds of an execution that other requests must not wait for.
 EXECUTION_S = 5.0
@@ -172,10 +172,8 @@ def _by_lane(counts: Sequence[int]) -> str:
 
 def large_request(site: Site) -> Measure:
     """Requests of 16 MiB to a model with two instances, one of which executes; further apart than a segment is kept."""
-    head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[%d],"parameters":{"binary_data_size":%d}}]}'
-    start = head % (LARGE_REQUEST_FLOATS, 4 * LARGE_REQUEST_FLOATS)
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(start))}
-    request = Request("/v2/models/task/infer", headers, start + bytes(4 * LARGE_REQUEST_FLOATS))
+    floats = LARGE_REQUEST_FLOATS
+    request = binary_request("task", {"INPUT0": ("FP32", [floats], bytes(4 * floats))}, ["OUTPUT0"])
     probe = HttpProbe(site.http_port, raw(request))
     with warm(probe, 0.001):
         quiet = paced(probe, 2.5, 1.25, patience_s=LONG_PATIENCE_S)
