@@ -158,8 +158,8 @@ class EnsembleRun:
 
     @property
     def trace_of_steps(self) -> TraceParent | None:
-        """The trace that the request's steps are part of, if any. Computed when needed: the TRACE record stands
-        behind the REQUEST."""
+        """The trace that the request's steps are part of, if any. Computed when needed, since a request's TRACE record
+        is read after its REQUEST record."""
         found = self.client.trace_parent(self.key - self.client.first_key) if self.outermost.traced else None
         return None if found is None else TraceParent(found.root, self.key)
 
@@ -291,9 +291,9 @@ class Ensemble(ScheduledModel):
         )
         self.name = config["name"]
         self.steps = [(step["input_map"], step["output_map"]) for step in configured.steps(config)]
-        #: Readers of the headers of each step's responses, and the writer of those of the ensemble's responses.
         #: All models of the batcher by id. Set by Ensembles.
         self.known: Mapping[int, ScheduledModel] = {}
+        #: Parsers of the headers of each step's responses, and the writer of the headers of the ensemble's responses.
         self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
         self.answers = EnsembleResponses(self.own_signature)
         self.max_inflight = configured.max_inflight_requests(config)
@@ -311,7 +311,8 @@ class Ensemble(ScheduledModel):
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
         """Set the models of the steps, at first and whenever another version takes the place of a step's model."""
         self.models: Sequence[int] = tuple(models)
-        #: Writers of the headers of each step's requests: a run's are those of its plan, made for the run's models.
+        #: Writers of the headers of each step's requests. A request in progress keeps those of its plan, which are for
+        #: the models that it began with.
         self.requests = [
             StepRequests(tuple(inputs.items()), tuple(outputs), partial(self._stays, step, self.models))
             for step, (inputs, outputs) in enumerate(self.steps)

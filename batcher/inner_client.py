@@ -19,7 +19,7 @@ class InnerClient(ClientPeer):
     __slots__ = ("_kind", "replies")
 
     def __init__(self, owner: int, kind: str) -> None:
-        """`kind` is what recordings and traces call it."""
+        """`kind` is the name of such clients in recordings and traces."""
         self._kind = kind
         # The fields of a ClientPeer that are used without a process.
         self.owner = owner

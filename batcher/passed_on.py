@@ -45,9 +45,9 @@ Passed = tuple[Form, int, int, int]
 #: Inputs by name, in the request's order.
 _Inputs = Sequence[tuple[str, Passed]]
 
-#: Larger headers are parsed each time (ours).
+#: Headers of more bytes are parsed each time that they come (ours).
 MAX_KEPT_HEADER_BYTES = 4096
-#: Entries per memo (ours).
+#: Parsed or written headers of each kind that are kept (ours).
 MAX_KEPT = 256
 
 #: Parameters of a response that are replaced together.

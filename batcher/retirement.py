@@ -1,4 +1,4 @@
-"""Workers and models that get no more requests, and are reported once no request of theirs is left.
+"""Workers and models that get no more requests: the supervisor is sent a message once no request of theirs is left.
 
 Lives in the batcher.
 """

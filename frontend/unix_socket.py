@@ -19,7 +19,7 @@ class UnixConnection(socket.socket):
     """An accepted connection of a Unix socket."""
 
     def getpeername(self) -> tuple[Any, ...]:
-        """A caller on this machine."""
+        """The address of a caller on this machine, which a client of a Unix socket is; its own address is empty."""
         return _CLIENT
 
     def getsockname(self) -> tuple[Any, ...]:

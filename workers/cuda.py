@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-# There only with PyTorch's build for GPUs, and then without types.
+# cuda-python comes with the extras for GPUs alone, and has no type hints.
 from cuda.bindings import runtime  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 
@@ -142,7 +142,7 @@ class CudaStream:
 
 
 class CudaGraph:
-    """Captured work, to be repeated at the price of one call, with its addresses and sizes."""
+    """Work that was captured in a stream: one call repeats all of it, with the addresses and sizes that it had then."""
 
     def __init__(self, executable: Any, stream: CudaStream) -> None:
         self._executable = executable

@@ -1,8 +1,9 @@
 """Control tensors and states: the inputs of a sequence batcher's model beside its clients' tensors.
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
-    rows              of slots that have no request, below the highest one that has, if a slot is a row: another
-    request's tensors, not READY, of no sequence, never answered (Triton's direct strategy)
+    rows              for slots without a request, where each slot is a row of the batch (Triton's direct strategy): a
+                      row of this kind, before that of the last slot with a request, has the tensors of another
+                      request, is not READY, belongs to no sequence, and is not answered
     states            of the slot's sequence: the output of its last request, or the initial value
 
 So backends see inputs and outputs like any other. A state stays in this process, since its sequence stays with this

@@ -1,4 +1,4 @@
-"""The values of a sequence batcher (`sequence.py`): sequences, and the states of slots for a successor."""
+"""The values of a sequence batcher (`sequence.py`): sequences, and slots as a batcher leaves them to its successor."""
 
 from collections import OrderedDict, deque
 from enum import IntEnum
@@ -39,7 +39,8 @@ class SlotChange(NamedTuple):
 
 
 class HeldSlot(NamedTuple):
-    """A slot with a sequence, as a dead batcher left it; `key` (or 0) and `flags` are its running request's."""
+    """A slot with a sequence, as a dead batcher left it; `key` and `flags` are those of the request that runs in the
+    slot, 0 if none does."""
 
     slot: int
     correlation: int
@@ -70,7 +71,7 @@ class LostSequences:
 
 
 class SequenceError(InvalidArgumentError):
-    """The refusal of a request that belongs to no sequence; `reason` names the sentence."""
+    """The refusal of a request that belongs to no sequence; `reason` stands for the sentence that the client gets."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)

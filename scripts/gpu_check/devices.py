@@ -18,7 +18,8 @@ CONFIG = """backend: "python" max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: 16 }
 output [ { name: "Y" data_type: TYPE_FP32 dims: 16 }, { name: "SAID" data_type: TYPE_STRING dims: 1 } ]
 instance_group { %s count: %d } %s"""
-#: Twice the input, computed on the device, and where the process is. The body of `fault` follows.
+#: A model that answers twice its input, computed on the device, and where its process runs. The body of the function
+#: `fault`, which each row has for itself, is appended.
 CODE = """
 import os
 import numpy as np
@@ -51,14 +52,15 @@ class TritonPythonModel:
 def fault(values):
 """
 NO_FAULT = "    return\n"
-#: More than the GPU has, and than the words that a CPU's place is taken by.
+#: A body of `fault` that allocates more than a GPU has, for a batch of more than two rows; and one, for a GPU that is
+#: played, that raises the error that PyTorch would.
 OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
         torch.empty(1 << 45, dtype=torch.uint8, device=DEVICE)
 """
 PLAYED_OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
         raise RuntimeError("CUDA out of memory. Tried to allocate 32768.00 GiB")
 """
-#: An array that claims to be far larger than its memory is read beyond its end.
+#: A body of `fault` that, for a negative input, reads an array beyond its memory; and one that raises PyTorch's error.
 LOST = """    if any((value < 0).any() for value in values):
         class Beyond:
             owner = torch.zeros(16, device=DEVICE)
@@ -74,7 +76,7 @@ PLAYED_LOST = """    if any((value < 0).any() for value in values):
 
 
 def cuda_tensors(surroundings: Surroundings) -> Finding:
-    """Tensors by DLPack from a device, and the GPU and cores of the process."""
+    """The row of a model that answers with a tensor of the device, by DLPack, on its GPU and the cores beside it."""
     repository = surroundings.directory / "repository"
     make_model(surroundings, repository, "double", NO_FAULT)
     with served(repository) as (_, client):
@@ -93,7 +95,7 @@ def is_beside(said: str, uuid: str, cores: tuple[int, ...]) -> bool:
 
 
 def out_of_memory(surroundings: Surroundings) -> Finding:
-    """Eight requests in one batch, of which the GPU holds two at once."""
+    """The row of a batch of eight requests for which the GPU lacks memory: the server splits it, down to two rows."""
     repository = surroundings.directory / "repository"
     more = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
         parameters { key: "idempotent" value { string_value: "true" } }"""
@@ -112,7 +114,7 @@ def out_of_memory(surroundings: Surroundings) -> Finding:
 
 
 def lost(surroundings: Surroundings) -> Finding:
-    """One of two instances reads where nothing is."""
+    """The row of a model that reads beyond its memory: one instance ends and is started again, the other answers."""
     repository = surroundings.directory / "repository"
     fault = PLAYED_LOST if surroundings.on_cpu else LOST
     make_model(surroundings, repository, "double", fault, count=2)
@@ -134,7 +136,7 @@ def lost(surroundings: Surroundings) -> Finding:
 
 
 def memory_returned(surroundings: Surroundings) -> Finding:
-    """A model with 512 MiB is loaded and unloaded."""
+    """The row of a model with 512 MiB, whose memory the GPU has again once it is unloaded."""
     nvml = load_nvml()
     if nvml is None:
         return Finding(Verdict.NOT_RUN, "no nvidia-ml-py")
@@ -160,7 +162,7 @@ def memory_returned(surroundings: Surroundings) -> Finding:
 
 
 def metrics(surroundings: Surroundings) -> Finding:
-    """The figures of a scrape."""
+    """The row of a GPU's figures in /metrics."""
     repository = surroundings.directory / "repository"
     make_model(surroundings, repository, "double", NO_FAULT)
     with served(repository) as (server, _):
@@ -174,7 +176,7 @@ def metrics(surroundings: Surroundings) -> Finding:
 
 
 def cuda_shared_memory(surroundings: Surroundings) -> Finding:
-    """A client's tensors on the GPU, in and out, by tritonclient; their handles are closed when it unregisters them."""
+    """The row of tensors in a client's memory on the GPU, in and out, which tritonclient registers and unregisters."""
     os.environ.setdefault("PLAYED_GPU", str(surroundings.directory))  # where the played GPU has its memory
     import tritonclient.utils.cuda_shared_memory as regions
 

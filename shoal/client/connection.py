@@ -143,7 +143,7 @@ class Connection:
                 raise
             self._open[number] = waiter
             if waiter.wants_timing:
-                with suppress(RingFullError):  # thousands at once: the request gets no times
+                with suppress(RingFullError):  # with thousands of open requests: this one gets no times
                     waiter.times = self._port.trace(number, is_shown=True)
             self.flush()
 
@@ -185,7 +185,7 @@ class Connection:
         if reply.block is not None and not self.is_lost:
             try:
                 self._port.release(number, part, prompt=False)
-            except RingFullError:  # thousands at once: tried again when the batcher has read some
+            except RingFullError:  # of thousands of replies: tried again when the batcher has read some
                 self._unused.append((number, part, 0))
 
     # --- waiting, in the threads that have asked ---

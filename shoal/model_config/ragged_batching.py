@@ -1,4 +1,4 @@
-"""Batches of requests of different lengths, without the model's doing: parameters of a model. Pure.
+"""Batches of requests of different lengths, which the server pads or packs: parameters of a model. Pure.
 
     parameters { key: "ragged" value { string_value: "pad" } }                    or "bucket", or "pack"
     parameters { key: "ragged_buckets" value { string_value: "32,64,128" } }      what lengths are padded to
@@ -28,11 +28,12 @@ PARAMETER, BUCKETS, MASK, OUTPUTS, MAX_ELEMENTS = (
 )  # fmt: skip
 #: The largest length, and the most elements, that can be set (ours: as large as a dimension can be).
 MAX_LENGTH = 2**31 - 1
-#: The axis of an input all of whose elements count, as those of a packed one do.
+#: In place of an axis: the length of the input is the number of all its elements, since it is packed.
 ALL = -1
 _BUCKETS = re.compile(r"[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,63}")
 _MASK = re.compile(r"[^:]+:TYPE_(BOOL|INT32|INT64|FP32)")
-#: Backends that have batches padded, and built-in ones that cannot; all other backends run in Python.
+#: Backends whose batches the server pads, and built-in ones that take no padded batch; all others run in Python, where
+#: a model gets each request as it came.
 _PADS = ("onnxruntime", "pytorch")
 _CANNOT = ("embedding", "fil", "identity", "openvino", "tensorflow", "tensorrt", "torchserve", "vllm")
 
@@ -68,7 +69,7 @@ class Lengths(NamedTuple):
 
 
 def strategy(config: dict[str, Any]) -> Strategy | None:
-    """How a model's requests of different lengths are batched; None: as without this, by equal shapes."""
+    """How a model's requests of different lengths are batched; None, without the parameter: by equal shapes."""
     text = parameter(config, PARAMETER)
     return None if text is None else _STRATEGIES[text]
 

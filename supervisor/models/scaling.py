@@ -46,7 +46,8 @@ class Scaling:
         self._memory = memory or ProcessMemory()
         self._read_counters = read_counters
         self._clock_ns = clock_ns
-        # Changed by each observation, which keeps the versions and instances that still exist.
+        # Changed by each observation: the busy share of each instance by the instance's number, and the autoscaler of
+        # each version that has one, by model id.
         self._busy: dict[int, BusyShare] = {}
         self._autoscalers: dict[int, Autoscaler] = {}
         # Changed by scaling: ids of versions that have, or have had, other instances than their configuration says.
@@ -63,7 +64,7 @@ class Scaling:
         return await self._describe(self._models.get(arguments["model"]), arguments["version"])
 
     async def _scale(self, arguments: dict[str, Any]) -> Any:
-        """Scale a version; returns when instances are up and clients and batcher know, or at once on request."""
+        """Scale a version. Returns at once or, with the argument `wait`, when the instances are up and announced."""
         model, number = self._models.get(arguments["model"]), arguments["version"]
         served = _serving(model, number)
         model.refuse_while_loading()
@@ -139,8 +140,8 @@ class Scaling:
         return [(each.name, each.version, each.num_instances) for each in versions if each.model_id in self._resized]
 
     async def restore(self, scaled: Sequence[tuple[str, int, int]]) -> None:
-        """Scale versions as an old server had scaled them; one that cannot be has as many as its configuration says,
-        and the log says why."""
+        """Scale versions as an old server had scaled them. A version that cannot be scaled so keeps the number of its
+        configuration, and the log says why."""
         for name, number, count in scaled:
             try:
                 await shared(self._resize(_serving(self._models.get(name), number), count))

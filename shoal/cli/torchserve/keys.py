@@ -113,7 +113,8 @@ KEYS = {
         Key("enable_envvars_config", False, has_variable=False),
     )
 }
-#: Set without enable_envvars_config, as in TorchServe; only this value turns the protocol on.
+#: The variable that turns the open inference protocol on, by this value alone; it counts without enable_envvars_config,
+#: too, as in TorchServe.
 _OPEN_INFERENCE = ("TS_OPEN_INFERENCE_PROTOCOL", "oip")
 
 

@@ -16,7 +16,7 @@ from triton_python_backend_utils.arguments import figure, text
 from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metric_registry import NO_FAMILY, FamilyHandle, Kind, Labels, MetricRegistry
 
-#: Most bytes of one series' labels, and of a family's name and description (ours).
+#: Most buckets of a histogram; most characters of one series' labels, and of a family's name and description (ours).
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
