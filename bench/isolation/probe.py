@@ -53,10 +53,14 @@ class Probe(Protocol):
 
 
 class HttpProbe:
-    """One request, sent on several connections by turns; a lost connection is replaced."""
+    """One request, sent on several connections by turns; a lost connection is replaced. Without `keeps_open` each
+    request has a connection of its own."""
 
-    def __init__(self, port: int, request: Request | bytes, num_connections: int = 1) -> None:
+    def __init__(
+        self, port: int, request: Request | bytes, num_connections: int = 1, *, keeps_open: bool = True
+    ) -> None:
         self._port = port
+        self._keeps_open = keeps_open
         self._data = request if isinstance(request, bytes) else raw(request)
         # Changed by every request.
         self._connections: list[socket.socket | None] = [None] * num_connections
@@ -84,18 +88,21 @@ class HttpProbe:
             connection.sendall(self._data)
             return _status(connection, end_s)
         except (OSError, ValueError):
-            connection = self._connections[index]
-            if connection is not None:
-                connection.close()
-            self._connections[index] = None
+            self._drop(index)
             return FAILED
+        finally:
+            if not self._keeps_open:
+                self._drop(index)
 
     def close(self) -> None:
         """Close all connections; the next request opens its own."""
-        for index, connection in enumerate(self._connections):
-            if connection is not None:
-                connection.close()
-            self._connections[index] = None
+        for index in range(len(self._connections)):
+            self._drop(index)
+
+    def _drop(self, index: int) -> None:
+        connection, self._connections[index] = self._connections[index], None
+        if connection is not None:
+            connection.close()
 
     def _connect(self, timeout_s: float) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self._port), timeout_s)

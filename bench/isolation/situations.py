@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from bench.background_load import raw
 from bench.errors import BenchmarkError
@@ -107,7 +108,7 @@ def front_end_restart(site: Site) -> Measure:
     """The lane of gRPC is killed while a worker executes."""
     measure = _kill_beside(site, LiveProbe(site.grpc_port), "shoal grpc", "task")
     # Connections of a lane that dies fail: only the time counts.
-    return Measure(measure.quiet, measure.loaded, 0, 0, measure.note, measure.is_cut)
+    return replace(measure, num_refused=0, num_failed=0)
 
 
 def worker_restart(site: Site) -> Measure:
@@ -160,10 +161,7 @@ def lanes_busy(site: Site) -> Measure:
     """Clients beside such connections that ask every 20 ms, with 20,000 floats in JSON each time."""
     counts, probe = _spread(site)
     measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
-    return Measure(
-        measure.quiet, measure.loaded, measure.num_refused, measure.num_failed,
-        f"{measure.note}; connections of each lane: {_by_lane(counts)}", measure.is_cut,
-    )  # fmt: skip
+    return replace(measure, note=f"{measure.note}; connections of each lane: {_by_lane(counts)}")
 
 
 def _by_lane(counts: Sequence[int]) -> str:
@@ -194,30 +192,13 @@ def uneven(site: Site) -> Measure:
 
 def _metrics(site: Site, load: Crowd) -> Measure:
     """GET /metrics beside a crowd: it is needed most when a server is loaded."""
-    probe = HttpProbe(site.metrics_port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-    fresh = _Fresh(probe)
-    with warm(fresh, 0.2):
-        quiet = paced(fresh, 1.0, 0.1)
+    request = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    probe = HttpProbe(site.metrics_port, request, keeps_open=False)
+    with warm(probe, 0.2):
+        quiet = paced(probe, 1.0, 0.1)
         with load:
-            loaded = paced(fresh, 1.0, 0.1, patience_s=LONG_PATIENCE_S)
+            loaded = paced(probe, 1.0, 0.1, patience_s=LONG_PATIENCE_S)
     return compared(quiet, loaded, LONG_PATIENCE_S, f"the crowd had {load.words}")
-
-
-class _Fresh:
-    """A probe that opens a new connection for every request."""
-
-    def __init__(self, probe: HttpProbe) -> None:
-        self._probe = probe
-
-    def ask(self, timeout_s: float) -> int:
-        """Send the request, and close the connection."""
-        try:
-            return self._probe.ask(timeout_s)
-        finally:
-            self._probe.close()
-
-    def close(self) -> None:
-        """Do nothing: no connection stays open."""
 
 
 def metrics_gzip(site: Site) -> Measure:
