@@ -1,11 +1,11 @@
 """BF16, which numpy lacks: its words, the upper halves of FP32, and their values. Pure, with numpy."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
 
 
 def values_of(words: Array) -> Array:
