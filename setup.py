@@ -3,6 +3,9 @@
 Without it, setuptools builds the pure package of pyproject.toml and needs no compiler. A compiled wheel has the sources
 beside the extension modules, which Python prefers. An editable installation stays pure: extension modules beside the
 sources in a checkout would run in their place, however old.
+
+`python setup.py translate` does what comes before the C compiler, and keeps nothing: `scripts/check` sees by it what
+would break the compiled build.
 """
 
 import atexit
@@ -12,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 #: By package, the modules that are compiled; all together or none. What is left out is rare, or only waits for others.
@@ -37,11 +40,11 @@ COMPILED = {
     "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip
 
-#: mypy's settings for the compilation; `scripts/check` has checked the types already. numpy's types are left out, since
-#: it makes no difference then whether it is installed where Shoal is built.
-SETTINGS = """\
+#: mypy's settings for the compilation, which reads no cache. numpy's types are left out, since it makes no difference
+#: then whether it is installed where Shoal is built; so of an array there is no type but one that is written down.
+SETTINGS = f"""\
 [mypy]
-cache_dir = build/mypy
+cache_dir = {os.devnull}
 ignore_missing_imports = True
 [mypy-numpy.*]
 follow_imports = skip
@@ -58,26 +61,38 @@ class BuildExtensions(build_ext):
         super().run()
 
 
+def translate(directory: str, *options: str) -> list[Extension]:
+    """The compiled modules as mypyc writes them in C, below a directory. Where it refuses one, it says so and exits."""
+    from mypyc.build import mypycify
+
+    settings = Path(directory, "compiled.ini")
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(SETTINGS)
+    paths = [f"{package.replace('.', '/')}/{name}.py" for package, names in COMPILED.items() for name in names]
+    extensions: list[Extension] = mypycify(
+        [f"--config-file={settings}", *options, *paths],
+        opt_level="1", debug_level="0", multi_file=True, group_name="shoal", target_dir=directory,
+    )  # fmt: skip
+    return extensions
+
+
 def compiled() -> dict[str, object]:
     """The arguments of `setup` for a compiled build."""
     if not {"build_ext", "bdist_wheel"} & set(sys.argv):
         return {"setup_requires": ["mypy[mypyc]>=1.15"]}
-    from mypyc.build import mypycify
-
-    settings = Path("build/compiled.ini")
-    settings.parent.mkdir(exist_ok=True)
-    settings.write_text(SETTINGS)
-    paths = [f"{package.replace('.', '/')}/{name}.py" for package, names in COMPILED.items() for name in names]
     # Nothing that an earlier build has left can get into the wheel.
     build_lib = tempfile.mkdtemp(prefix="shoal-build-")
     atexit.register(shutil.rmtree, build_lib, ignore_errors=True)
     return {
-        "ext_modules": mypycify(
-            [f"--config-file={settings}", *paths], opt_level="1", debug_level="0", multi_file=True, group_name="shoal"
-        ),
+        "ext_modules": translate("build"),
         "cmdclass": {"build_ext": BuildExtensions},
         "options": {"build": {"build_lib": build_lib}},
     }
 
 
+if sys.argv[1:] == ["translate"]:
+    with tempfile.TemporaryDirectory(prefix="shoal-build-") as kept_for_now:
+        translate(kept_for_now, "--skip-c-gen")
+    sys.stdout.flush()
+    os._exit(0)  # an orderly end takes 10 s, since it frees all syntax trees one by one
 setup(**(compiled() if os.environ.get("SHOAL_COMPILED") == "1" else {}))
