@@ -39,5 +39,7 @@ def test_bytecodes_are_counted_by_function(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SHOAL_SEND_FD", "")
     opcodes = Opcodes()
     Run(CASES[0], 3, opcodes).run()
-    assert opcodes.counts["port.py", "submit"] > 3 * 10
+    assert (
+        opcodes.counts["known_request.py", "read"] > 3 * 10
+    )  # a function that is interpreted in a compiled build, too
     assert not [function for file, function in opcodes.counts if file == "lane_star.py"]
