@@ -106,7 +106,8 @@ def test_help_tells_defaults_and_ends_with_0(
             main(arguments)
         assert end.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert f"address to listen on; 0.0.0.0 for all (default: {address})" in text
+        socket = "unix:/path for a socket in the file system"
+        assert f"address to listen on; 0.0.0.0 for all, {socket} (default: {address})" in text
         assert "MiB of requests per front-end process (default: 64)" in text
         assert "exit with code 1 where a model fails to load at start (default: true)" in text
         assert "so that a model whose files change is loaded again --load-model" in text  # no default of another flag
