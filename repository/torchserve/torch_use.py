@@ -17,7 +17,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 
 #: TorchServe's handlers that no archive has a file for.
-_BUILT_IN = frozenset(
+BUILT_IN = frozenset(
     {"base_handler", "densenet_handler", "image_classifier", "image_segmenter", "object_detector", "text_classifier",
      "text_handler", "vision_handler"}
 )  # fmt: skip
@@ -36,7 +36,7 @@ _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 def uses_torch(directory: Path, config: Config) -> bool:
     """Whether the archive in this version directory is one of torch."""
     name = _handler(directory, config).partition(":")[0].removesuffix(".py").rpartition("/")[2]
-    if name in _BUILT_IN and not (directory / f"{name}.py").exists():
+    if name in BUILT_IN and not (directory / f"{name}.py").exists():
         return True
     return any(_IMPORT.search(code) for code in _code(directory))
 

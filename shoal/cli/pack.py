@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.repository.torchserve.torch_use import BUILT_IN
 
 _USAGE = "shoal pack --model-name <name> --handler <file or name> --version <version> [options]"
 _HELP = """\
@@ -85,6 +86,12 @@ def _pack(arguments: argparse.Namespace) -> Path:
     if archive.exists() and not arguments.force:
         raise CommandLineError(f"'{archive}' exists already, and is left as it is; --force replaces it.")
     sources = dict(_sources(arguments))
+    handler = Path(arguments.handler.partition(":")[0]).name
+    if handler not in BUILT_IN and not sources.keys() & {handler, f"{handler}.py"}:
+        raise CommandLineError(
+            f"There is no file '{handler}.py' for --handler, and none of the built-in handlers has that name: "
+            f"{', '.join(sorted(BUILT_IN))}."
+        )
     part = archive.with_name(f".{archive.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED) as opened:
@@ -118,8 +125,11 @@ def _sources(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """Each file's path in the archive, and the file. Raises CommandLineError for one that is not there."""
     handler = Path(arguments.handler.partition(":")[0])
     given = [Path(getattr(arguments, flag)) for flag in _FILES if getattr(arguments, flag)]
-    # Without the ending .py, and where no file is of this name, it is the name of a built-in handler.
-    given += [handler] if handler.suffix == ".py" or handler.is_file() else []
+    if handler.suffix != ".py" and not handler.is_file():
+        handler = handler.with_name(f"{handler.name}.py")  # as torch-model-archiver completes a name
+        given += [handler] if handler.is_file() else []
+    else:
+        given.append(handler)
     extra = [Path(text) for text in arguments.extra_files.split(",") if text]
     for file in given:
         if not file.is_file():

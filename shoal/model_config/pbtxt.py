@@ -166,6 +166,13 @@ def _spelled_value(value: Any, field: _Field) -> Any:
     return _spelled(value, kind)
 
 
+#: Words of other programs for datatypes, and Triton's.
+_ELSEWHERE = {
+    "FLOAT": "FP32", "FLOAT32": "FP32", "DOUBLE": "FP64", "FLOAT64": "FP64", "HALF": "FP16", "FLOAT16": "FP16",
+    "BFLOAT16": "BF16", "INT": "INT32", "LONG": "INT64", "BOOLEAN": "BOOL", "BYTES": "STRING", "STR": "STRING",
+}  # fmt: skip
+
+
 def _advice(reason: str) -> str:
     """Advice on what to write instead of a field or an enum value that does not exist."""
     unknown = _UNKNOWN.search(reason)
@@ -178,7 +185,8 @@ def _advice(reason: str) -> str:
     else:
         known = list(pool.FindEnumTypeByName(full_name).values_by_name)
     # By length "FP32" is closer to TYPE_BF16 than to TYPE_FP32: an ending counts more than the spelling.
-    close = [name for name in known if name.endswith(f"_{written}")] or difflib.get_close_matches(written, known, n=1)
+    meant = _ELSEWHERE.get(written.upper().removeprefix("TYPE_"), written)
+    close = [name for name in known if name.endswith(f"_{meant}")] or difflib.get_close_matches(written, known, n=1)
     return f" Did you mean '{close[0]}'?" if close else f" It knows: {', '.join(sorted(known))}."
 
 

@@ -55,6 +55,22 @@ def test_a_built_in_handler_is_named_and_not_packed() -> None:
         assert archive.namelist() == ["MAR-INF/MANIFEST.json"]
 
 
+def test_a_handler_is_found_without_its_ending_also_among_further_files(here: Path) -> None:
+    assert main([*ALL, "h:serve"]) == 0
+    with zipfile.ZipFile("store/m.mar") as archive:
+        assert archive.namelist() == ["h.py", "MAR-INF/MANIFEST.json"]
+    (here / "extra" / "own.py").write_text("")
+    assert main([*ALL, "own", "--extra-files", "extra", "--force"]) == 0
+
+
+def test_an_archive_without_its_handler_is_not_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ALL, "image_clasifier"]) == 1
+    told = capsys.readouterr().err
+    assert "There is no file 'image_clasifier.py' for --handler, and none of the built-in handlers has" in told
+    assert "image_classifier" in told
+    assert not (here / "store" / "m.mar").exists()
+
+
 def test_an_archive_is_replaced_only_by_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "store" / "m.mar").write_text("old")
     assert main([*ALL, "h.py"]) == 1

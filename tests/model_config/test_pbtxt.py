@@ -154,6 +154,11 @@ def test_maps_keep_one_order() -> None:
             "Did you mean 'TYPE_FP32'?",
         ),
         (
+            "input { data_type: TYPE_FLOAT }",
+            "line 1, column 20: 'input { data_type: TYPE_FLOAT }': Enum type \"inference.DataType\" has no value named "
+            "TYPE_FLOAT. Did you mean 'TYPE_FP32'?",
+        ),
+        (
             "version_policy { zzzzzz {} }",
             'line 1, column 18: Message type "inference.ModelVersionPolicy" has no field named "zzzzzz". '
             "It knows: all, latest, specific.",
