@@ -135,7 +135,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, memory: Path) -> Iterator[S
 @pytest.fixture(scope="module")
 def cuda(memory: Path) -> Iterator[Any]:
     """tritonclient.utils.cuda_shared_memory, on the played GPU."""
-    before = dict(sys.modules)
+    # The real package may be there, and imported: PyTorch for CUDA needs it.
+    real = {name: sys.modules.pop(name) for name in tuple(sys.modules) if name.partition(".")[0] == "cuda"}
     os.environ["PLAYED_GPU"] = str(memory)
     sys.path.insert(0, str(PLAYED))
     import tritonclient.utils.cuda_shared_memory as module
@@ -143,9 +144,10 @@ def cuda(memory: Path) -> Iterator[Any]:
     yield module
     sys.path.remove(str(PLAYED))
     del os.environ["PLAYED_GPU"]
-    for name in sys.modules.keys() - before.keys():
+    for name in tuple(sys.modules):
         if name.partition(".")[0] == "cuda" or name.startswith("tritonclient.utils.cuda_shared_memory"):
             del sys.modules[name]
+    sys.modules.update(real)
 
 
 @pytest.fixture(params=["http", "grpc"])
