@@ -29,6 +29,8 @@ from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, Server
 
 ROOT = Path(__file__).parents[2]
+#: A worker that loads gives way to those that serve: on a busy machine, to import scikit-learn may take it a minute.
+LOAD_DEADLINE_S = 240.0
 #: A fenced block, with the name of the file that it is, if the line before it ends with one.
 _BLOCK = re.compile(r"(?:`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Programs that change the machine, or that the machine of a test does not have.
@@ -162,7 +164,8 @@ class Reader:
 
     def _ask(self, name: str, verb: str, body: bytes) -> None:
         assert self._server is not None
-        reply = fetch(self._server.http_port, f"/v2/repository/models/{quote(name)}/{verb}", body)
+        path = f"/v2/repository/models/{quote(name)}/{verb}"
+        reply = fetch(self._server.http_port, path, body, deadline_s=LOAD_DEADLINE_S)
         assert reply.status == 200, reply.body
 
 
