@@ -11,6 +11,8 @@ import numpy as np
 
 #: Endings of the files that are read so.
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
+#: What Pillow raises for a damaged file.
+_FAULTS = (OSError, ValueError, SyntaxError)
 #: Mean and deviation of ImageNet's red, green and blue, of pixels from 0 to 1.
 _IMAGENET = "imagenet"
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -46,23 +48,34 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
     if layout is None:
         raise PictureError("a picture has height, width and 1, 3 or 4 channels")
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise PictureError("a picture is read by Pillow (pip install pillow)") from None
     try:
         with Image.open(path) as file:
-            width = layout.width if layout.width > 0 else file.width
-            height = layout.height if layout.height > 0 else file.height
+            shown: Any = ImageOps.exif_transpose(file)  # upright: a camera's picture may say how it is to be turned
+            if shown.mode.startswith("I"):  # greys of 16 bits, which Pillow would cut off at 255
+                shown = Image.fromarray((np.asarray(shown) / 257).round().astype(np.uint8))
+            width = layout.width if layout.width > 0 else shown.width
+            height = layout.height if layout.height > 0 else shown.height
             mode = "RGBA" if layout.channels == 4 else "RGB"
-            colours = file.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            colours = shown.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(colours.convert("L") if layout.channels == 1 else colours, np.float64)
     except UnidentifiedImageError:
         raise PictureError(f"{path} is no picture") from None
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except (*_FAULTS, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise PictureError(f"cannot read {path}: {why}") from None
     scaled = _scaled(pixels.reshape(*pixels.shape[:2], layout.channels), scale)
-    scaled = scaled if dtype.kind == "f" else scaled.round()
+    if dtype.kind != "f":
+        scaled = scaled.round()
+    if dtype.kind in "iu":
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if scaled.min() < least or scaled.max() > most:
+            raise PictureError(
+                f"it takes {least} to {most}, and the pixels are {scaled.min():g} to {scaled.max():g}: "
+                f"@{path},0..{most} has them fit"
+            )
     if layout.shape is not None:
         sizes = (scaled.size,) if len(layout.shape) == 1 else scaled.shape[:2]
         return scaled.reshape(sizes).astype(dtype)

@@ -60,11 +60,32 @@ def test_pixels_have_the_scale_that_is_asked_for(path: Path) -> None:
     assert read(f"@{path}", [2, 3, 3], "BF16").dtype == np.uint16
 
 
+def test_a_picture_is_turned_as_its_camera_says(path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # Orientation: the top is on the right
+    Image.fromarray(PIXELS).save(path, exif=turned)
+    np.testing.assert_array_equal(read(f"@{path}", [-1, -1, 3]), np.rot90(PIXELS, -1))
+
+
+def test_greys_of_16_bits_are_as_bright_as_those_of_8(path: Path) -> None:
+    Image.fromarray(np.array(GREY, np.uint16) * 257).save(path)
+    np.testing.assert_array_equal(read(f"@{path}", [2, 3]), GREY)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "scale", "most"), [("INT8", "", 127), ("UINT8", ",-1..1", 255), ("UINT8", ",0..999", 255)]
+)
+def test_pixels_beyond_the_datatype_are_refused(path: Path, datatype: str, scale: str, most: int) -> None:
+    with pytest.raises(InputError, match=rf"and the pixels are .*: @.*six,pixels.png,0..{most} has them fit"):
+        read(f"@{path}{scale}", [2, 3, 3], datatype)
+
+
 @pytest.mark.parametrize(
     ("name", "dims", "sentence"),
     [
         ("none.png", [2, 3], "cannot read .*none.png: No such file or directory"),
         ("text.png", [2, 3], "text.png is no picture"),
+        ("damaged.png", [2, 3], "cannot read .*damaged.png: broken PNG file"),
         ("six,pixels.png", [2, 3, 5], "a picture has height, width and 1, 3 or 4 channels"),
         ("six,pixels.png", [15], "a picture has height, width and 1, 3 or 4 channels"),
         ("six,pixels.png,imagenet", [2, 3], "the scale imagenet is of 3 channels"),
@@ -75,6 +96,9 @@ def test_pixels_have_the_scale_that_is_asked_for(path: Path) -> None:
 def test_what_is_no_picture_for_the_input_is_refused(path: Path, name: str, dims: list[int], sentence: str) -> None:
     for other in ("text.png", "sound.wav"):
         path.with_name(other).write_text("no picture")
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"IDAT") - 1] //= 2  # the size of the pixels, behind which another part is looked for
+    path.with_name("damaged.png").write_bytes(damaged)
     with pytest.raises(InputError, match=sentence):
         read(f"@{path.with_name(name)}", dims)
 
