@@ -1,12 +1,16 @@
 """`shoal bench` beside a running server: by each way in, with errors, a goal, and two servers in turns."""
 
 import json
+import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.cli import main
+from shoal.cli.bench.memory_transport import MemoryTransport
 from tests.end_to_end.server import SAMPLES, Server
 
 QUICK = "--warm-up=0", "--window=0.05", "--windows=2", "--requests=5", "--concurrency=2"
@@ -55,6 +59,22 @@ def test_errors_are_told_by_their_sentence(capsys: pytest.CaptureFixture[str], p
     assert level["requests"] == 0
     (sentence,) = level["errors"]
     assert "inference request batch-size must be <= 8" in sentence
+
+
+def test_a_request_that_was_answered_while_another_one_was_given_up_is_not_counted_for_the_next(
+    samples: Server,
+) -> None:
+    inputs = {name: np.ones((1, 16), np.int32) for name in ("INPUT0", "INPUT1")}
+    with closing(MemoryTransport(samples.client_socket, "simple", "", [inputs])) as transport:
+        transport.send(0)
+        while not transport._answered:  # the first, which no wait has yielded yet
+            transport.send(1)
+            transport.abandon(1)
+        transport.abandon(0)
+        transport.send(0)
+        sent_ns = time.perf_counter_ns()
+        found = [(slot, error, transport.arrived_ns > sent_ns) for slot, error in transport.wait(10)]
+        assert found == [(0, None, True)]
 
 
 def test_an_open_loop_and_its_goal(capsys: pytest.CaptureFixture[str], place: str) -> None:

@@ -68,9 +68,9 @@ class HttpExchange:
                 if len(self._heads) < _MAX_HEADS:
                     self._heads[text] = head
             self._num_missing = head.num_body_bytes - (len(data) - end)
-            if head.status == 200 and self._num_missing <= 0 and head.fault is None:
+            if head.status == 200 and self._num_missing == 0 and head.fault is None:
                 self._data, self.error, self.is_last = b"", None, head.is_last
-                self._last_head, self._last_bytes = (b"", 0) if head.is_last or self._num_missing else (text, len(data))
+                self._last_head, self._last_bytes = (b"", 0) if head.is_last else (text, len(data))
                 return _WHOLE
             self._head, self._data = head, data[end:]
         else:
@@ -81,6 +81,8 @@ class HttpExchange:
             return _MORE
         self.error = head.fault or (None if head.status == 200 else sentence_of(self._data, f"status {head.status}"))
         self.is_last = head.is_last
+        if self._num_missing < 0 and head.fault is None:
+            self.error, self.is_last = "the server sent more than its Content-Length says", True
         self._head, self._data = None, b""
         return _WHOLE
 

@@ -30,6 +30,7 @@ class MemoryTransport:
         self._client = AsyncClient(place)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answered: list[tuple[int, int, str | None]] = []  # slot, time, error
+        self._is_waiting = False
         self._num_sent = 0
         self._failure: UnreachableError | None = None
 
@@ -48,7 +49,8 @@ class MemoryTransport:
                 self._failure = UnreachableError(str(refused))
             error = f"{refused.words}: {refused}"
         self._answered.append((slot, time.perf_counter_ns(), error))
-        self._loop.stop()
+        if self._is_waiting:  # and not while another request is abandoned
+            self._loop.stop()
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
         """Like `Transport.wait`, of whole milliseconds. The event loop also works meanwhile, so only its time without
@@ -57,7 +59,9 @@ class MemoryTransport:
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if not self._answered:
             timer = self._loop.call_later(0 if timeout_s < _SHORT_S else timeout_s, self._loop.stop)
+            self._is_waiting = True
             self._loop.run_forever()
+            self._is_waiting = False
             timer.cancel()
         spent_ns = time.perf_counter_ns() - wall_ns
         self.idle_ns += max(0, spent_ns - (time.thread_time_ns() - cpu_ns))
@@ -74,6 +78,7 @@ class MemoryTransport:
         if task is not None:
             task.cancel()
             self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+            self._answered = [each for each in self._answered if each[0] != slot]  # it may just have been answered
 
     def close(self) -> None:
         """Like `Transport.close`."""

@@ -111,7 +111,8 @@ class SocketTransport:
         data = held.exchange.request(self._num_sent)
         self._num_sent += 1
         try:
-            num_sent = held.connection.send(data)
+            # A server may answer a request before it has read all of it.
+            num_sent = 0 if held.rest else held.connection.send(data)
         except BlockingIOError:
             num_sent = 0
         except OSError:  # closed while it was idle, as servers may: once more, on a fresh connection
@@ -161,7 +162,11 @@ class SocketTransport:
             reply, is_whole = exchange.receive(data)
             if reply:
                 self._send_later(held, memoryview(reply))
-            if is_whole:
+            if not held.is_open:
+                # No request has this answer: it says that the server closes the connection, as one with 408 does.
+                if is_whole or exchange.is_last:
+                    self._drop(slot)
+            elif is_whole:
                 held.is_open = False
                 if exchange.is_last:
                     self._drop(slot)
@@ -192,15 +197,15 @@ class SocketTransport:
     def _connect(self, slot: int) -> _Slot:
         try:
             made = socket.create_connection(self._address, CONNECT_TIMEOUT_S)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            held = _Slot(made, self._make_exchange())
+            if opening := held.exchange.opening():
+                made.sendall(opening)
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise NoResponseError("too many open files (ulimit -n)") from None
             place = ":".join(map(str, self._address))
             raise UnreachableError(f"No server answers at {place}: {error.strerror or error}.") from None
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        held = _Slot(made, self._make_exchange())
-        if opening := held.exchange.opening():
-            made.sendall(opening)
         made.setblocking(False)
         self._slots[slot] = held
         self._by_descriptor[made.fileno()] = slot

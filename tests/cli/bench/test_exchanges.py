@@ -38,6 +38,14 @@ def test_http_answers_in_any_pieces(answer: bytes, error: str | None, is_last: b
         assert (exchange.error, exchange.is_last) == (error, is_last)
 
 
+@pytest.mark.parametrize("pieces", [[OK + OK], [OK + b"x"], [OK[:-2], b"lo!"]], ids=["answer", "byte", "in pieces"])
+def test_bytes_behind_an_http_answer_are_an_error(pieces: list[bytes]) -> None:
+    exchange = HttpExchange([b"request"])
+    assert received(exchange, OK, 1000) == [True]
+    assert [exchange.receive(each)[1] for each in pieces][-1]
+    assert (exchange.error, exchange.is_last) == ("the server sent more than its Content-Length says", True)
+
+
 def test_http_requests_are_sent_in_turns() -> None:
     first = http_request("/v2/models/m/infer", "host:8000", [("A", "b")], b"xyz")
     assert first == b"POST /v2/models/m/infer HTTP/1.1\r\nHost: host:8000\r\nA: b\r\nContent-Length: 3\r\n\r\nxyz"
