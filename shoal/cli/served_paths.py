@@ -148,9 +148,9 @@ def _link(path: Path, repository: Path) -> LinkedModel:
     version = directory / "1"
     version.mkdir(parents=True)
     (directory / CONFIG_FILENAME).write_text(model.config)
-    for each in _beside(path.absolute()):
-        if not (model.program and each.name == PROGRAM):
-            (version / each.name).symlink_to(each)
+    # With a model.py, files beside the model would be modules that it can import, or its requirements.txt.
+    for each in [path.absolute()] if model.program else _beside(path.absolute()):
+        (version / each.name).symlink_to(each)
     if model.program:
         (version / PROGRAM).write_text(model.program)
     return model

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.torch_files import Config, NoShapesError, config
+from shoal.supervisor.memory.available_memory import available_nbytes
 
 _TIMEOUT_S = 120.0
 #: The most rows of a batch (ours): a row costs most estimators microseconds, a call a tenth of a millisecond or more.
@@ -60,7 +61,7 @@ def described(path: Path) -> tuple[Config, str]:
         [(name, kind, _dims(shape)) for name, kind, shape in found[role]] for role in ("inputs", "outputs")
     )
     methods = {name: (_METHODS[name], _KINDS[kind]) for name, kind, _ in outputs}
-    text = _MODEL_PY.replace("{methods}", repr(methods)).replace("{file!r}", repr(path.name))
+    text = _MODEL_PY.replace("{methods}", repr(methods)).replace("{file!r}", ascii(path.name))
     return {"backend": "python", **config(_MOST_ROWS, inputs, outputs)}, text
 
 
@@ -72,7 +73,7 @@ def _dims(shape: list[int]) -> list[int | str]:
 def _tried(path: Path) -> Any:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _MODULE, f"{path.absolute()}"],
+            [sys.executable, "-m", _MODULE, f"{path.absolute()}", f"{available_nbytes()}"],
             capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
             cwd="/",  # no file beside the model is taken for a module of Python's
         )  # fmt: skip

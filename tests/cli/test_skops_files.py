@@ -1,6 +1,8 @@
 """Models of scikit-learn in skops's format: what `shoal init` and `serve` make of a file, and what they refuse."""
 
 import json
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from skops import io
 
-from shoal.cli import main
+from shoal.cli import main, skops_files
 from shoal.cli.served_paths import PathError, served_paths
+from shoal.workers.backends import skops_trial
 
 DRAW = np.random.default_rng(1)
 ROWS = DRAW.normal(size=(60, 3))
@@ -65,7 +68,8 @@ def test_a_file_is_served_as_what_it_predicts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Any, datatype: str, dims: str
 ) -> None:
     path = written(tmp_path / "nets", model)
-    (tmp_path / "nets" / "model.py").write_text("raise SystemExit('another model')")  # which lies beside it
+    for name in ("model.py", "pandas.py", "requirements.txt"):
+        (tmp_path / "nets" / name).write_text("raise SystemExit('a program that lies beside it')")
     with served_paths([path]) as ((repository,), (linked,)):
         assert linked.config.splitlines() == [
             'backend: "python"',
@@ -74,6 +78,7 @@ def test_a_file_is_served_as_what_it_predicts(
             f'output {{ name: "label" data_type: TYPE_{datatype} dims: [ {dims} ] }}',
             "dynamic_batching { }",
         ]
+        assert sorted(each.name for each in (repository / "net" / "1").iterdir()) == ["model.py", "net.skops"]
         found = run(capsys, repository / "net", ROWS[:4])["label"]
     np.testing.assert_array_equal(found, model.predict(ROWS[:4]).reshape(4, -1))
 
@@ -104,6 +109,42 @@ def test_what_is_no_model_of_numbers_or_has_code_is_refused(tmp_path: Path, mode
         written(tmp_path, model)
     with pytest.raises(PathError, match=f"is not served as it is: {sentence}"), served_paths([path]):
         pass
+
+
+def test_a_model_that_refuses_zeros_is_asked_with_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = 1 + np.abs(ROWS)
+    model = make_pipeline(FunctionTransformer(np.log), LinearRegression()).fit(rows, rows[:, 1])
+    with served_paths([written(tmp_path, model)]) as ((repository,), _):
+        found = run(capsys, repository / "net", rows[:4])["label"]
+    np.testing.assert_array_equal(found, model.predict(rows[:4]).reshape(4, 1))
+
+
+def test_a_small_file_that_unpacks_to_more_than_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.skops"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("schema.json", bytes(256 << 20))
+    assert path.stat().st_size < 2 << 20
+    monkeypatch.setattr(skops_files, "available_nbytes", lambda: 64 << 20)
+    with pytest.raises(PathError, match="it takes more memory than this machine has left"), served_paths([path]):
+        pass
+
+
+def test_an_old_version_of_skops_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, LinearRegression().fit(ROWS, ROWS[:, 1]))
+    (tmp_path / "skops-0.14.0.dist-info").mkdir()
+    (tmp_path / "skops-0.14.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: skops\nVersion: 0.14.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")
+    with pytest.raises(PathError, match="skops 0.14.0 trusts trees"), served_paths([path]):
+        pass
+
+
+def test_the_extra_installs_a_version_that_is_trusted() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert set(re.findall(r"skops>=([0-9.]+)", text)) == {".".join(map(str, skops_trial.LEAST_SKOPS))}
 
 
 def test_an_interpreter_without_skops_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

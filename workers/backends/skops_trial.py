@@ -1,13 +1,19 @@
-"""Reads a model in skops's format and prints its tensors as JSON: python -m shoal.workers.backends.skops_trial FILE
+"""Reads a model in skops's format and prints its tensors as JSON:
+python -m shoal.workers.backends.skops_trial FILE BYTES
 
-The model is loaded, as the server's model.py (shoal/cli/skops_files.py) loads it, and asked with two rows of zeros. A
-file with types that skops does not know as harmless is not loaded.
+The model is loaded, as the server's model.py (shoal/cli/skops_files.py) loads it, and asked with two rows of zeros, or
+of ones where zeros are refused. A file with types that skops does not know as harmless is not loaded, nor one that
+takes more than so many bytes of memory: an archive of some kilobytes may unpack to any number of gigabytes.
 """
 
 import json
+import re
+import resource
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,9 @@ from skops import io
 
 #: numpy's kind of a datatype → the datatype of config.pbtxt as which results are sent.
 _DATATYPES = {"b": "BOOL", "i": "INT64", "u": "INT64", "f": "FP64", "O": "STRING", "U": "STRING"}
+#: The first version that does not trust the trees of a file: scikit-learn takes their numbers for places in memory
+#: without looking, so such a file crashes its process, or reads what is in its memory.
+LEAST_SKOPS = (0, 15)
 #: The names of outputs, by the method that computes them.
 OUTPUTS = {"predict": "label", "predict_proba": "probabilities"}
 
@@ -26,30 +35,57 @@ class NoShapesError(Exception):
 def tensors_of(path: str) -> dict[str, Any]:
     """Inputs and outputs, each with name, datatype and the shape of two rows. Raises NoShapesError, and what skops and
     scikit-learn raise."""
+    installed = version("skops")
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < LEAST_SKOPS:
+        raise NoShapesError(
+            f"skops {installed} trusts trees, by which a file can crash its reader: pip install 'shoal[skops]' replaces it"
+        )
     if untrusted := io.get_untrusted_types(file=path):
         raise NoShapesError(f"it has types that skops does not trust: {', '.join(untrusted)}")
     model = io.load(path, trusted=[])
     num_features = getattr(model, "n_features_in_", None)
     if not num_features or not hasattr(model, "predict"):
         raise NoShapesError("it does not predict from a number of features")
-    rows = np.zeros((2, num_features))
+    shape = (2, num_features)
+    try:
+        outputs = _outputs(model, np.zeros(shape))
+    except ValueError:  # of a step that takes logarithms, say
+        try:
+            outputs = _outputs(model, np.ones(shape))
+        except ValueError as error:
+            raise NoShapesError(f"it predicts neither from zeros nor from ones: {error}") from None
+    if not outputs:
+        raise NoShapesError("its predictions are no array of numbers or texts")
+    return {"inputs": [("X", "FP64", list(shape))], "outputs": outputs}
+
+
+def _outputs(model: Any, rows: Any) -> list[tuple[str, str, list[int]]]:
     outputs = []
     for method, name in OUTPUTS.items():
         answer = getattr(model, method)(rows) if hasattr(model, method) else None
         if isinstance(answer, np.ndarray) and answer.dtype.kind in _DATATYPES:
             outputs.append((name, _DATATYPES[answer.dtype.kind], list(answer.shape)))
-    if not outputs:
-        raise NoShapesError("its predictions are no array of numbers or texts")
-    return {"inputs": [("X", "FP64", list(rows.shape))], "outputs": outputs}
+    return outputs
+
+
+def bound_memory(nbytes: int) -> None:
+    """Have this process fail, with MemoryError, that takes so many bytes more than it has."""
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = own + nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the tensors, or why there are none."""
     warnings.simplefilter("ignore")  # of another version of scikit-learn, which the server's log has, too
     try:
+        bound_memory(int(argv[1]))
         said = tensors_of(argv[0])
     except NoShapesError as error:
         said = {"error": str(error)}
+    except MemoryError:
+        said = {"error": "it takes more memory than this machine has left"}
     except Exception as error:  # noqa: BLE001  whatever a damaged file makes skops or scikit-learn raise
         said = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(said) + "\n")
