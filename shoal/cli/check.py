@@ -59,7 +59,11 @@ def _check(arguments: argparse.Namespace) -> int:
         raise CommandLineError("Which repository? Name its directory.")
     for place in arguments.places:
         if not place.is_dir():
-            raise CommandLineError(f"'{place}' is a file." if place.is_file() else f"There is no directory '{place}'.")
+            raise CommandLineError(
+                f"'{place}' is a file, and what is checked is the directory of a model or of several."
+                if place.is_file()
+                else f"There is no directory '{place}'."
+            )
     try:
         models, found = findings.check(arguments.places)
     except ShoalError as error:

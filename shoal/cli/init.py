@@ -28,9 +28,9 @@ _HELP = """\
 Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
 --from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan, scikit-learn's .skops,
 forests of XGBoost, LightGBM and treelite: .json, .ubj, .txt, .tl), which is copied and read once for its inputs and
-outputs; without, it is a template in Python. TorchScript (.pt) does
-not say the shapes of its inputs: it is tried on zeros, in shapes that its weights allow. A .skops has a model.py
-beside it, which loads it. Nothing that exists is changed.
+outputs; without, it is a template in Python. TorchScript (.pt) does not say the shapes of its inputs: it is tried on
+zeros, in shapes that its weights allow. Beside a .skops a model.py is written, which loads it and predicts. Nothing
+that exists is changed.
 
 Examples:
   shoal init models/doubler                        # models/doubler/1/model.py, to be edited

@@ -34,7 +34,7 @@ WRONG = {
     "bench m --url grpc://localhost:99999": "a server's URL is http://host:port",
     "check": "Which repository? Name its directory.",
     "check /no/such": "There is no directory '/no/such'.",
-    "check m.onnx": "'m.onnx' is a file.\n",
+    "check m.onnx": "'m.onnx' is a file, and what is checked is the directory of a model or of several.\n",
     "check --frobnicate": "unrecognized option '--frobnicate'",
     "doctor --http-port=x": "argument --http-port: ",
     "doctor --http-port=70000": "argument --http-port: ",

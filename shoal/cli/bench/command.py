@@ -47,8 +47,8 @@ The load:
                               (default: $SHOAL_URL, or http://127.0.0.1:8000)
   --protocol http|grpc|shm    ask the server of this machine by that protocol, at its default place
   --compare <url>             load a second server, too, a window each in turns
-  --compare-model <model>     the second one has another name, or is another version: digits_batched, digits:2. On the
-                              same server, unless --compare names one
+  --compare-model <model>     load a second model, too, a window each in turns: one of another name (digits_batched) or
+                              another version (digits:2), on the same server or on that of --compare
   --version <number>          which version of the model (default: the one that the server chooses)
 
 The requests:
