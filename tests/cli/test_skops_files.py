@@ -138,7 +138,7 @@ def test_an_old_version_of_skops_reads_no_file(tmp_path: Path, monkeypatch: pyte
         "Metadata-Version: 2.1\nName: skops\nVersion: 0.14.0\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")
-    with pytest.raises(PathError, match="skops 0.14.0 trusts trees"), served_paths([path]):
+    with pytest.raises(PathError, match=r"skops 0\.14\.0 trusts trees"), served_paths([path]):
         pass
 
 

@@ -38,7 +38,7 @@ def tensors_of(path: str) -> dict[str, Any]:
     installed = version("skops")
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < LEAST_SKOPS:
         raise NoShapesError(
-            f"skops {installed} trusts trees, by which a file can crash its reader: pip install 'shoal[skops]' replaces it"
+            f"skops {installed} trusts trees, by which a file crashes its reader (pip install 'shoal[skops]')"
         )
     if untrusted := io.get_untrusted_types(file=path):
         raise NoShapesError(f"it has types that skops does not trust: {', '.join(untrusted)}")
