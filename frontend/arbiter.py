@@ -131,7 +131,9 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         for number in self._IGNORED:
             signal.signal(number, signal.SIG_IGN)
         go_fd = int(os.environ["SHOAL_GO_FD"])
-        if select.select([go_fd], [], [], 0)[0]:  # the supervisor has hung up: a SIGTERM before now was ignored
+        poller = select.poll()  # not select: a supervisor of many workers has descriptors beyond 1024
+        poller.register(go_fd, select.POLLIN)
+        if poller.poll(0):  # the supervisor has hung up: a SIGTERM before now was ignored
             self.SIG_QUEUE.put_nowait(signal.SIGTERM)
         os.close(go_fd)
 

@@ -175,9 +175,9 @@ class Arbiter:
     def stop(self) -> Future[None]:
         """Let the front ends answer what they have accepted, and end; the future is done when they have ended."""
         self._stopping.set_result(None)
+        self._hang_up()  # first: a process that handles signals after it has looked at the pipe gets this one
         if self._child is not None and self._is_open:
             self._child.signal(signal.SIGTERM)
-        self._hang_up()
         return self._stopping if self._running is None else self._running
 
     def _hang_up(self) -> None:

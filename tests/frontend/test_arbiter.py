@@ -1,6 +1,7 @@
 """frontend/arbiter.py: which process is started next, with what, and that one role's failure is no other's."""
 
 import errno
+import fcntl
 import itertools
 import os
 import queue
@@ -97,14 +98,17 @@ def reaped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("least_fd", [0, 1100], ids=["few files", "many files"])
 def test_one_that_was_stopped_before_it_handled_signals_stops(
-    is_stopped: bool, reaped: list[int], monkeypatch: pytest.MonkeyPatch
+    is_stopped: bool, least_fd: int, reaped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not reaped
     arbiter = Played()
     arbiter.SIG_QUEUE = queue.SimpleQueue()
     arbiter.log = SimpleNamespace(close_on_exec=lambda: None)
-    read_fd, go_fd = os.pipe()
+    low_fd, go_fd = os.pipe()
+    read_fd = fcntl.fcntl(low_fd, fcntl.F_DUPFD_CLOEXEC, least_fd)
+    os.close(low_fd)
     monkeypatch.setenv("SHOAL_GO_FD", str(read_fd))
     if is_stopped:
         os.close(go_fd)

@@ -54,6 +54,28 @@ def test_one_that_does_not_handle_signals_yet_is_told_to_stop_all_the_same(
     assert stopped._child is None
 
 
+def test_the_pipe_is_closed_before_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process that begins to handle signals between the two, and has looked at the pipe then, gets neither."""
+    (tmp_path / "program_of_test.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(arbiter, "_GUNICORN", ("program_of_test",))
+    loop = EventLoop()
+    stopped = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, Zygotes(loop, "", {}))
+    pipes = list[int]()
+
+    def stop() -> None:
+        child = stopped._child
+        assert child is not None
+        monkeypatch.setattr(child, "signal", lambda _number: pipes.append(stopped._go_fd))
+        stopped.stop().add_done_callback(lambda _: loop.stop())
+
+    stopped.start()
+    stopped.open()
+    loop.call_after(0.0, stop)
+    loop.run()
+    assert pipes == [-1]
+
+
 def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
