@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from shoal import control
 from shoal.control import GONE, Channel
@@ -43,16 +42,18 @@ class InstanceThreads:
             thread.join()
 
     def _run(self, number: int) -> None:
-        with suppress(*GONE), control.join(WorkerConnected(number)) as channel:
-            # The connection must not end before the process does, or the supervisor kills it for that.
-            try:
-                self._serve(channel)
-            except GONE:
-                return  # the supervisor has closed the connection, or is gone
-            except DeviceLostError:
-                os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the GPU is lost to the whole process
-            except BaseException as error:  # noqa: BLE001 - the rim: the instance would be up, and answer nothing
-                _log.exception("a thread of the worker has failed, and the process ends")
-                # A model that calls exit() ends the process, as it does in the main thread.
-                status = error.code or 0 if isinstance(error, SystemExit) else 1
-                os._exit(status if isinstance(status, int) else 1)
+        channel: Channel | None = None  # open until the process ends, or the supervisor kills it for that
+        try:
+            channel = control.join(WorkerConnected(number))
+            self._serve(channel)
+        except GONE:
+            pass  # the supervisor has closed the connection, or is gone
+        except DeviceLostError:
+            os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the GPU is lost to the whole process
+        except BaseException as error:  # noqa: BLE001 - the rim: the instance would be awaited, or answer nothing
+            _log.exception("a thread of the worker has failed, and the process ends")
+            # A model that calls exit() ends the process, as it does in the main thread.
+            status = error.code or 0 if isinstance(error, SystemExit) else 1
+            os._exit(status if isinstance(status, int) else 1)
+        if channel is not None:
+            channel.close()
