@@ -116,7 +116,8 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
 
 
 def learn(body: bytes, options: CutOptions) -> JsonLayout | None:
-    """The layout of a body that is split once `options` have been cut out; None if these have parameters."""
+    """The layout of a body that is split once `options` have been cut out; None if these have parameters, or it is
+    large: white space around the arrays is in no skeleton."""
     if options.parameters:
         return None
     spans = [each.span(1) for each in _ARRAY.finditer(body)]
@@ -124,6 +125,8 @@ def learn(body: bytes, options: CutOptions) -> JsonLayout | None:
         spans = sorted([*spans, options.id_span])
     edges = [*[edge for span in spans for edge in span], len(body)]
     pieces = [(body[end : end + 1], body[end:start]) for end, start in zip(edges[1::2], edges[2::2], strict=True)]
+    if edges[0] + sum([len(piece) for _, piece in pieces]) > _MAX_SKELETON_BYTES:
+        return None
     return JsonLayout(body[: edges[0]], tuple(pieces), spans.index(options.id_span) if options.id else -1)
 
 

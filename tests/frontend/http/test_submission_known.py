@@ -173,6 +173,15 @@ def test_a_known_request_is_refused_where_there_is_no_memory(star: Star) -> None
     assert (star.num_waiting(), star.port.counts["requests_open"]) == (0, 16)
 
 
+def test_white_space_is_no_memory_of_what_is_known(star: Star) -> None:
+    """A template's skeleton is bounded; white space around the array is in no skeleton, and was kept all the same."""
+    spaced = (JSON % (1, 2)).replace(b'"data":', b'"data"' + b" " * 12_000 + b":")
+    for body in (spaced, spaced, JSON % (3, 4), spaced):
+        assert star.submit_and_see("fixed", body) == star.as_the_road("fixed", body)
+    (template,) = star.submission._json_templates.entries.values()
+    assert template.body is None
+
+
 # --- fields, ids and parameters that differ ---
 
 
