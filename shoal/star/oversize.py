@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
@@ -60,9 +61,11 @@ class ClientOversizeBlocks:
         with self._lock:
             self._mapped[owner] = news
         self._send(shared.PayloadMapped(owner))
-        if self._next(self._mapped, owner, news, deadline) is None:
-            self.free(block.ref)
-            raise self._late(nbytes)
+        ready = self._next(self._mapped, owner, news, deadline)
+        if ready is None or isinstance(ready, shared.PayloadRefused):
+            with suppress(OSError):  # the supervisor may be gone
+                self.free(block.ref)
+            raise self._late(nbytes) if ready is None else errors.from_wire(ready.wire, ready.sentence)
         if IS_ARMED:
             reached("mapped")
         return block
@@ -102,13 +105,13 @@ class ClientOversizeBlocks:
             self._send(shared.PayloadReleased(message.owner))
 
     def lose(self, why: ShoalError) -> None:
-        """Fail all waiting allocations with this error: the supervisor is gone."""
+        """Fail all waiting allocations with this error: the supervisor is gone, or the server ends."""
         with self._lock:
             waiting = [*self._waiting.values(), *self._mapped.values()]
             self._waiting.clear()
             self._mapped.clear()
-        for waiter in waiting:
-            waiter.put(shared.PayloadRefused(0, why.wire, str(why)))
+            for waiter in waiting:
+                waiter.put(shared.PayloadRefused(0, why.wire, str(why)))
 
     def free(self, ref: int, *, keep: bool = False) -> None:
         """Free a block whose request has been answered, or was never submitted. With `keep` it is kept for the next

@@ -164,3 +164,19 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
         late.result()
     assert [type(star.heard()) for _ in range(2)] == [shared.PayloadMapped, shared.PayloadReleased]
     star.say(shared.PayloadReady(80))
+
+
+def test_an_allocation_that_is_lost_while_its_readers_map_it_fails(
+    channels: tuple[Channel, Channel], pool: ThreadPoolExecutor
+) -> None:
+    """As at the end of --exit-timeout-secs, with a worker that executes: the request was submitted, and never
+    answered."""
+    star = Harness(channels, pool)
+    lost = star.allocate(9000)
+    star.heard()
+    star.grant(1, 80)
+    assert star.heard() == shared.PayloadMapped(80)
+    star.blocks.lose(UnavailableError("the server ends"))
+    with pytest.raises(UnavailableError, match=r"^the server ends$"):
+        lost.result()
+    assert star.heard() == shared.PayloadReleased(80)
