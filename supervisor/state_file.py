@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from shoal.errors import ShoalError
 from shoal.model_config.files import read
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
-from shoal.supervisor.memory.measuring import MeasuringThread
+from shoal.supervisor.memory.measuring import LAST_S, MeasuringThread
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -144,6 +144,15 @@ class StateWriter(Generic[T]):
         """Return when the file has its last contents, or after SETTLE_S, which is logged."""
         if not await first(self._written, limit_s=SETTLE_S):
             self._file.complain_of_disk(SETTLE_S)
+
+    def close(self) -> None:
+        """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly."""
+        if self._written.done():
+            return
+        if not self._thread.close():
+            self._file.complain_of_disk(LAST_S)
+        elif self._next is not None:
+            self._file.write(self._next)
 
     async def _write_all(self) -> None:
         while (values := self._next) is not None:

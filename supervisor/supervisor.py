@@ -146,9 +146,7 @@ class Supervisor:
             self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes,
             has_gpus=bool(machine.gpus),
         )  # fmt: skip
-        self._batchers = Batchers(
-            self._loop, self._zygotes, address, self._star, self._join_batcher, context.oom_kills
-        )  # fmt: skip
+        self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher, context.oom_kills)
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns, self._memory)
         self._batcher_questions = BatcherQuestions(self._star, self._models, read)
@@ -229,6 +227,8 @@ class Supervisor:
             member.close()
         for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory, self._memory):
             each.close()
+        self._rollouts.close()
+        self._shadows.close()
         return living.result()
 
     # --- phases ---

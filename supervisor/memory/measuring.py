@@ -68,12 +68,14 @@ class MeasuringThread:
         loop.on_readable(bell, arrived)
         return future
 
-    def close(self) -> None:
-        """Wait for the pending measurements, at most for a second."""
+    def close(self) -> bool:
+        """Wait for the pending measurements, at most for a second. True if none is left."""
         with self._lock:
             thread = self._thread
-        if thread is not None:
-            thread.join(LAST_S)
+        if thread is None:
+            return True
+        thread.join(LAST_S)
+        return not thread.is_alive()
 
     def _run(self) -> None:
         while True:

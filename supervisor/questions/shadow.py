@@ -96,6 +96,10 @@ class ShadowControl:
         """Take up what clients of the server before this one had asked for; to be called before models are loaded."""
         self._asked.update(self._file.read())
 
+    def close(self) -> None:
+        """Write the last changes to the file, at the end of the server."""
+        self._writer.close()
+
     def begin(self, rule: ShadowRule) -> None:
         """Begin to mirror by a rule. Raises InvalidArgumentError, or UnavailableError without memory for it."""
         checked_rule(rule)

@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory import measuring
 from shoal.supervisor.state_file import SETTLE_S, StateFile, StateWriter
 from tests.supervisor.clock import ClockLoop
+
+
+def numbers(path: Path) -> StateFile[int]:
+    to_row: Any = lambda number: {"number": number}  # noqa: E731
+    return StateFile[int](path, "numbers", lambda row: row["number"], to_row)
 
 
 def test_a_disk_that_hangs_stops_neither_the_loop_nor_a_client_for_long_and_gets_the_last_contents(
     clock: ClockLoop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, loop = tmp_path / "numbers.json", EventLoop(clock)
-    to_row: Any = lambda number: {"number": number}  # noqa: E731
-    file = StateFile[int](path, "numbers", lambda row: row["number"], to_row)
+    file = numbers(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     os.mkfifo(beside)
     writer = StateWriter(file, loop)
@@ -36,3 +41,47 @@ def test_a_disk_that_hangs_stops_neither_the_loop_nor_a_client_for_long_and_gets
     assert file.read() == [3]
     assert [each.name for each in tmp_path.iterdir()] == ["numbers.json"]
     clock.run(writer.settle())
+
+
+def test_what_is_not_written_yet_is_written_when_the_loop_has_ended(clock: ClockLoop, tmp_path: Path) -> None:
+    file = numbers(tmp_path / "numbers.json")
+    writer = StateWriter(file, EventLoop(clock))
+    writer.close()
+    assert not file.read()
+    writer.write([1])
+    writer.close()
+    assert file.read() == [1]
+
+
+def test_the_last_contents_are_written_behind_those_that_the_disk_has_kept_waiting(
+    clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "LAST_S", 60.0)
+    file = numbers(tmp_path / "numbers.json")
+    beside = tmp_path / f".numbers.json.{os.getpid()}"
+    os.mkfifo(beside)
+    writer = StateWriter(file, EventLoop(clock))
+    writer.write([1])
+    clock.settle()
+    writer.write([2])
+    reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
+    writer.close()
+    os.close(reader)
+    assert file.read() == [2]
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(
+    clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measuring, "LAST_S", 0.0)
+    file = numbers(tmp_path / "numbers.json")
+    beside = tmp_path / f".numbers.json.{os.getpid()}"
+    os.mkfifo(beside)
+    writer = StateWriter(file, EventLoop(clock))
+    writer.write([1])
+    clock.settle()
+    writer.close()
+    assert "has not been written within" in caplog.text
+    reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
+    clock.until(writer._written.done)
+    os.close(reader)
