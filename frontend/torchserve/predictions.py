@@ -35,6 +35,8 @@ LENGTH = struct.Struct("<I")
 _OWN_FIELDS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
 #: A name of a field (RFC 9110, section 5.1).
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+#: Characters that neither a field's value nor a reason phrase has (RFC 9110, section 5.5).
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 #: A status that a handler has set must be one that HTTP knows; 1xx would leave the client waiting.
 _STATUSES = range(200, 600)
 
@@ -162,21 +164,20 @@ def _described(described: object, data: memoryview) -> Answered:
         raise InternalError(f"the model's response has a parameter '{PARAMETER}' that cannot be read") from error
     if status not in _STATUSES:
         raise InternalError(f"the model has set the response status {status}, which HTTP does not have")
-    fields = []
-    for name, value in headers:
-        if _FIELD_NAME.fullmatch(name) is None:
-            raise InternalError(f"the model has set the response header {name!r}, a name that HTTP does not have")
-        if name.lower() not in _OWN_FIELDS:
-            fields.append((name, _line(str(value))))
+    fields = [(name, _line(str(value))) for name, value in headers if name.lower() not in _OWN_FIELDS]
     return Answered(status, _line(phrase), tuple(fields), data)
 
 
 def _line(text: str) -> str:
-    """A text without the characters that would end a line of a head."""
-    return text.encode("latin-1", "replace").decode("latin-1").replace("\r", " ").replace("\n", " ").strip()
+    """A text without the characters that no line of a head may have, those that would end it among them."""
+    return _CONTROLS.sub(" ", text.encode("latin-1", "replace").decode("latin-1")).strip()
 
 
 def response_of(answer: Answered) -> Response:
-    """The response for an answer. Its chunk, if its status has a body, is a view of the worker's block."""
+    """The response of HTTP for an answer. Its chunk, if its status has a body, is a view of the worker's block. Raises
+    InternalError for a header that HTTP cannot have."""
+    for name, _ in answer.headers:
+        if _FIELD_NAME.fullmatch(name) is None:
+            raise InternalError(f"the model has set the response header {name!r}, a name that HTTP does not have")
     chunks = () if answer.status in BODILESS else (answer.body,)
     return Response(answer.status, answer.headers, chunks, phrase=answer.phrase)

@@ -33,6 +33,7 @@ def handle(data, context):
             os._exit(3)
         if word == b"teapot":
             context.set_response_status(418, "short and stout", index)
+            context.set_response_header(index, "no name of HTTP", "b")
         fields = {name: [type(value).__name__, bytes(value).decode()] for name, value in row.items()}
         fields["sequence"] = context.get_sequence_id(index)
         answers.append(word if word == b"" and not row else fields)

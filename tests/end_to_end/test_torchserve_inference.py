@@ -222,6 +222,14 @@ def test_the_name_of_a_header_of_a_handler_is_one_of_http(
     assert reply.json["message"] == f"the model has set the response header {name!r}, a name that HTTP does not have"
 
 
+@pytest.mark.parametrize("fields", [{}, {"TE": "trailers"}], ids=["lane", "road"])
+def test_what_no_line_of_a_head_may_have_is_left_out(served: TorchServe, fields: dict[str, str]) -> None:
+    """The lane sent it, and the road's gunicorn refused the response, and answered with an error of its own."""
+    said = {"status": 299, "phrase": "so\x00so", "headers": {"X-A": "a\x01\tb\x7fc\r\nX-B: d\n"}}
+    reply = served.ask("POST", "/predictions/echo", f"as {json.dumps(said)}".encode(), fields)
+    assert (reply.status, reply.phrase, reply.headers["X-A"]) == (299, "so so", "a \tb c  X-B: d")
+
+
 def test_a_connection_is_kept_between_lane_and_road(served: TorchServe) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.inference_port, timeout=DEADLINE_S)
     connection.connect()
