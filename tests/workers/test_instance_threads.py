@@ -1,4 +1,4 @@
-"""workers/instance_threads.py: a thread that cannot join the supervisor ends the process, whose instance it would be."""
+"""workers/instance_threads.py: a thread that cannot join the supervisor ends the process of its instance."""
 
 import subprocess
 import sys
