@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.torch_files import Config, NoShapesError, config
-from shoal.supervisor.memory.available_memory import available_nbytes
 
 _TIMEOUT_S = 120.0
 #: The most rows of a batch (ours): a row costs most estimators microseconds, a call a tenth of a millisecond or more.
@@ -71,6 +70,8 @@ def _dims(shape: list[int]) -> list[int | str]:
 
 
 def _tried(path: Path) -> Any:
+    from shoal.supervisor.memory.available_memory import available_nbytes  # a server's, which few commands need
+
     try:
         done = subprocess.run(
             [sys.executable, "-m", _MODULE, f"{path.absolute()}", f"{available_nbytes()}"],

@@ -93,6 +93,9 @@ def test_a_bell_says_whose_ring_is_read_and_the_supervisor_or_the_own_bell_that_
     with batching() as supervisor:
         client, silent = supervisor.add(CLIENT, FRONT_END), supervisor.add(CLIENT, other)
         worker = supervisor.add_worker(FIRST)
+        ask(client, 1)
+        answer(worker, worker.receive())
+        assert client.receive()[P.NUMBER] == 1  # so the steps that follow the supervisor's messages are over
         place(silent, 1)
         ask(client, 2)
         item = worker.receive()

@@ -18,6 +18,7 @@ from skops import io
 from shoal.cli import main, skops_files
 from shoal.cli.served_paths import PathError, served_paths
 from shoal.workers.backends import skops_trial
+from shoal.supervisor.memory import available_memory
 
 DRAW = np.random.default_rng(1)
 ROWS = DRAW.normal(size=(60, 3))
@@ -126,7 +127,7 @@ def test_a_small_file_that_unpacks_to_more_than_the_memory_is_refused(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("schema.json", bytes(256 << 20))
     assert path.stat().st_size < 2 << 20
-    monkeypatch.setattr(skops_files, "available_nbytes", lambda: 64 << 20)
+    monkeypatch.setattr(available_memory, "available_nbytes", lambda: 64 << 20)
     with pytest.raises(PathError, match="it takes more memory than this machine has left"), served_paths([path]):
         pass
 
