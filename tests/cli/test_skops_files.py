@@ -15,10 +15,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from skops import io
 
-from shoal.cli import main, skops_files
+from shoal.cli import main
 from shoal.cli.served_paths import PathError, served_paths
-from shoal.workers.backends import skops_trial
 from shoal.supervisor.memory import available_memory
+from shoal.workers.backends import skops_trial
 
 DRAW = np.random.default_rng(1)
 ROWS = DRAW.normal(size=(60, 3))
