@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cli.tune.other_programs import machine_cpu_s
-
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 on every system: a resolution of 10 ms, fine over seconds
 
 
@@ -94,6 +92,13 @@ def wait_for_quiet(most_share: float, timeout_s: float) -> None:
         time.sleep(0.5)
         if foreign_cpu_s() - before_s <= most_share * (time.monotonic() - start_s) * (os.cpu_count() or 1):
             return
+
+
+def machine_cpu_s() -> float:
+    """CPU time of the whole machine in seconds, as `shoal tune` has it."""
+    from shoal.cli.tune.other_programs import machine_cpu_s as found_s  # --help has no package of Shoal's at hand
+
+    return found_s()
 
 
 def foreign_cpu_s() -> float:

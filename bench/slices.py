@@ -14,7 +14,6 @@ from bench import instructions, measure
 from bench.load import Load
 from bench.peers import NUM_CPUS
 from bench.results import Sample
-from shoal.cli.tune.other_programs import machine_cpu_s
 
 #: Loads a server: seconds, the rate of an earlier load, words before the generator's command → the figures.
 Shoot: TypeAlias = Callable[[float, float | None, Sequence[str]], Load]
@@ -45,10 +44,10 @@ class Slices:
 
     def load(self, seconds: float) -> None:
         """Load the server for one slice."""
-        before_s, machine_before_s = measure.cpu_s(self._root), machine_cpu_s()
+        before_s, machine_before_s = measure.cpu_s(self._root), measure.machine_cpu_s()
         own_before_s = time.process_time()
         seen = self._shoot(seconds, self._rate, ())
-        used_s, machine_s = measure.cpu_s(self._root) - before_s, machine_cpu_s() - machine_before_s
+        used_s, machine_s = measure.cpu_s(self._root) - before_s, measure.machine_cpu_s() - machine_before_s
         self._loads.append(seen)
         self._used_s += used_s
         self._foreign_s += machine_s - used_s - seen.cpu_s - (time.process_time() - own_before_s)
