@@ -90,26 +90,35 @@ def test_a_directory_with_such_a_file_stands_for_it(tmp_path: Path) -> None:
         assert [each.name for each in models] == ["net"]
 
 
+def test_a_file_with_code_is_refused(tmp_path: Path) -> None:
+    model = make_pipeline(FunctionTransformer(double), LinearRegression()).fit(ROWS, ROWS[:, 1])
+    sentence = r"is not served as it is: it has types that skops does not trust: .*test_skops_files\.double"
+    with pytest.raises(PathError, match=sentence), served_paths([written(tmp_path, model)]):
+        pass
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (make_pipeline(FunctionTransformer(double), LinearRegression()).fit(ROWS, ROWS[:, 1]),
-         r"it has types that skops does not trust: .*test_skops_files\.double"),
         (make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(["a cat", "a dog"], [0, 1]),
          "it does not predict from a number of features"),
         (StandardScaler().fit(ROWS), "it does not predict from a number of features"),
         (LinearRegression(), "it does not predict from a number of features"),
         (None, "BadZipFile: File is not a zip file"),
     ],
-    ids=["code", "texts", "scaler", "untrained", "damaged"],
+    ids=["texts", "scaler", "untrained", "damaged"],
 )  # fmt: skip
-def test_what_is_no_model_of_numbers_or_has_code_is_refused(tmp_path: Path, model: Any, sentence: str) -> None:
+def test_what_is_no_model_of_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Any, sentence: str
+) -> None:
+    """As its process does it, in this one, which has imported scikit-learn."""
     path = tmp_path / "net.skops"
     path.write_text("no archive")
     if model is not None:
         written(tmp_path, model)
-    with pytest.raises(PathError, match=f"is not served as it is: {sentence}"), served_paths([path]):
-        pass
+    monkeypatch.setattr(skops_trial, "bound_memory", lambda _nbytes: None)  # this process is to go on
+    skops_trial.main([str(path), "0"])
+    assert json.loads(capsys.readouterr().out) == {"error": sentence}
 
 
 def test_a_model_that_refuses_zeros_is_asked_with_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
