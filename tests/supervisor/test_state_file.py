@@ -53,16 +53,21 @@ def test_what_is_not_written_yet_is_written_when_the_loop_has_ended(clock: Clock
     assert file.read() == [1]
 
 
-def test_the_last_contents_are_written_behind_those_that_the_disk_has_kept_waiting(
-    clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "LAST_S", 60.0)
-    file = numbers(tmp_path / "numbers.json")
-    beside = tmp_path / f".numbers.json.{os.getpid()}"
+def hanging(clock: ClockLoop, directory: Path) -> "tuple[StateFile[int], StateWriter[int], Path]":
+    """A file and its writer, which has begun to write [1] to a disk that hangs, until the pipe beside it is read."""
+    file, beside = numbers(directory / "numbers.json"), directory / f".numbers.json.{os.getpid()}"
     os.mkfifo(beside)
     writer = StateWriter(file, EventLoop(clock))
     writer.write([1])
     clock.settle()
+    return file, writer, beside
+
+
+def test_the_last_contents_are_written_behind_those_that_the_disk_has_kept_waiting(
+    clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "LAST_S", 60.0)
+    file, writer, beside = hanging(clock, tmp_path)
     writer.write([2])
     reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
     writer.close()
@@ -74,12 +79,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(
     clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(measuring, "LAST_S", 0.0)
-    file = numbers(tmp_path / "numbers.json")
-    beside = tmp_path / f".numbers.json.{os.getpid()}"
-    os.mkfifo(beside)
-    writer = StateWriter(file, EventLoop(clock))
-    writer.write([1])
-    clock.settle()
+    _, writer, beside = hanging(clock, tmp_path)
     writer.close()
     assert "has not been written within" in caplog.text
     reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
