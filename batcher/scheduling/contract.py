@@ -49,6 +49,11 @@ class Sequences(Protocol):
         """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
         ...
 
+    def miss(self, instance: int, key: int) -> None:
+        """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
+        before: the model has missed a part. Requests that wait behind it are refused."""
+        ...
+
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
         """Continue the sequences that an instance, which was just added, has from a dead batcher."""
         ...

@@ -103,6 +103,8 @@ class RateLimitedScheduler(ForwardingScheduler):
                 left = tuple([request for request in batch.requests if request.key != key])
                 if len(left) == len(batch.requests):
                     continue
+                if self.sequences is not None:
+                    self.sequences.miss(instance, key)
                 if left:
                     batches[index] = Batch(instance, left, sum([request.rows for request in left]))
                 else:
@@ -135,8 +137,12 @@ class RateLimitedScheduler(ForwardingScheduler):
 
     def remove_instance(self, instance: int) -> None:
         """Remove an instance: its staged batches return to the front of the queue; its execution goes on."""
+        staged = self._staged.pop(instance, ())
+        if self.sequences is not None:  # those that have not begun do so on another instance
+            for request in [request for batch in staged for request in batch.requests]:
+                self.sequences.give_back(instance, request)
         self._scheduler.remove_instance(instance)
-        for batch in reversed(self._staged.pop(instance, ())):
+        for batch in reversed(staged):
             self._limiter.unstage(instance)
             for request in reversed(batch.requests):
                 self._scheduler.add_first(request)

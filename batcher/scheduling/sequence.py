@@ -200,6 +200,12 @@ class SequenceScheduler(Scheduler):
             self._waiting[request.key] = again, sequence
             self._waiting.move_to_end(request.key, last=False)
 
+    def miss(self, instance: int, key: int) -> None:
+        given = self._instances.get(instance)
+        sequence = None if given is None else given.running.get(key)
+        if sequence is not None:
+            self._refuse(self._clear(sequence), Reason.CANCELLED)
+
     def take(self, now_ns: int) -> Batch | None:
         for number, instance in self._instances.items():
             taken = None if instance.num_running else instance.slots.take(now_ns)

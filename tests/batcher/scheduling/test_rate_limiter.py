@@ -12,7 +12,10 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
+from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.model_config.rate_limiter import GLOBAL, Demand, Limit, Resource
+from shoal.reasons import Reason
+from shoal.sequences import FLAGS, START
 from tests.batcher.scheduling import rate_schedules
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
 
@@ -220,6 +223,72 @@ def test_a_staged_batch_that_has_expired_as_a_whole_makes_way() -> None:
     scheduler.add(QueuedRequest(8, 1, 0, 2_000_000), 2_000_000)
     assert scheduler.take(2_000_000) is None
     assert scheduler.pending == 1  # staged again: the instance counts as idle
+
+
+def sequences_beside_a_busy_model() -> tuple[RateLimiter, RateLimitedScheduler]:
+    """A sequence batcher with instances 1 and 2, and a limiter whose only resource another model's instance has."""
+    config = {
+        "max_batch_size": 4, "input": [],
+        "sequence_batching": {"max_sequence_idle_microseconds": 1000, "iterative_sequence": False, "direct": {}},
+    }  # fmt: skip
+    made = limiter(demand(R=1))
+    assert begin(made) == [0]
+    scheduler = RateLimitedScheduler(from_config(config, 100), made)
+    for instance in (1, 2):
+        made.add(instance, demand(R=1))
+        scheduler.add_instance(instance)
+    return made, scheduler
+
+
+def in_sequence(key: int, correlation: int, flags: int = 0) -> QueuedRequest:
+    return QueuedRequest(key, 1, 0, 0, correlation=correlation, flags=flags)
+
+
+def begun_when_free(made: RateLimiter, scheduler: RateLimitedScheduler) -> list[tuple[int, list[tuple[int, int]]]]:
+    """The other model's execution ends: the batches that begin, with each request's key and flags."""
+    made.release(0)
+    batches = []
+    for _ in range(2):
+        for instance in made.allocate():
+            batch = scheduler.take(0)
+            assert batch is not None
+            batches.append((instance, [(each.key, each.flags & FLAGS) for each in batch.requests]))
+            scheduler.complete(instance, 0, 1)
+        assert scheduler.take(0) is None
+    return batches
+
+
+def test_a_sequence_ends_with_a_request_that_is_cancelled_while_its_batch_is_staged() -> None:
+    """Its model would go on without the part that it has missed, and without START in the state of another one."""
+    made, scheduler = sequences_beside_a_busy_model()
+    assert scheduler.sequences is not None
+    scheduler.add(in_sequence(1, 7, START), 0)
+    scheduler.add(in_sequence(2, 7), 0)
+    assert scheduler.take(0) is None  # staged
+    assert scheduler.cancel(1)
+    assert scheduler.sequences.refused() == [(2, Reason.CANCELLED)]
+    with pytest.raises(SequenceError) as refusal:
+        scheduler.add(in_sequence(3, 7), 0)
+    assert refusal.value.reason is Reason.NOT_STARTED
+    scheduler.add(in_sequence(4, 7, START), 0)
+    assert scheduler.take(0) is None
+    assert [requests for _, requests in begun_when_free(made, scheduler)] == [[(4, START)]]
+    assert scheduler.pending == 0
+
+
+def test_a_sequence_that_was_staged_only_goes_to_another_instance() -> None:
+    made, scheduler = sequences_beside_a_busy_model()
+    assert scheduler.sequences is not None
+    scheduler.add(in_sequence(1, 7, START), 0)
+    scheduler.add(in_sequence(2, 7), 0)
+    assert scheduler.take(0) is None  # staged
+    staged = next(iter(scheduler.sequences.changes)).instance
+    made.remove(staged)
+    scheduler.remove_instance(staged)
+    assert scheduler.sequences.refused() == []
+    assert scheduler.take(0) is None
+    other = 3 - staged
+    assert begun_when_free(made, scheduler) == [(other, [(1, START)]), (other, [(2, 0)])]
 
 
 def test_everybody_gets_a_turn_before_long() -> None:
