@@ -9,7 +9,7 @@ Runs in the supervisor. This file has the table and the bounds; star.py and payl
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.open_files import RAISE, explain
 from shoal.shared_settings import MAX_OVERSIZE_BYTES
 from shoal.shm import layout, segment
+from shoal.shm.shares import may_take
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
 #: In place of a model id: a result, which clients read; a payload for whichever process asks for it (loans.py).
@@ -79,6 +80,8 @@ class OversizeSegments:
             self._check_guests_share(payload_nbytes, nbytes)
         elif model_id == RESULT:
             self._check_workers_share(asker, payload_nbytes, nbytes)
+        else:
+            self._check_askers_share(asker, model_id, payload_nbytes)
         may_be_kept = not is_guests and self._would_be_little(nbytes)
         try:
             with ExitStack() as undo:
@@ -145,6 +148,27 @@ class OversizeSegments:
                 f"{sum(own)} of the {self._limit_nbytes // 2} bytes that one instance's may take beside it. Try again, "
                 "send smaller batches, or raise --shm-oversize-mib"
             )
+
+    def _check_askers_share(self, asker: int, model_id: int, payload_nbytes: int) -> None:
+        """Requests of front ends to one model, and those of one model that calls others, take more only while they hold
+        less than a multiple of what is free (shm/shares.py), or one segment of any size: a slow model keeps the memory
+        of its requests, and must not keep that of all."""
+        if model_id == ASKED_FOR:
+            own = [each.nbytes for each in self.written_by(asker)]
+        else:
+            own = [each.nbytes for each in self._segments.values() if each.model_id == model_id]
+        if own and not self._may_take(own, self._limit_nbytes - self._nbytes, MAX_OVERSIZE_SEGMENTS - self._num_open):
+            of_whom = "the same model" if model_id != ASKED_FOR else "other models by the same one"
+            raise UnavailableError(
+                f"a payload of {payload_nbytes} bytes, its tensors' padding and header included, is too large for a "
+                f"slab, and {len(own)} requests like it to {of_whom} hold {sum(own)} bytes, of {self._limit_nbytes} "
+                f"that all may take together. The {self._limit_nbytes - self._nbytes} that are left are kept for "
+                "others. Try again, send smaller batches, or raise --shm-oversize-mib"
+            )
+
+    @staticmethod
+    def _may_take(own: Sequence[int], free_nbytes: int, num_free: int) -> bool:
+        return may_take(sum(own), free_nbytes) and may_take(len(own), num_free)
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
         """Guests' segments take at most half of the limit: a guest keeps a segment for as long as it likes."""

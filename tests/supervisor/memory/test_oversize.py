@@ -101,7 +101,7 @@ def test_memory_counts_until_everybody_has_let_go() -> None:
 
 def test_there_are_at_most_256() -> None:
     table = segments()
-    made = [table.create(100 + index, CLIENT, MODEL, 1) for index in range(256)]
+    made = [table.create(100 + index, CLIENT, MODEL + index, 1) for index in range(256)]
     with pytest.raises(UnavailableError, match="there are 256 like it already, no more are taken"):
         table.create(9, CLIENT, MODEL, 1)
     for each in made:
@@ -141,4 +141,40 @@ def test_one_worker_leaves_half_of_the_room_to_everybody_else() -> None:
     table.close(first)
     third = table.create(11, worker, result, MIB)
     for each in (second, third):
+        let_go(table, each)
+
+
+def test_one_models_requests_leave_room_for_other_models_and_for_results() -> None:
+    table = segments(16 * MIB)
+    made = [table.create(100 + index, CLIENT, MODEL, MIB) for index in range(11)]
+    with pytest.raises(
+        UnavailableError, match=r"and 11 requests like it to the same model hold 11\d{6} bytes, of 16777"
+    ):
+        table.create(9, CLIENT + 1, MODEL, MIB)  # from another front end
+    made += [table.create(200, CLIENT, MODEL + 1, 3 * MIB), table.create(201, 6, 0, MIB)]
+    for each in made:
+        let_go(table, each)
+
+
+def test_one_models_many_small_requests_leave_segments_for_others() -> None:
+    table = segments()
+    made: list[OversizeSegment] = []
+    while len(made) < 256:
+        try:
+            made.append(table.create(100 + len(made), CLIENT, MODEL, 1))
+        except UnavailableError:
+            break
+    assert len(made) == 171
+    let_go(table, table.create(9, CLIENT, MODEL + 1, 1))
+    for each in made:
+        let_go(table, each)
+
+
+def test_a_model_that_calls_others_has_a_share_of_its_own() -> None:
+    table, asked_for = segments(16 * MIB), -1
+    made = [table.create(100 + index, CLIENT, asked_for, MIB) for index in range(11)]
+    with pytest.raises(UnavailableError, match="11 requests like it to other models by the same one hold"):
+        table.create(9, CLIENT, asked_for, MIB)
+    made.append(table.create(9, CLIENT + 1, asked_for, MIB))
+    for each in made:
         let_go(table, each)
