@@ -42,7 +42,7 @@ class LargeMessage(NamedTuple):
     `skip`."""
 
     nbytes: int
-    begun: bytes
+    begun: bytes | memoryview
     is_compressed: bool
 
 

@@ -15,6 +15,7 @@ from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
+from shoal.frontend.grpc.wire import leading_text
 from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
 
@@ -206,5 +207,8 @@ class RoadCall:
 
 
 def _head(opening: Opening, peer: str, message: LargeMessage, deadline_ns_: int) -> bytes:
-    encoding = opening.encoding if message.is_compressed else "identity"
-    return pack_head(opening.method.path, peer, opening.metadata, message.nbytes, encoding, deadline_ns_)
+    path, metadata = opening.method.path, opening.metadata
+    if message.is_compressed:
+        return pack_head(path, peer, metadata, message.nbytes, opening.encoding, deadline_ns_)
+    model = leading_text(message.begun)
+    return pack_head(path, peer, metadata, message.nbytes, deadline_ns=deadline_ns_, model=model)

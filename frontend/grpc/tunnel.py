@@ -1,13 +1,14 @@
 """A unary call on its way from a lane to the road, where it may wait, and back: as an HTTP request. Pure.
 
     POST /SERVICE/METHOD HTTP/1.1   Content-Length: N       the call's path
+    Model: NAME             %-encoded; left out where the lane has not seen it
     0   4 bytes     length of what follows, big-endian      lane → road
     4   JSON        [peer, metadata, encoding, deadline in monotonic ns or 0]
         the rest    the request message, in that encoding
     HTTP/1.1 200 OK   grpc-status: N   grpc-message: %-encoded      for an error; else the response message
 
-The road believes the lane's statement of who the client is. So no text of a client stands in the HTTP head, and only a
-socket without an address leads here (app.py): one end of a socketpair of the lane's.
+The road believes the lane's statement of who the client is. So no text of a client stands in the HTTP head as it came,
+and only a socket without an address leads here (app.py): one end of a socketpair of the lane's.
 """
 
 from collections.abc import Mapping
@@ -45,12 +46,15 @@ def pack_head(
     message_nbytes: int,
     encoding: str = "identity",
     deadline_ns: int = 0,
+    model: bytes = b"",
 ) -> bytes:
-    """The bytes to send before the message; pseudo headers are left out of the metadata."""
+    """The bytes to send before the message; pseudo headers are left out of the metadata. `model` is the name of the
+    model that the call is for, where it is known."""
     fields = {key: value for key, value in metadata.items() if not key.startswith(":")}
     caller = orjson.dumps([peer, fields, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
-    head = f"POST {path} HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\nContent-Length: {nbytes}\r\n\r\n"
+    named = f"Model: {quote(model, safe='')}\r\n" if model else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\n{named}Content-Length: {nbytes}\r\n\r\n"
     return head.encode("ascii") + len(caller).to_bytes(_LENGTH_BYTES, "big") + caller
 
 

@@ -179,16 +179,13 @@ class UnaryCall:
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
         """Have the road answer a message that has come."""
-        road = self._take_road(LargeMessage(len(data), b"", is_compressed=is_compressed))
-        road.take(data)
-        road.end()
+        self._take_road(LargeMessage(len(data), data, is_compressed=is_compressed))
 
-    def _take_road(self, message: LargeMessage) -> RoadCall:
+    def _take_road(self, message: LargeMessage) -> None:
         """Have the road answer this call, because it may wait."""
         self._close_inbox()
         road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
         self._connection.calls[self._stream_id] = road
-        return road
 
     # --- the answer goes out ---
 

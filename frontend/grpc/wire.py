@@ -27,7 +27,7 @@ MAX_FIELDS = 1 << 16
 MAX_MESSAGE_NBYTES = 2**31 - 1
 
 # Fields of ModelInferRequest, all of wire type 2.
-_ID, _RAW = 0x1A, 0x3A
+_MODEL_NAME, _ID, _RAW = 0x0A, 0x1A, 0x3A
 _SET_APART = (_ID, _RAW)
 _KNOWN = frozenset(range(0x0A, _RAW + 1, 8))
 _LENGTH_DELIMITED, _END_GROUP = 2, 4
@@ -35,7 +35,7 @@ _MAX_NESTING = 100  # upb's
 _DOUBLE = struct.Struct("<d")
 
 
-#: In front of an id of at most 127 bytes: its tag, and its length.
+#: In front of an id or a name of at most 127 bytes: its tag, and its length.
 ID_HEAD_BYTES = 2
 
 
@@ -140,6 +140,16 @@ def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | N
 def malformed() -> InternalError:
     """The refusal of bytes that are no ModelInferRequest, as grpcio words it."""
     return InternalError("Exception deserializing request!")
+
+
+def leading_text(start: bytes | memoryview) -> bytes:
+    """The value of field 1 if a message begins with it, as with a model's name: in all of Triton's and TorchServe's
+    requests to a model that name no repository. b"" if these first bytes do not have all of it, or it is longer than
+    127 bytes."""
+    if len(start) < ID_HEAD_BYTES or start[0] != _MODEL_NAME or start[1] & 0x80:
+        return b""
+    name = bytes(start[ID_HEAD_BYTES : ID_HEAD_BYTES + start[1]])
+    return name if len(name) == start[1] else b""
 
 
 def first_raw_offset(start: bytes | memoryview) -> int | None:

@@ -20,6 +20,7 @@ from gunicorn.workers.gthread import TConn
 
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.road.arrival import Arrival
+from shoal.frontend.road.work import Work
 from shoal.frontend.unix_socket import UnixConnection
 
 #: Small pieces of a body are joined to pieces of this size, which are freed one by one as they are parsed.
@@ -105,7 +106,9 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0
-        self.queued_s = 0.0  # when its request to a model came, whole or cut short; 0: it is another request
+        self.queued_s = 0.0  # when its request came, whole or cut short
+        self.work, self.share = Work.REQUEST, ""  # the request's kind, and what it shares threads with (work.py)
+        self.share_nbytes = 0  # bytes of the request's body
         self.init()
         self.parser.unreader = self.received
         self.parser.mesg_class = SpelledRequest

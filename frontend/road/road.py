@@ -44,13 +44,16 @@ from shoal.frontend.road.endpoints import (
 )
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusal_log import RefusalLog
+from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
-from shoal.frontend.road.work import Work, work_of
+from shoal.frontend.road.work import Work, kind_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.unix_socket import with_addresses
+from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.process import ignore_supervisors_signals, return_large_blocks, set_title, unblock_end_signals
+from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.torchserve_errors import TorchServeFault
 
 if TYPE_CHECKING:
@@ -63,9 +66,9 @@ if TYPE_CHECKING:
 #: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
 #: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
-#: Threads for other requests than those to models (ours): answered at once; answered by the supervisor, which loads
-#: --model-load-thread-count models at a time while others wait for their turn.
-NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
+#: Threads for other requests than those to models (ours): answered at once; answered by the supervisor, in a moment
+#: or, once it has loaded a model, of which it loads --model-load-thread-count at a time.
+NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
 #: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
 #: long (ours: patient clients close their half, too, and most requests do not wait).
 PROBED_S = 1.0
@@ -90,7 +93,14 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._pools = {
             work: ThreadPoolExecutor(num_threads, f"shoal-{work.value}") for work, num_threads in NUM_THREADS.items()
         }
+        self._turns = {work: ThreadTurns[RoadConnection](num, num) for work, num in NUM_THREADS.items()}
+        # One model has as many threads as the operator says, and all together as many more as places in flight.
+        self._turns[Work.REQUEST] = ThreadTurns(MODELS_AT_ONCE * self.cfg.threads, self.cfg.threads)
         super().init_process()
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """The threads for requests to models, of which gunicorn's setting is one model's share."""
+        return ThreadPoolExecutor(MODELS_AT_ONCE * self.cfg.threads, f"shoal-{Work.REQUEST.value}")
 
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""
@@ -176,11 +186,19 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return Framing(found.length, limit, found.expects_continue, self._application.state.max_request_bytes)
 
     def _answer(self, connection: RoadConnection) -> None:
-        """Give a request that has come to a thread for its kind of work."""
-        assert connection.arrival is not None, "a request has come on it"
-        work = work_of(connection.arrival.head, is_tunnel=connection.is_tunnel)
-        connection.queued_s = time.monotonic() if work is Work.REQUEST else 0.0
-        pool: Any = self._pools.get(work, self.tpool)
+        """Give a request that has come to a thread for its kind of work, when it is its model's turn."""
+        arrival, budget = connection.arrival, self._application.state.upload_budget
+        assert arrival is not None, "a request has come on it"
+        connection.work, connection.share = kind_of(arrival.head, is_tunnel=connection.is_tunnel)
+        connection.share_nbytes, connection.queued_s = arrival.body_nbytes, time.monotonic()
+        may_begin = self._turns[connection.work].begin(connection, budget.limit - budget.nbytes)
+        if may_begin:
+            self._begin(connection)
+        elif may_begin is None:
+            self._uploads.refuse(connection, NoUploadMemoryError(budget.limit))
+
+    def _begin(self, connection: RoadConnection) -> None:
+        pool: Any = self._pools.get(connection.work, self.tpool)
         future = pool.submit(self.handle, connection)
         future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, connection, done))
 
@@ -193,7 +211,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         A request to a model whose client has gone while it waited for the thread is dropped: the road would work
         through answers that no client waits for.
         """
-        if conn.queued_s and has_left(_caller(conn)):
+        if conn.work is Work.REQUEST and has_left(_caller(conn)):
             self._application.count_abandoned()
             if self._application.state.log_access and not conn.is_tunnel:
                 HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.queued_s, HUNG_UP)
@@ -206,10 +224,17 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if self._application.state.is_draining and not self._is_draining:
             self._drain()
         self._uploads.expire()
+        self._refuse_waiting(self._application.request_timeout_s)
         if self._application.state.gives_up and not self._has_given_up:
             self._has_given_up = True
             self._uploads.refuse_all(self._application.state.no_answer(0.0))
+            self._refuse_waiting(0.0)
             self._application.refuse_all()
+
+    def _refuse_waiting(self, limit_s: float) -> None:
+        """Refuse the requests to models that have waited for a thread for so long."""
+        for connection in self._turns[Work.REQUEST].expire(time.monotonic() - limit_s):
+            self._uploads.refuse(connection, self._application.state.no_answer(limit_s))
 
     def _drain(self) -> None:
         """Keep lanes' connections from now on, which end with their next response: the lanes are about to end."""
@@ -223,6 +248,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """Give a lane's connection back to the lane, unless its client has sent more already."""
+        for connection in self._turns[conn.work].end(conn):
+            self._begin(connection)
         self._uploads.done(conn)
         if fs.cancelled() or fs.exception() is not None or fs.result() is not True:
             self._uploads.end(conn)
@@ -296,7 +323,9 @@ def create() -> "RoadApplication":
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
 
     mended = mend(application, state, watched)
-    return RoadApplication(mended, state, endpoints, transport.refuse_all, transport.count_abandoned)
+    return RoadApplication(
+        mended, state, endpoints, transport.refuse_all, transport.count_abandoned, transport.request_timeout_s
+    )
 
 
 def _flask_application(
@@ -333,10 +362,12 @@ class RoadApplication:
         endpoints: Mapping[str, Endpoint],
         refuse_all: Callable[[], None],
         count_abandoned: Callable[[], None],
+        request_timeout_s: float = 60.0,
     ) -> None:
         self._application = application
         self.state = state
         self._endpoints = endpoints
+        self.request_timeout_s = request_timeout_s  # how long a request may wait for a thread, and for its answer then
         self.refuse_all = refuse_all  # refuses the requests that wait for a model
         self.count_abandoned = count_abandoned  # counts a request whose client has gone before it was begun
 

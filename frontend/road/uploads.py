@@ -94,7 +94,7 @@ class Uploads:
         """Refuse the requests that have not come whole, and close all connections."""
         for connection in list(self._waiting):
             if connection.begun_s:
-                self._refuse(connection, error)
+                self.refuse(connection, error)
             else:
                 self._close(connection)
 
@@ -122,7 +122,7 @@ class Uploads:
         else:
             connection.deadline_s = deadline_s
             return
-        self._refuse(connection, error)
+        self.refuse(connection, error)
 
     def _body_deadline_s(self, connection: RoadConnection) -> float:
         if connection.is_tunnel:  # the lane watches over the call's
@@ -167,7 +167,7 @@ class Uploads:
         while isinstance(victim := budget.excess(), RoadConnection):
             assert victim.arrival is not None, "it waits for a request"
             alone = victim.arrival.body_nbytes > budget.limit
-            self._refuse(
+            self.refuse(
                 victim,
                 UploadTooLargeError(victim.arrival.body_nbytes, budget.limit)
                 if alone
@@ -179,7 +179,7 @@ class Uploads:
         assert framing is not None, "a request without a body is complete"
         connection.deadline_s = self._body_deadline_s(connection)
         if framing.length is not None and framing.length > self._budget.limit:
-            self._refuse(connection, UploadTooLargeError(framing.length, self._budget.limit))
+            self.refuse(connection, UploadTooLargeError(framing.length, self._budget.limit))
         elif framing.expects_continue and not arrival.body_nbytes:
             with suppress(OSError):  # the client is gone, or does not read: it may send without
                 connection.sock.send(CONTINUE)
@@ -191,7 +191,8 @@ class Uploads:
 
     # --- connections end ---
 
-    def _refuse(self, connection: RoadConnection, error: ShoalError) -> None:
+    def refuse(self, connection: RoadConnection, error: ShoalError) -> None:
+        """Refuse a request, whole or not, and end its connection."""
         self._forget(connection)
         with suppress(OSError):  # a client that does not read, or is gone
             connection.sock.send(refusal(error, is_tunnel=connection.is_tunnel))
@@ -227,7 +228,7 @@ def refusal(error: ShoalError, *, is_tunnel: bool) -> bytes:
     """The bytes of a response that refuses a request and ends the connection; for a lane's call of gRPC as a lane reads
     it (frontend/grpc/tunnel.py)."""
     if is_tunnel:
-        status = 8 if error.http_status == NoUploadMemoryError.http_status else error.grpc_status
+        status = 8 if isinstance(error, NoUploadMemoryError) else error.grpc_status
         message = quote(str(error), safe=" ")
         return (
             f"HTTP/1.1 200 OK\r\ngrpc-status: {status}\r\ngrpc-message: {message}\r\nContent-Length: 0\r\n\r\n".encode()

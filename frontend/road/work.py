@@ -1,25 +1,34 @@
-"""The kinds of work on the road. Each has threads of its own, so that slow requests of one kind take no threads from
-another.
+"""The kinds of work on the road, and what a request shares its kind's threads with. Each kind has threads of its own,
+so that slow requests of one kind take no threads from another; those of a kind are shared by the models that requests
+name (thread_turns.py).
 
-The kind is found from a request's head, before it gets a thread. Pure: bytes in, the kind of work out.
+Both are found from a request's head, before it gets a thread. Pure: bytes in, the kind of work and the share out.
 """
 
 import re
 from enum import Enum
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import BLOCKING
 from shoal.frontend.openai.embeddings import embeddings
 from shoal.frontend.road.inference import infer
-from shoal.frontend.router import HTTP, RouteMatch
+from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
+from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.torchserve.routes import router_of
 from shoal.frontend.v2.health import model_ready
+from shoal.frontend.v2.model_instances import scale
+from shoal.frontend.v2.model_repository import load
 
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
-_GRPC_MODELS = ("/ModelInfer", "/ModelReady")
-_TORCHSERVE = router_of(["inference"])
+_TUNNELS_MODEL = re.compile(rb"\r\nModel: ([!-~]+)\r\n")
+_GRPC_MODELS = ("/ModelInfer", "/ModelReady", "/Predictions")
+_GRPC_LOADS = ("/RepositoryModelLoad", "/RegisterModel", "/ScaleWorker")
+_INFERENCE, _MANAGEMENT = router_of(["inference"]), router_of(["management"])
 _MODELS = frozenset({infer, model_ready, embeddings})
+_LOADS = frozenset({load, scale, scale_workers})
 
 
 class Work(Enum):
@@ -27,25 +36,52 @@ class Work(Enum):
 
     READING = "read"  # answered from this process's state, or by a short question to the supervisor: metrics, health
     ADMINISTRATION = "administer"  # the supervisor may take long to answer
+    LOADING = "load"  # waits until a model is loaded, or has more instances
     REQUEST = "request"  # waits for a model
 
 
-def work_of(head: bytes, *, is_tunnel: bool) -> Work:
-    """The kind of work of a request with this head; `is_tunnel` if it is a call of gRPC that a lane has passed on."""
+class Kind(NamedTuple):
+    """A request's kind of work, and what it shares the threads with: the name of the model that it names, or its
+    path."""
+
+    work: Work
+    share: str
+
+
+def kind_of(head: bytes, *, is_tunnel: bool) -> Kind:
+    """The kind of a request with this head; `is_tunnel` if it is a call of gRPC that a lane has passed on."""
     line = _LINE.match(head)
     if line is None:
-        return Work.REQUEST
+        return Kind(Work.REQUEST, "")
     method, target = line["method"].decode("ascii"), line["target"].decode("ascii")
     if is_tunnel:
-        return Work.REQUEST if target.endswith(_GRPC_MODELS) else Work.ADMINISTRATION
+        return _kind_of_call(head, target)
     found = HTTP.resolve(method, target)
     if isinstance(found, RouteMatch):
+        share = found.name or path_of(target)
         if found.handler in _MODELS or found.is_generation:
-            return Work.REQUEST
+            return Kind(Work.REQUEST, share)
+        if found.handler in _LOADS:
+            return Kind(Work.LOADING, share)
         is_quick = found.scope is not Scope.ADMIN and (found.handler not in BLOCKING or method == "GET")
-        return Work.READING if is_quick else Work.ADMINISTRATION
-    found = _TORCHSERVE.resolve(method, target)
+        return Kind(Work.READING if is_quick else Work.ADMINISTRATION, share)
+    found = _INFERENCE.resolve(method, target)
     if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:
-        return Work.REQUEST
+        return Kind(Work.REQUEST, found.name or path_of(target))
     # A path of another endpoint, or a request that is refused.
-    return Work.READING if method in ("GET", "HEAD") else Work.REQUEST
+    if method in ("GET", "HEAD"):
+        return Kind(Work.READING, path_of(target))
+    found = _MANAGEMENT.resolve(method, target)
+    if isinstance(found, RouteMatch):
+        return Kind(Work.ADMINISTRATION if method == "DELETE" else Work.LOADING, found.name or path_of(target))
+    return Kind(Work.REQUEST, path_of(target))
+
+
+def _kind_of_call(head: bytes, target: str) -> Kind:
+    """The kind of a call of gRPC, whose path is the rpc's."""
+    if target.endswith(_GRPC_MODELS):
+        work = Work.REQUEST
+    else:
+        work = Work.LOADING if target.endswith(_GRPC_LOADS) else Work.ADMINISTRATION
+    model = _TUNNELS_MODEL.search(head)
+    return Kind(work, target if model is None else unquote(model[1].decode("ascii")))

@@ -202,7 +202,9 @@ HTTP = (
         "lanes, the HTTP processes; each has its own slab of shared memory; 0: 2, or half the cores, but at most 4",
     ),
     honour(
-        "http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"
+        "http-thread-count",
+        integer(1, 1024),
+        "HTTP threads as Triton counts them; each stands for 8 requests at once to a model",
     ),
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),

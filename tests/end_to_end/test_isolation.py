@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
@@ -131,7 +132,8 @@ def test_calls_that_wait_for_a_slow_model_hold_up_no_call_to_another(server: Ser
 
 
 def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(server: Server) -> None:
-    """The road has eight threads for requests: fewer than wait here, for a model or for the rest of a body."""
+    """The road has eight threads for a model's requests: fewer than wait here, for the model or for the rest of a
+    body."""
     waiting = [Client(server) for _ in range(12)]
     with held(server, "slow"):
         for number, client in enumerate(waiting):
@@ -154,8 +156,30 @@ def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(s
         client.reset()
 
 
+def test_requests_on_the_road_wait_for_their_own_model_alone(server: Server) -> None:
+    """More requests to two slow models than either may have threads; an idle one's are answered meanwhile."""
+    waiting = {model: [Client(server) for _ in range(12)] for model in HELD}
+    with held(server, *HELD), Client(server) as other:
+        for model, clients in waiting.items():
+            for number, client in enumerate(clients):
+                client.send(numbers(model, number, b"TE: trailers"))
+            wait_for_queued(server, model, 8)
+        replies = [other.ask(numbers("idle", number, b"TE: trailers")) for number in range(20)]
+        assert [(number_in(each), each.took_the_road) for each in replies] == [(number, True) for number in range(20)]
+        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
+            asked = triton.InferInput("A", [1], "INT32")
+            asked.set_data_from_numpy(np.array([7], np.int32))
+            answer: Any = opened.infer("idle", [asked], compression_algorithm="gzip", client_timeout=DEADLINE_S)
+            assert answer.as_numpy("B").tolist() == [7]
+    for clients in waiting.values():
+        for number, client in enumerate(clients):
+            with client:
+                assert number_in(client.reply()) == number
+
+
 def test_requests_whose_clients_have_gone_are_not_worked_on(server: Server) -> None:
-    """Those that wait for one of the road's eight threads; a later request tells that all of them do."""
+    """Those that wait for one of the eight threads that a model's requests have; a later request tells that all of them
+    do."""
     before, many = samples(server.metrics_port), 20
     waiting, leaving = [Client(server) for _ in range(8)], [Client(server) for _ in range(many)]
     with held(server, "slow"), Client(server) as other:
@@ -163,7 +187,7 @@ def test_requests_whose_clients_have_gone_are_not_worked_on(server: Server) -> N
             client.send(numbers("slow", number, b"TE: trailers"))
         wait_for_queued(server, "slow", 8)
         for client in leaving:
-            client.send(numbers("idle", 1, b"TE: trailers"))
+            client.send(numbers("slow", 1, b"TE: trailers"))
         assert other.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nTE: trailers\r\n\r\n").took_the_road
         for client in leaving:
             client.reset()
@@ -171,11 +195,11 @@ def test_requests_whose_clients_have_gone_are_not_worked_on(server: Server) -> N
         with client:
             assert number_in(client.reply()) == number
     with Client(server) as last:
-        assert number_in(last.ask(numbers("idle", 3, b"TE: trailers"))) == 3
+        assert number_in(last.ask(numbers("slow", 3, b"TE: trailers"))) == 3
     after = samples(server.metrics_port)
-    idle = 'nv_inference_request_success{model="idle",version="1"}'
+    slow = 'nv_inference_request_success{model="slow",version="1"}'
     assert after["shoal_requests_abandoned_total"] - before["shoal_requests_abandoned_total"] == many
-    assert after[idle] - before[idle] == 1
+    assert after[slow] - before[slow] == 8 + 1
 
 
 def sockets(pid: int) -> set[str]:

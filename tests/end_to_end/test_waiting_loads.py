@@ -10,6 +10,7 @@ import tritonclient.http as triton
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ENSEMBLE, ask, index, index_once, infer, unloaded, write_model
+from tests.end_to_end.raw_client import Client
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL
 
@@ -57,6 +58,26 @@ def test_loads_and_unloads_of_one_model_wait_for_each_other(
             assert infer(client, "waits") == "1"
             client.unload_model("waits")
             index_once(client, [unloaded("waits")])
+
+
+def test_loads_that_wait_keep_no_other_administration_waiting(
+    client: triton.InferenceServerClient, explicit: Server, shared: Path
+) -> None:
+    """More than there are threads for loads: the index, settings, and the load of another model are answered."""
+    gate = write_waiting_model(shared, "stuck", 1)
+    write_model(shared, "other", 1)
+    path = b"POST /v2/repository/models/stuck/load HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+    waiting = [Client(explicit).send(path) for _ in range(40)]
+    index_once(client, [{"name": "stuck", "version": "1", "state": "LOADING"}])
+    client.update_log_settings({"log_verbose_level": 0})
+    client.load_model("other")
+    assert infer(client, "other") == "1"
+    client.unload_model("other")
+    with gate.opened():
+        for each in waiting:
+            with each:
+                assert each.reply().status == 200
+        client.unload_model("stuck")
 
 
 def test_an_unload_waits_for_a_model_that_an_ensemble_has_brought_along(

@@ -19,7 +19,9 @@ from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.road import RoadWorker, mend
+from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.uploads import Uploads
+from shoal.frontend.road.work import Work
 from shoal.frontend.state import ServerState
 
 #: More than the socket between road and lanes takes with the smallest buffer.
@@ -45,7 +47,8 @@ class Road:
         self.worker._lanes = handover.Sender(writing)
         self.worker._admissions = Admissions(self.poller, self.state.key_uses)
         self.worker._uploads = Uploads(self.poller, self.state, judge, self.arrived.append, lambda _connection: None)
-        self.worker._application = SimpleNamespace(state=self.state)
+        self.worker._application = SimpleNamespace(state=self.state, request_timeout_s=60.0, refuse_all=lambda: None)
+        self.worker._turns = {work: ThreadTurns[RoadConnection](1, 1) for work in Work}
         self.worker._is_draining = self.worker._has_given_up = False
         self.clients: list[socket.socket] = []
 
@@ -102,6 +105,7 @@ def test_a_connection_is_kept_once_lanes_are_about_to_end(road: Road) -> None:
     done: Any = SimpleNamespace(cancelled=lambda: False, exception=lambda: None, result=lambda: True)
     accepted = road.accepted()
     connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
+    assert road.worker._turns[Work.REQUEST].begin(connection, 1)
     road.worker.finish_request(connection, done)
     assert handover.receive(road.worker._returned) is None
     road.clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -130,6 +134,28 @@ def test_a_request_whose_client_has_gone_has_a_line_and_a_call_of_a_lane_none(
     assert len(abandoned) == 1
     lines = [each.getMessage().partition(" bytes")[0] for each in caplog.records]
     assert lines == ([] if is_tunnel else ["access: POST /v2/models/m/infer by 10.0.0.1: 499, 0"])
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, gives_up: bool) -> None:
+    """Or one that waits still when the server ends."""
+    turns = road.worker._turns[Work.REQUEST]
+    for number in range(3):
+        accepted = road.accepted()
+        connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
+        road.arrived.append(connection)
+        connection.share, connection.queued_s = "slow", time.monotonic() - 60.0 * (number < 2)
+        assert turns.begin(connection, 1) is (number == 0)
+    road.state.gives_up = gives_up
+    road.worker.murder_pending()
+    late = road.clients[1].recv(1000).decode()
+    assert late.startswith("HTTP/1.1 503 ")
+    assert ("--exit-timeout-secs is over" if gives_up else "no answer within 60 s (--request-timeout-secs)") in late
+    road.clients[2].setblocking(False)
+    if gives_up:
+        assert road.clients[2].recv(1000).startswith(b"HTTP/1.1 503 ")
+    else:
+        assert turns.end(road.arrived[0]) == road.arrived[2:]
 
 
 @pytest.mark.parametrize("is_draining", [False, True])

@@ -1,10 +1,11 @@
-"""Which threads of the road a request is for, by its head."""
+"""Which threads of the road a request is for, and with what it shares them, by its head."""
 
 import pytest
 
-from shoal.frontend.road.work import Work, work_of
+from shoal.frontend.grpc.tunnel import pack_head
+from shoal.frontend.road.work import Work, kind_of
 
-READING, ADMINISTRATION, REQUEST = Work
+READING, ADMINISTRATION, LOADING, REQUEST = Work
 
 
 def post(path: str, body: bytes = b"{}", *fields: bytes) -> bytes:
@@ -30,7 +31,12 @@ CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: 
         (get("/metrics").replace(b"GET", b"HEAD"), READING),
         (get("/v2/models/m/ready"), REQUEST),  # the model may have a word in it
         (post("/v2/repository/index"), ADMINISTRATION),
-        (post("/v2/repository/models/m/load"), ADMINISTRATION),
+        (post("/v2/repository/models/m/load"), LOADING),
+        (post("/v2/repository/models/m/instances"), LOADING),
+        (post("/v2/repository/models/m/unload"), ADMINISTRATION),
+        (post("/models?url=m.mar&initial_workers=1"), LOADING),
+        (post("/models/m?min_worker=2").replace(b"POST", b"PUT"), LOADING),
+        (post("/models/m").replace(b"POST", b"DELETE"), ADMINISTRATION),
         (post("/v2/trace/setting"), ADMINISTRATION),
         (post("/v2/models/m/infer"), REQUEST),
         (post("/v2/models/m/versions/2/generate_stream"), REQUEST),
@@ -43,11 +49,39 @@ CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: 
     ],
 )
 def test_over_http(data: bytes, work: Work) -> None:
-    assert work_of(data, is_tunnel=False) is work
+    assert kind_of(data, is_tunnel=False).work is work
+
+
+@pytest.mark.parametrize(
+    ("data", "share"),
+    [
+        (post("/v2/models/m%31/infer"), "m1"),
+        (post("/v2/models/m1/versions/2/generate_stream?x=1"), "m1"),
+        (post("/v2/repository/models/m1/load"), "m1"),
+        (post("/v2/repository/index?x=1"), "/v2/repository/index"),
+        (post("/v1/chat/completions"), "/v1/chat/completions"),
+        (post("/predictions/m1/1.0"), "m1"),
+        (post("/models?url=m.mar"), "/models"),
+        (post("/models/m1").replace(b"POST", b"DELETE"), "m1"),
+        (post("/invocations"), "/invocations"),
+        (b"", ""),
+    ],
+)
+def test_what_requests_share_threads_with(data: bytes, share: str) -> None:
+    assert kind_of(data, is_tunnel=False).share == share
 
 
 def test_calls_of_grpc() -> None:
-    load = post("/inference.GRPCInferenceService/RepositoryModelLoad", bytes(1000))
-    assert work_of(load, is_tunnel=True) is ADMINISTRATION
-    assert work_of(post("/inference.GRPCInferenceService/ModelInfer"), is_tunnel=True) is REQUEST
-    assert work_of(post("/inference.GRPCInferenceService/ModelReady"), is_tunnel=True) is REQUEST  # as over HTTP
+    rpc = "/inference.GRPCInferenceService/"
+    load = post(f"{rpc}RepositoryModelLoad", bytes(1000))
+    assert kind_of(load, is_tunnel=True) == (LOADING, f"{rpc}RepositoryModelLoad")
+    assert kind_of(post(f"{rpc}RepositoryIndex"), is_tunnel=True) == (ADMINISTRATION, f"{rpc}RepositoryIndex")
+    assert kind_of(post(f"{rpc}ModelInfer"), is_tunnel=True) == (REQUEST, f"{rpc}ModelInfer")
+    assert kind_of(post(f"{rpc}ModelReady"), is_tunnel=True).work is REQUEST  # as over HTTP
+    predict = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+    assert kind_of(post(predict), is_tunnel=True).work is REQUEST
+
+
+def test_a_lane_says_which_model_a_call_is_for() -> None:
+    head = pack_head("/inference.GRPCInferenceService/ModelInfer", "10.0.0.1", {}, 5, model="a \u00e9\r\n".encode())
+    assert kind_of(head, is_tunnel=True) == (REQUEST, "a \u00e9\r\n")
