@@ -16,7 +16,7 @@ from shoal.batcher.passed_on import EnsembleRequests
 from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.statistics import OTHER
-from shoal.batcher.step_headers import allocate
+from shoal.batcher.step_headers import NoStepMemoryError, allocate
 from shoal.batcher.step_results import StepResults, refusal
 from shoal.deterministic import ALONE_KEY
 from shoal.errors import InternalError, ShoalError, UnavailableError
@@ -46,9 +46,11 @@ class Ensembles:
         *,
         wall_offset_ns: int,
         send_cancel: Callable[[int, ScheduledModel], None],
+        on_shortage: Callable[[int], None],
     ) -> None:
         """Work on the exchange's models and tables. `send_cancel` is called with a cancelled request's key and
-        model."""
+        model, `on_shortage` with the time (monotonic ns) once requests have failed for lack of the batcher's own
+        memory."""
         self._models = models
         self._requests = requests
         self._holders = holders
@@ -57,6 +59,8 @@ class Ensembles:
         self._asked = EnsembleRequests()
         self._results = StepResults(blocks, holders)
         self._send_cancel = send_cancel
+        self._on_shortage = on_shortage
+        self._is_short = False  # a request has failed for lack of memory; changed by _answer_error and advance
         # Changed by add, remove and advance.
         self._ensembles: dict[int, Ensemble] = {}
         self._news: list[Ensemble] = []  # ensembles with new or cancelled requests
@@ -141,6 +145,9 @@ class Ensembles:
             for reply in replies:
                 self._receive(reply, now_ns)
         self._results.forget()
+        if self._is_short:
+            self._is_short = False
+            self._on_shortage(now_ns)
         self.are_idle = not (self._ensembles or self._steps)
 
     def _begin(self, ensemble: Ensemble, queued: QueuedRequest, now_ns: int) -> None:
@@ -353,9 +360,12 @@ class Ensembles:
     ) -> None:
         sentence = f"in ensemble '{ensemble.name}', {error}".encode()
         try:
+            if isinstance(error, NoStepMemoryError):
+                raise error
             block = allocate(self._own, len(sentence))
-        except UnavailableError:
-            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, OTHER)
+        except NoStepMemoryError:
+            self._is_short = True
+            self._requests.fail(key, Reason.NO_STEP_MEMORY, now_ns, OTHER)
             return
         block.memory[: len(sentence)] = sentence
         self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)

@@ -98,6 +98,7 @@ class Exchange:
             self.blocks,
             wall_offset_ns=wall_offset_ns,
             send_cancel=self._send_cancel,
+            on_shortage=self._on_shortage,
         )
         self.cached: CachedResponses | None = None  # the response cache, with --cache-config
         self._read: list[Peer] = []
@@ -389,6 +390,11 @@ class Exchange:
         """Stop reading a client that has written an invalid record; the supervisor ends the client's process."""
         self.remove_client(owner)
         self.reports.append(ProcessDistrusted(owner))
+
+    def _on_shortage(self, now_ns: int) -> None:
+        """Have clients give back responses of ensembles, whose headers take all of the batcher's own memory."""
+        if starver := self._shortages.ask_back_own(now_ns):
+            self.distrust(starver)
 
     # --- records from workers, which user code may have written ---
 

@@ -47,7 +47,7 @@ _TICK_BITS = 10
 _REFUSALS = frozenset(
     {
         Reason.QUEUE_FULL, Reason.STOPPING, Reason.NOT_READY, Reason.CANCELLED, Reason.TIMED_OUT, Reason.MODEL_FAILED,
-        Reason.TAKEN_OVER, Reason.TOO_LATE, Reason.NOT_STARTED, Reason.POISON,
+        Reason.TAKEN_OVER, Reason.TOO_LATE, Reason.NOT_STARTED, Reason.POISON, Reason.NO_STEP_MEMORY,
     }
 )  # fmt: skip
 

@@ -5,17 +5,25 @@ A worker without room (ROOM) first gets back the blocks that front ends hold for
 within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If it gets none
 (ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: the one that holds most of
 the worker's results is ended.
+
+The batcher's own memory has a header for each response of an ensemble that a client holds. Where requests to ensembles
+fail for lack of it, front ends are asked likewise and, if guests hold most of it all the while, the one that holds most
+is ended.
 """
 
 from collections.abc import Mapping
 from itertools import islice
 
 from shoal.batcher.blocks import Blocks
-from shoal.batcher.guests import is_starved, most_holding_guest
+from shoal.batcher.guests import GUEST_HOLDS_NS, is_starved, most_holding_guest
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW
 from shoal.shm.records import recall_record
+
+#: A lack of the batcher's own memory is another one if no request has failed for so long before; front ends give up
+#: slow readers, too, once it has lasted for URGENT_NS (ours).
+FORGOTTEN_NS, URGENT_NS = 10_000_000_000, 1_000_000_000
 
 
 class Shortages:
@@ -28,6 +36,33 @@ class Shortages:
         self._holders = holders
         self._blocks = blocks
         self._written = written
+        # Changed by ask_back_own: since when requests to ensembles have failed, and when the last one did.
+        self._own_since_ns = self._own_last_ns = -FORGOTTEN_NS - 1
+
+    def ask_back_own(self, now_ns: int) -> int:
+        """Send RECALL to the front ends that hold blocks of the batcher's own memory, which is used up. Returns the
+        owner id of the guest to be ended; mostly 0."""
+        own = self._blocks.own
+        if own is None:
+            return 0
+        if now_ns - self._own_last_ns > FORGOTTEN_NS:
+            self._own_since_ns = now_ns
+        self._own_last_ns = now_ns
+        lasts_ns, segments = now_ns - self._own_since_ns, {own.owner}
+        for owner, held in self._holders.segments_held(segments).items():
+            client = self._clients.get(owner)
+            if client is not None and client.is_front_end:
+                self._ask(client, held, is_urgent=lasts_ns >= URGENT_NS)
+        if lasts_ns <= GUEST_HOLDS_NS:
+            return 0
+        self._own_since_ns = now_ns
+        held_by = self._holders.num_held_of(segments)
+        num_guests = sum(
+            [num for owner, num in held_by.items() if owner in self._clients and self._clients[owner].is_guest]
+        )
+        if 2 * num_guests < own.num_taken:
+            return 0  # requests that are under way, or other clients, take it
+        return most_holding_guest(self._holders, self._clients, segments)
 
     def ask_back(self, worker: WorkerPeer, urgency: int, now_ns: int) -> int:
         """Send RECALL to the front ends that hold this worker's results. Returns the owner id of the guest to be

@@ -7,6 +7,13 @@ from shoal.shm.layout import SPAN_SHIFT, WORD, pack_span
 from shoal.shm.slab import Block, Slab
 
 
+class NoStepMemoryError(UnavailableError):
+    """The batcher's own memory is used up by requests to ensembles and by responses that clients hold."""
+
+    def __init__(self) -> None:
+        super().__init__("no memory is left for headers of ensembles")
+
+
 class StepHeaders:
     """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then
     takes their place: to allocate and free a block costs as much as the rest of a step's header."""
@@ -22,7 +29,7 @@ class StepHeaders:
 
     def add(self, header: bytes) -> tuple[int, int]:
         """Store a header. Returns its block's reference and its span; the block stays this object's. Raises
-        UnavailableError if there is no room."""
+        NoStepMemoryError if there is no room."""
         nbytes = len(header)
         start = self._end
         end = start + nbytes
@@ -36,7 +43,7 @@ class StepHeaders:
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
         """Store a response behind the references to its tensors' blocks, over headers that no step reads any more.
         Returns the block's reference and the header's span; the block is the caller's from now on. Raises
-        UnavailableError if there is no room."""
+        NoStepMemoryError if there is no room."""
         offset = len(pieces) * WORD
         nbytes = offset + len(header)
         if nbytes > self._nbytes:
@@ -65,8 +72,8 @@ class StepHeaders:
 
 def allocate(slab: Slab, nbytes: int) -> Block:
     """A block of at least `nbytes` bytes of the batcher's own slab, the caller's until freed. Raises
-    UnavailableError if there is no room."""
+    NoStepMemoryError if there is no room."""
     block = slab.allocate(nbytes)
     if block is None:
-        raise UnavailableError("Exceeds maximum queue size")
+        raise NoStepMemoryError
     return block

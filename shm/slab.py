@@ -47,6 +47,7 @@ class Slab:
         """Take over the slab of the process's own segment. No block is larger than one of `parts` (a power of two)
         equal parts of the largest possible block, so that there is room for large blocks beside one small one."""
         header = segment.header
+        self.owner = header.owner
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
         self._generations = _generations(segment)

@@ -38,6 +38,7 @@ class Reason(IntEnum):
     SEQUENCE_LOST = 17
     POISON = 18
     NOT_ALONE = 19
+    NO_STEP_MEMORY = 20
 
 
 #: The REASON of a reply that is an answer like any other, and no refusal: it is that of the version whose number is
@@ -213,6 +214,12 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] the instances of model '{model}' have no shared memory left for results: clients read "
         "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
+    Reason.NO_STEP_MEMORY: (
+        errors.UnavailableError,
+        "[request id: {id}] no memory is left for a request to ensemble '{model}': requests to ensembles under way, "
+        "and responses of ensembles that clients hold, take all that there is for them together. Try again; a client "
+        "in shared memory that keeps such results should copy them",
+    ),
     Reason.TOO_LATE: (
         errors.UnavailableError,
         "[request id: {id}] model '{model}' is overloaded: it needs about {needed} to answer this request, which has "
@@ -259,8 +266,8 @@ def without_memory(status: int) -> Reason:
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 
-#: The reasons of a queue that is full or too slow: the client may try again in a second.
-_OVERLOADED = frozenset({Reason.QUEUE_FULL, Reason.TIMED_OUT})
+#: The reasons of a queue or memory that is full, or a queue that is too slow: the client may try again in a second.
+_OVERLOADED = frozenset({Reason.QUEUE_FULL, Reason.TIMED_OUT, Reason.NO_STEP_MEMORY})
 
 
 def error_for(

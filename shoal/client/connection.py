@@ -27,7 +27,7 @@ from shoal.shm.pieces import whole
 from shoal.shm.port import CheckedRequest, Reply, SchedulingHints, TracedTimes
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
-from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
+from shoal.star.client import MAX_HELD, MAX_HELD_NBYTES, HeldBlock
 from shoal.star.place import Place, visit
 from shoal.star.shared_port import SharedPort
 
@@ -88,8 +88,8 @@ class Connection:
         # blocks to free.
         self._unwanted: deque[Waiter] = deque()
         self._unused: deque[tuple[int, int, int]] = deque()
-        #: Bytes of replies' blocks in the server's memory that arrays still refer to.
-        self._held_nbytes = 0
+        #: Replies' blocks in the server's memory that arrays still refer to, and their bytes.
+        self._num_held = self._held_nbytes = 0
         #: Replies whose blocks have not been released: the server must not take them back, so the connection stays.
         self._num_unread = 0
         self._unused_blocks: deque[int] = deque()
@@ -293,12 +293,14 @@ class Connection:
     # --- memory that is no longer used ---
 
     def hold(self, reply: Reply) -> HeldBlock:
-        """A reply's block as an array, released with its last view; a copy if too many bytes are held already."""
+        """A reply's block as an array, released with its last view; a copy if too much is held already."""
         assert reply.block is not None
         nbytes = len(reply.block)
         with self._lock:
-            is_too_much = self._held_nbytes + nbytes > MAX_HELD_NBYTES
-            self._held_nbytes += 0 if is_too_much else nbytes
+            is_too_much = self._held_nbytes + nbytes > MAX_HELD_NBYTES or self._num_held >= MAX_HELD
+            if not is_too_much:
+                self._held_nbytes += nbytes
+                self._num_held += 1
         if is_too_much:
             held = HeldBlock((nbytes,), np.uint8, bytes(whole(reply.block)))
             self.release(reply)
@@ -331,6 +333,7 @@ class Connection:
             while self._unused and not self.is_lost and not self._port.is_crowded:
                 number, part, nbytes = self._unused.popleft()
                 self._held_nbytes -= nbytes
+                self._num_held -= nbytes > 0
                 self._num_unread -= nbytes > 0  # 0: a release that is tried again
                 self._port.release(number, part, prompt=False)
             self.flush()

@@ -41,6 +41,9 @@ TICK_S, IDLE_S = 0.05, 1.0
 #: Most bytes of other models' results that a process may hold together; further results are copied, and their memory is
 #: released at once: it would be missing in the slab of the called model (ours: as much as a front end's copies).
 MAX_HELD_NBYTES = 64 * MIB
+#: Most such results, however small: each keeps a block of the called model's slab, and that of an ensemble one of the
+#: batcher's, which has 4096 for all clients (ours).
+MAX_HELD = 256
 
 
 class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -88,7 +91,7 @@ class StarClient:
         # Changed under the lock: number → request; block → number of requests that name it.
         self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
-        self._held_nbytes = 0  # bytes of responses that lie in other processes' memory
+        self._held_nbytes = self._num_held = 0  # responses that lie in other processes' memory, and their bytes
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
@@ -200,6 +203,7 @@ class StarClient:
                 while self._unused and not self._port.is_crowded:
                     number, part, nbytes = self._unused.popleft()
                     self._held_nbytes -= nbytes
+                    self._num_held -= nbytes > 0
                     self._port.release(number, part, prompt=False)
                 self._port.flush()
                 if self._unused:  # thousands at once: the listening thread goes on when the batcher has read some
@@ -247,11 +251,13 @@ class StarClient:
             return refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
         nbytes, ref = len(block), reply.tensors_ref
         outgoing = request.outgoing
-        if self._held_nbytes + nbytes > MAX_HELD_NBYTES and not outgoing.is_on_gpu:
+        is_too_much = self._held_nbytes + nbytes > MAX_HELD_NBYTES or self._num_held >= MAX_HELD
+        if is_too_much and not outgoing.is_on_gpu:
             held, ref = HeldBlock((nbytes,), np.uint8, bytes(whole(block))), 0
             self._unused.append((reply.number, reply.part, 0))
         else:
             self._held_nbytes += nbytes
+            self._num_held += 1
             held = HeldBlock((nbytes,), np.uint8, whole(block))
             weakref.finalize(held, self._let_go, reply.number, reply.part, nbytes).atexit = False
         if reply.status:

@@ -308,7 +308,7 @@ def test_without_memory_requests_are_refused() -> None:
     star.step()
     replies = star.client.received()
     assert len(replies) == 19
-    assert [reply[P.REASON] for reply in replies[-3:]] == [Reason.QUEUE_FULL] * 3
+    assert [reply[P.REASON] for reply in replies[-3:]] == [Reason.NO_STEP_MEMORY] * 3
 
 
 def test_a_successor_begins_again_what_may_run_again() -> None:

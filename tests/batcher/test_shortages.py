@@ -1,13 +1,16 @@
-"""A worker that lacks memory: which front ends are asked for what they hold of its results, and how often."""
+"""A worker, or the batcher, that lacks memory: which front ends are asked for what they hold of it, and how often."""
 
 import pytest
 
 from shoal.batcher.guests import GUEST_HOLDS_NS
+from shoal.batcher.shortages import FORGOTTEN_NS, URGENT_NS
 from shoal.messages.from_batcher import ProcessDistrusted
-from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, RESPONSE, WANT, B, pack_ref
-from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask
+from shoal.reasons import Reason
+from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, REQUEST, RESPONSE, WANT, B, P, pack_ref
+from tests.batcher.ensemble_star import CHAIN, DOUBLE, FAN, EnsembleStar
+from tests.batcher.star import CLIENT, MODEL, SINGLE, WORKER, End, Star, ask
 
-FRONT_END, CALLER, GUEST, OTHER_WORKER, OTHER_MODEL = 21, 22, 41, 32, 6
+FRONT_END, CALLER, GUEST, OTHER, OTHER_WORKER, OTHER_MODEL = 21, 22, 41, 42, 32, 6
 #: Urgencies.
 NEWS, ROOM, ROOM_NOW = 0, 1, 2
 NOW = 1_000_000_000_000
@@ -141,3 +144,58 @@ def test_a_guest_has_its_time_again_once_the_worker_has_gone_on(kind: int) -> No
     assert star.reports() == []
     want(star, worker, ROOM_NOW, later + GUEST_HOLDS_NS + 1)
     assert star.reports() == [ProcessDistrusted(GUEST)]
+
+
+def star_without_memory_for_ensembles() -> tuple[EnsembleStar, End]:
+    """Responses that a client holds take all of it; another client asks in vain."""
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
+    for number in range(1, 17):
+        star.client.send(REQUEST, number, FAN, 0, 0, 1)  # each fails, and holds the block of its sentence
+    star.step(NOW)
+    assert [reply[P.REASON] for reply in star.client.received()] == [Reason.NONE] * 16
+    return star, star.add_client(OTHER)
+
+
+def ask_in_vain(star: EnsembleStar, other: End, number: int, now_ns: int) -> None:
+    other.send(REQUEST, number, FAN, 0, 0, 1)
+    star.step(now_ns)
+    assert [reply[P.REASON] for reply in other.received()] == [Reason.NO_STEP_MEMORY]
+
+
+def test_a_front_end_is_asked_for_responses_of_ensembles_that_take_all_memory() -> None:
+    star, other = star_without_memory_for_ensembles()
+    star.exchange.clients[CLIENT].is_front_end = True
+    for number, now_ns in enumerate((NOW, NOW + URGENT_NS, NOW + URGENT_NS + FORGOTTEN_NS + 1)):
+        ask_in_vain(star, other, number + 1, now_ns)
+        is_urgent = int(number == 1)
+        assert [record[:3] for record in star.client.received()] == [(RECALL, is_urgent, star.batcher_owner)]
+    star.client.send(RELEASE, 1)
+    other.send(REQUEST, 9, FAN, 0, 0, 1)
+    star.step(NOW)
+    assert [reply[P.REASON] for reply in other.received()] == [Reason.NONE]
+
+
+def test_a_guest_that_keeps_responses_of_ensembles_from_all_others_is_ended() -> None:
+    star, other = star_without_memory_for_ensembles()
+    star.exchange.clients[CLIENT].is_guest = True
+    for number, now_ns in enumerate((NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1)):
+        assert star.reports() == []
+        ask_in_vain(star, other, number + 1, now_ns)
+    assert star.reports() == [ProcessDistrusted(CLIENT)]
+    other.send(REQUEST, 9, FAN, 0, 0, 1)
+    star.step(NOW + 2 * GUEST_HOLDS_NS)
+    assert [reply[P.REASON] for reply in other.received()] == [Reason.NONE]
+
+
+def test_a_guest_that_holds_little_of_it_stays() -> None:
+    star, other = star_without_memory_for_ensembles()
+    guest = star.add_client(GUEST, is_guest=True)
+    star.client.send(RELEASE, 1)
+    star.step(NOW)
+    star.exchange.clients[GUEST].is_guest = False
+    guest.send(REQUEST, 1, FAN, 0, 0, 1)
+    star.step(NOW)
+    star.exchange.clients[GUEST].is_guest = True
+    for number, now_ns in enumerate((NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1)):
+        ask_in_vain(star, other, number + 1, now_ns)
+    assert star.reports() == []

@@ -2,8 +2,7 @@
 
 import pytest
 
-from shoal.batcher.step_headers import StepHeaders
-from shoal.errors import UnavailableError
+from shoal.batcher.step_headers import NoStepMemoryError, StepHeaders
 from shoal.shm import layout
 from shoal.shm.layout import UNIT, Geometry
 from shoal.shm.slab import Slab
@@ -49,7 +48,7 @@ def test_without_memory() -> None:
     headers = StepHeaders(memory)
     headers.add(b"one")
     for more in (headers.add, lambda header: headers.end_with([], header)):
-        with pytest.raises(UnavailableError, match="Exceeds maximum queue size"):
+        with pytest.raises(NoStepMemoryError):
             more(bytes(UNIT + 1))
     headers.free()
     assert memory.num_taken == 0
