@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 COMPILED = {
     "shoal": ["fault", "memo"],
     "shoal.shm": [
-        "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab",
+        "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab", "spinning",
     ],
     "shoal.batcher": [
         "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "holders",

@@ -44,6 +44,7 @@ from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import LayoutError
 from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.spinning import SpinningPoller
 
 if TYPE_CHECKING:
     from shoal.batcher.redis_connection import RedisConnection
@@ -61,6 +62,8 @@ SHORT_SLEEP_S = 0.001
 FINE_SLEEP_S = 0.01
 #: Most events per epoll call; by default epoll makes room for a thousand each time. The rest comes first next time.
 MAX_EVENTS = 64
+#: With more open requests than this the batcher does not spin: they wait for their models, and wakes are few.
+SPINS_BESIDE = 1
 
 
 class Batcher:
@@ -112,6 +115,7 @@ class Batcher:
         )
         self._kinds = Kinds(*self.handlers)
         self._poller = select.epoll()
+        self._spinning = SpinningPoller(self._poller, settings.spin_ns) if settings.spin_ns else None
         redis = settings.redis
         self._redis = None if redis is None else _connection(redis, self._poller, bell)
         if settings.cache_bytes:
@@ -132,7 +136,7 @@ class Batcher:
         """Serve until the supervisor closes the connection; raises the channel's error (control.GONE) then."""
         poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
         exchange, control_fd, busy = self._exchange, self._channel.fileno(), self._exchange.busy
-        look_ns, events = 0, list[tuple[int, int]]()
+        spinning, look_ns, events = self._spinning, 0, list[tuple[int, int]]()
         poller.register(self._bell.fd, select.EPOLLIN | select.EPOLLET)
         poller.register(control_fd, select.EPOLLIN)
         while True:
@@ -145,7 +149,10 @@ class Batcher:
                     sleep_s = 0.0
             if busy and (events or exchange.may_miss_answers(time.monotonic_ns())):
                 sleep_s = min(sleep_s, SHORT_SLEEP_S)
-            events = poller.poll(sleep_s, MAX_EVENTS)
+            if spinning is not None and sleep_s and exchange.num_open <= SPINS_BESIDE:
+                events = spinning.poll(sleep_s, MAX_EVENTS)
+            else:
+                events = poller.poll(sleep_s, MAX_EVENTS)
             rung_by = []
             is_for_all = not events and sleep_s >= MAX_SLEEP_S
             for fd, _ in events:

@@ -231,6 +231,7 @@ class ServerOptions:
     max_in_flight: int = 1024  # requests of a model in a front-end process between acceptance and answer; ours
     default_max_queue_size: int = 1024  # queued requests per model whose config has no bound; ours: Triton has none
     request_deadline_ms: int = 0  # ms from a request's arrival to its answer; 0 = no limit; ours
+    spin_us: int = 100  # µs, the longest spin of the batcher or an idle instance before it sleeps; 0 = never; ours
     poison_refusal_secs: int = 60  # s for which a request that ended instances is refused first; 0 = executed; ours
     request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton has no limit
 

@@ -28,6 +28,7 @@ from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, Record, unpack_span
 from shoal.shm.segment import SegmentView
+from shoal.shm.spinning import SpinningPoller
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
@@ -77,6 +78,9 @@ _log = logging.getLogger(__name__)
 # Word indices: an attribute of the class would take 0.2k instructions per request each.
 _KEY, _BATCH, _BLOCK, _HEADER, _ROWS = B.KEY, B.BATCH, B.BLOCK, B.HEADER, B.ROWS
 
+#: The bell, and the connection to the supervisor.
+_NUM_EVENTS = 2
+
 
 class Loop:
     """The loop of one instance of one model."""
@@ -92,12 +96,15 @@ class Loop:
         *,
         may_run_again: bool = False,
         gpu: int = NO_GPU,
+        spin_ns: int = 0,
     ) -> None:
-        """`gpu` is the server's number of the GPU of an instance of KIND_GPU."""
+        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` the longest spin before a sleep,
+        0 for none."""
         self._sequences = sequences
         self._backend = backend
         self._signature = signature
         self._instance = instance
+        self._spin_ns = spin_ns
         self._memory = memory
         self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
         kept_gpu = gpu if backend.takes_gpu_tensors else NO_GPU
@@ -153,6 +160,7 @@ class Loop:
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.EPOLLIN | select.EPOLLET)
         poller.register(channel_fd, select.EPOLLIN)
+        spinning = SpinningPoller(poller, self._spin_ns) if self._spin_ns else None
         oversize, slab = self._memory.oversize, self._memory.slab
         oversize.listen = listen = functools.partial(self._listen, channel)
         self._memory.segments.connect(channel, listen)
@@ -164,7 +172,10 @@ class Loop:
             wait_s = oversize.look() if oversize.segments else None
             if auditor is not None:
                 wait_s = auditor.next_wait_s(wait_s)
-            ready = dict(poller.poll(wait_s))
+            if spinning is not None and wait_s is None:
+                ready = dict(spinning.poll(None, _NUM_EVENTS))
+            else:
+                ready = dict(poller.poll(wait_s))
             if auditor is not None and not ready:
                 self._audit(auditor)
             # Messages first: after their announcements, few segments that batches name have to be requested.

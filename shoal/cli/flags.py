@@ -96,6 +96,12 @@ SERVER = (
     honour("exit-timeout-secs", integer(0), "seconds to finish what is in flight after SIGTERM, before exit code 1"),
     honour("pid-file", ANY_TEXT, "file for the pid of the server's main process, which changes at an upgrade"),
     honour(
+        "spin-us",
+        integer(0, 1000),
+        "microseconds for which the batcher, and an idle instance, look for requests before they sleep, while requests "
+        "come that soon and no other program wants their cores; 0: they sleep at once",
+    ),
+    honour(
         "upgrade-timeout-secs",
         integer(1),
         "seconds in which the new server of an upgrade must be ready; then this one goes on",

@@ -32,6 +32,7 @@ class BatcherActivated(Message):
     is_successor: bool  # takes a dead batcher's place, and serves after Resume
     rate_limits: Sequence[tuple[str, int, int | None]] | None  # resource, count, device; None without --rate-limit
     latency_target_ms: int
+    spin_ns: int  # the longest spin before a sleep; 0: the batcher sleeps at once
     poison_refusal_ns: int  # how long a request that ends instances is refused first; 0: not at all
     bell: Fd  # the batcher's own bell, for peers that have none for it
     counters: Fd  # the table of counters, writable

@@ -18,6 +18,7 @@ from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import Geometry
 from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.spins import batcher_spin_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +81,7 @@ def batcher_activated(
         is_successor=is_successor,
         rate_limits=options.rate_limits,
         latency_target_ms=options.latency_target,
+        spin_ns=batcher_spin_ns(options),
         poison_refusal_ns=options.poison_refusal_secs * 1_000_000_000,
         bell=bell_fd,
         counters=counters_fd,

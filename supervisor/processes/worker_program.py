@@ -22,6 +22,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.torchserve.torch_use import uses_torch
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import ChildProgram
+from shoal.supervisor.processes.spins import worker_spin_ns
 from shoal.supervisor.processes.zygotes import TORCHSERVE_WITH_TORCH
 
 
@@ -81,6 +82,7 @@ def load_message(
         cores=list(placement.cores),
         backend_config=context.options.backend_settings(version.config["backend"]),
         log=context.log_settings,
+        spin_ns=worker_spin_ns(context.options, placement),
         process_cores=list(placement.process_cores),
     )
 

@@ -93,7 +93,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
     settings = BatcherActivated(
         log={}, max_queue_size=100, max_in_flight=100, deadline_ns=0, counts_first_responses=False, cache_bytes=0,
-        redis=None, is_successor=is_successor, rate_limits=None, latency_target_ms=0, poison_refusal_ns=0,
+        redis=None, is_successor=is_successor, rate_limits=None, latency_target_ms=0, spin_ns=0, poison_refusal_ns=0,
         bell=os.dup(bell.fd), counters=table,
     )  # fmt: skip
     batcher = Batcher(Channel(theirs), settings)
