@@ -31,7 +31,7 @@ _CACHE = 0
 
 
 class CachedResponses:
-    """The response cache of all models that enable it. Implements `Sharing` by its methods up to `drain`."""
+    """The response cache of all models that enable it. Implements `CoalescingCache` by its methods up to `drain`."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class CachedResponses:
         ended = self._cache.end(key)
         if ended is None:
             return
-        flight, waiting = ended
+        coalescing_key, waiting = ended
         if answer is None:
-            self._execute_next(flight, waiting, now_ns)
+            self._execute_next(coalescing_key, waiting, now_ns)
             return
         began_ns = self._clock_ns()
         ref, header, num_pieces = answer
         block = self._blocks.open(ref) if num_pieces else None
         pieces = [] if block is None else read_pieces(block, num_pieces)
-        self._keep(flight.identity, ref, header, pieces)
+        self._keep(coalescing_key.identity, ref, header, pieces)
         ended_ns = self._clock_ns()
         self._figures["insertion_ns"] += ended_ns - began_ns
         statistics.count_cache_miss(model.row, ended_ns - began_ns)
@@ -175,11 +175,11 @@ class CachedResponses:
         now_ns = self._clock_ns()
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
-    def _execute_next(self, flight: CoalescingKey, waiting: list[int], now_ns: int) -> None:
+    def _execute_next(self, coalescing_key: CoalescingKey, waiting: list[int], now_ns: int) -> None:
         """Execute the next of equal requests after a leader has failed, which says nothing about the others."""
         for key in waiting:
             *_, queued = self._requests[key]
-            if self._begin(flight, queued):
+            if self._begin(coalescing_key, queued):
                 self._figures["num_misses"] += 1
                 self._execute(key, now_ns)
 
@@ -188,9 +188,9 @@ class CachedResponses:
         _, model, *_, queued = self._requests[key]
         self._requests.enqueue(model, queued, now_ns)
 
-    def _begin(self, flight: CoalescingKey, queued: QueuedRequest) -> bool:
+    def _begin(self, coalescing_key: CoalescingKey, queued: QueuedRequest) -> bool:
         """Whether the request must be executed, because it cannot wait for an equal one."""
-        return self._cache.begin(flight, queued.key, queued.deadline_ns)
+        return self._cache.begin(coalescing_key, queued.key, queued.deadline_ns)
 
     def _keep(self, identity: RequestIdentity, ref: int, header: int, pieces: list[int]) -> None:
         """Copy an answer into the cache if there is, or can be made, room for the copy."""
@@ -256,7 +256,7 @@ class CachedResponses:
 
     def _make_room(self, nbytes: int) -> bool:
         own = self._blocks.own
-        for ref in self._cache.lingering:
+        for ref in self._cache.evicted_refs:
             if own is None or not own.is_taken(ref):
                 self._cache.freed(ref)
         if nbytes > self._figures["total_bytes"]:

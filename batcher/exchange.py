@@ -101,7 +101,7 @@ class Exchange:
             on_shortage=self._on_shortage,
         )
         self.cached: CachedResponses | None = None  # the response cache, with --cache-config
-        self._read: list[Peer] = []
+        self._read: list[Peer] = []  # peers whose records this step has read
         self._retirement = Retirement()
         self.reports: list[Message] = []  # to the supervisor; the loop sends them
         #: Requests that end instances; None: all are executed, however often they have done so.
@@ -183,7 +183,7 @@ class Exchange:
         if model.split_id and not self.splits.is_up(model):
             self._requests.fall_back_queued(model, now_ns)
         self.ensembles.lose(self.blocks.lose(worker), reason, detail, model, now_ns)
-        worker.let_go()
+        worker.forget_batches()
         if model.is_failed:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model
@@ -335,7 +335,7 @@ class Exchange:
     def look_at_clients(self, now_ns: int) -> None:
         """Read all clients' rings, for RELEASEs that rang no bell."""
         for owner, client in tuple(self.clients.items()):
-            # otherwise distrusted while another's ring was read
+            # a client may have been removed while another one's ring was read
             if client.reader.has_unread() and owner in self.clients:
                 self._drain_client(client, now_ns)
 
@@ -404,7 +404,7 @@ class Exchange:
             if not records:
                 return
             self._counted.add(worker.model)
-            unheld = self._obey_worker(worker, records, now_ns)
+            unheld = self._handle_records(worker, records, now_ns)
         except LayoutError:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
             self.reports.append(ProcessDistrusted(worker.owner))
@@ -416,7 +416,7 @@ class Exchange:
             self.busy.pop(worker.owner, None)
         self._read.append(worker)
 
-    def _obey_worker(self, worker: WorkerPeer, records: Sequence[Record], now_ns: int) -> list[int]:
+    def _handle_records(self, worker: WorkerPeer, records: Sequence[Record], now_ns: int) -> list[int]:
         """Handle a worker's records. Returns the blocks that they name, all of them the worker's own. Raises
         LayoutError for a record that names another process's block; that record changes nothing."""
         if self._late.are_any:

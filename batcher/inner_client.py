@@ -53,7 +53,7 @@ class InnerClient(ClientPeer):
         return queue_ns, *compute
 
     def flush(self) -> bool:
-        """No effect, and nothing waits: there is no ring to publish."""
+        """True at once, since no reply waits for room: there is no ring."""
         return True
 
     def acknowledge(self) -> None:

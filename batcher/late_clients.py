@@ -90,11 +90,11 @@ class LateClients:
         """Note the blocks in a worker's records that are about to be handled."""
         if self._claimed:
             self._claimed.difference_update([record[_BLOCK] for record in records])
-            self._look()
+            self._update_are_any()
         if self._has_begun and self._clients:
             self._answered_since.update([record[_BLOCK] for record in records if record[0] in (DONE, RESPONSE)])
 
-    def _look(self) -> None:
+    def _update_are_any(self) -> None:
         self.are_any = bool(self._clients or self._claimed)
 
     def claim(self, ref: int) -> None:
@@ -109,7 +109,7 @@ class LateClients:
         if ref not in self._claimed:
             return False
         self._claimed.remove(ref)
-        self._look()
+        self._update_are_any()
         return True
 
     def withholds(self, ref: int) -> bool:
@@ -155,5 +155,5 @@ class LateClients:
             unheld |= self._withheld
             self._withheld.clear()
             self._answered_since.clear()
-            self._look()
+            self._update_are_any()
         return {ref for ref in unheld if not self.holders.is_held(ref)}

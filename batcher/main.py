@@ -1,6 +1,6 @@
 """The batcher process: a standby until it is activated, then the batcher's loop.
 
-Forked by a zygote, or exec'd as `python -m shoal.batcher.main`, which no compiled module can be.
+Forked by a zygote, or exec'd as `python -m shoal.batcher.main`: `-m` runs no compiled module, so this one is not.
 """
 
 import faulthandler

@@ -2,7 +2,7 @@
 
 A request's header stands in a client's block, a response's in a worker's; steps of ensembles get a header of the
 batcher's own that names the blocks of the tensors. Since requests repeat, parsed and written headers are kept, by their
-bytes or by the forms of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
+bytes or by the types of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
 """
 
 from bisect import bisect_right
@@ -11,13 +11,7 @@ from math import prod
 from typing import NamedTuple, cast
 
 from shoal import sequences
-from shoal.batcher.templates import (
-    Form,
-    Template,
-    outputs_template,
-    response_header,
-    step_template,
-)
+from shoal.batcher.templates import Template, TensorType, outputs_template, response_header, step_template
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
 from shoal.memo import Memo
@@ -40,8 +34,8 @@ from shoal.star.validation import ParsedInput, validate
 
 #: A function from a block's reference to its memory; None if the block is gone.
 OpenBlock = Callable[[int], memoryview | None]
-#: A tensor and where it lies: its form, its offset in a block (bytes), the block's reference, and the block's size.
-Passed = tuple[Form, int, int, int]
+#: A tensor and where it lies: its type, its offset in a block (bytes), the block's reference, and the block's size.
+Passed = tuple[TensorType, int, int, int]
 #: Inputs by name, in the request's order.
 _Inputs = Sequence[tuple[str, Passed]]
 
@@ -89,7 +83,7 @@ class EnsembleRequests:
         if found is None:
             found = self._read(header, nbytes, nbytes_of)
         asked, inputs = found
-        return asked, {name: (form, offset, lender or ref, size) for name, (form, offset, lender, size) in inputs}
+        return asked, {name: (kind, offset, lender or ref, size) for name, (kind, offset, lender, size) in inputs}
 
     def _read(self, header: bytes, nbytes: int, nbytes_of: Callable[[int], int]) -> tuple[EnsembleRequest, _Inputs]:
         layout, packed = split_header(header)
@@ -165,19 +159,19 @@ class StepRequests:
             if passed is None:
                 looked_at.append(None)
             else:
-                form, offset, ref, _ = passed
-                looked_at.append(form)
+                kind, offset, ref, _ = passed
+                looked_at.append(kind)
                 numbers += (offset, ref)
         key = tuple(looked_at)
         found = self._kept.entries.get(key)
         if found is None:
-            forms = [(name, tensors[tensor][0]) for name, tensor in self._inputs if tensor in tensors]
-            found = self._check(signature, request, forms)
+            kinds = [(name, tensors[tensor][0]) for name, tensor in self._inputs if tensor in tensors]
+            found = self._check(signature, request, kinds)
             self._kept.keep(key, found)
         rows, shape_key, template = found
         return rows, shape_key, template.fill(numbers) + options
 
-    def _check(self, signature: Signature, request: InferRequest, inputs: Sequence[tuple[str, Form]]) -> Checked:
+    def _check(self, signature: Signature, request: InferRequest, inputs: Sequence[tuple[str, TensorType]]) -> Checked:
         parsed, batches = [], signature.max_batch_size > 0
         for name, (wire, shape, nbytes) in inputs:
             spec = signature.inputs.get(name)
@@ -234,9 +228,9 @@ def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: A step's response, parsed: the tensors in it, each by its name in the ensemble, form and offset; the names of all
+#: A step's response, parsed: the tensors in it, each by its name in the ensemble, type and offset; the names of all
 #: outputs that the step could have had, so that steps which need an absent one do not wait for it; parameters.
-Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
+Answered = tuple[Sequence[tuple[str, TensorType, int]], tuple[str, ...], Parameters]
 
 
 class StepResponses:
@@ -284,7 +278,7 @@ class EnsembleResponses:
         self, outputs: Sequence[str], tensors: Sequence[Passed], parameters: Parameters
     ) -> tuple[list[int], bytes]:
         """The references to the blocks of a response's tensors, and its header."""
-        key = (outputs, *[form for form, _, _, _ in tensors])
+        key = (outputs, *[kind for kind, _, _, _ in tensors])
         template = self._kept.entries.get(key)
         if template is None:
             batches, shown = self._signature.max_batch_size > 0, []

@@ -353,7 +353,7 @@ class WorkerPeer(Peer):
         self._words = segment.words
         self._link_words = link.words
 
-    def let_go(self) -> None:
+    def forget_batches(self) -> None:
         """Remove all references from batches to this worker, which has ended: its segment would stay mapped until
         Python looks for cycles of references."""
         for running in (self.last, *self.missing.values()):

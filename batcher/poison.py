@@ -41,7 +41,7 @@ _FROM_OUTSIDE = frozenset(
 )
 _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT})
 #: Contents of clients that run foreign code are compared among themselves only: such a client can change its block
-#: while a worker reads it, so that a death would be laid to another content.
+#: while a worker reads it, so that the batcher reads another content than the one that ended the instance.
 _FOREIGN = b"foreign"
 #: Queued requests that are compared with a dead instance's (ours: 30 ms); further ones are executed as they come.
 _MAX_COMPARED = 4096
@@ -162,7 +162,7 @@ class Poison:
         )  # fmt: skip
 
     def restore(self, model: ScheduledModel, known: PoisonKnown | PoisonFound) -> None:
-        """Go on with a dead batcher's refusal."""
+        """Refuse requests that a dead batcher refused, as the supervisor remembers them, until the time it had set."""
         suspect = Suspect()
         suspect.convicted = known.digest_low, known.digest_high
         suspect.num_deaths, suspect.num_refusals = known.num_deaths, known.num_refusals

@@ -1,9 +1,9 @@
 """Recording: requests and their outcomes are copied into a ring that the recorder reads. Lives in the batcher.
 
-A request is noted as it ends, and copied at the end of the step: behind the workers' next batches, before its reply is
-published, until when its blocks are there. Copies need no place in clients' or workers' slabs, so that a recorder whose
-disk is slow takes nothing from them: what the ring has no room for is dropped and counted. Only requests to models that
-are recorded come here.
+A request is noted as it ends, and copied at the end of the step: after workers' next batches are published, and before
+its reply is, since the reply frees its blocks. Copies need no place in clients' or workers' slabs, so that a recorder
+whose disk is slow takes nothing from them: what the ring has no room for is dropped and counted. Only requests to
+models that are recorded come here.
 """
 
 from typing import NamedTuple

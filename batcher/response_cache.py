@@ -36,7 +36,7 @@ class CoalescingKey(NamedTuple):
 
 
 class _Coalesced(NamedTuple):
-    """A flight in progress: its leader's deadline (0 = none), and the requests that wait for the leader, in order."""
+    """Coalesced requests: the leader's deadline (0 = none), and the requests that wait for the leader, in order."""
 
     deadline_ns: int
     waiting: dict[int, None]
@@ -45,28 +45,29 @@ class _Coalesced(NamedTuple):
 class ResponseCache:
     """Kept answers (`find`, `store`, `evict`) and requests that others may wait for (`begin`, `end`)."""
 
-    __slots__ = ("_flights", "_leaders", "_lingering", "_max_nbytes", "_stored", "_waiting", "nbytes")
+    __slots__ = ("_coalesced", "_evicted_nbytes", "_leaders", "_max_nbytes", "_stored", "_waiting", "nbytes")
 
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
         # Changed by store, evict, drop and freed: kept answers, oldest first; bytes of evicted blocks not yet free.
         self._stored: OrderedDict[RequestIdentity, CacheEntry] = OrderedDict()
-        self._lingering: dict[int, int] = {}
+        self._evicted_nbytes: dict[int, int] = {}
         #: Bytes of both together.
         self.nbytes = 0
-        # Changed by begin, end, cancel and drain: leaders' flights; waiting requests' flights; flights' states.
+        # Changed by begin, end, cancel and drain: the coalescing keys of leaders, and of waiting requests; by such a
+        # key, the coalesced requests.
         self._leaders: dict[int, CoalescingKey] = {}
         self._waiting: dict[int, CoalescingKey] = {}
-        self._flights: dict[CoalescingKey, _Coalesced] = {}
+        self._coalesced: dict[CoalescingKey, _Coalesced] = {}
 
     def __len__(self) -> int:
         """Number of answers that can be found."""
         return len(self._stored)
 
     @property
-    def lingering(self) -> list[int]:
-        """Evicted blocks that are not free yet."""
-        return list(self._lingering)
+    def evicted_refs(self) -> list[int]:
+        """References to blocks of evicted answers, which are not free yet: clients may still read them."""
+        return list(self._evicted_nbytes)
 
     # --- kept answers ---
 
@@ -95,57 +96,57 @@ class ResponseCache:
     def evict(self) -> int:
         """Evict the least recently used answer. Returns its block, to be `freed` once it has no reader; 0 if there
         is no answer."""
-        return self._let_go(next(iter(self._stored))) if self._stored else 0
+        return self._evict(next(iter(self._stored))) if self._stored else 0
 
     def freed(self, ref: int) -> None:
         """Note that an evicted answer's block is free again."""
-        self.nbytes -= self._lingering.pop(ref)
+        self.nbytes -= self._evicted_nbytes.pop(ref)
 
     def drop(self, model_id: int) -> list[int]:
         """Evict all answers of a model version that is gone. Returns their blocks, as `evict` does."""
-        return [self._let_go(identity) for identity in list(self._stored) if identity.model_id == model_id]
+        return [self._evict(identity) for identity in list(self._stored) if identity.model_id == model_id]
 
-    def _let_go(self, identity: RequestIdentity) -> int:
+    def _evict(self, identity: RequestIdentity) -> int:
         ref, _, nbytes = self._stored.pop(identity)
-        self._lingering[ref] = nbytes
+        self._evicted_nbytes[ref] = nbytes
         return ref
 
     # --- requests in progress ---
 
-    def begin(self, flight: CoalescingKey, key: int, deadline_ns: int) -> bool:
+    def begin(self, coalescing_key: CoalescingKey, key: int, deadline_ns: int) -> bool:
         """Whether this request must be executed, as the leader or by itself. If not, the request waits for the
         leader from now on."""
-        led = self._flights.get(flight)
+        led = self._coalesced.get(coalescing_key)
         if led is None:
-            self._leaders[key], self._flights[flight] = flight, _Coalesced(deadline_ns, {})
+            self._leaders[key], self._coalesced[coalescing_key] = coalescing_key, _Coalesced(deadline_ns, {})
             return True
         if deadline_ns and not 0 < led.deadline_ns <= deadline_ns:
             return True
         led.waiting[key] = None
-        self._waiting[key] = flight
+        self._waiting[key] = coalescing_key
         return False
 
     def end(self, key: int) -> tuple[CoalescingKey, list[int]] | None:
-        """End a leader's flight. Returns the flight and the requests that have waited for the leader, in order; None
-        if the request led none."""
-        flight = self._leaders.pop(key, None)
-        return None if flight is None else (flight, self._disband(flight))
+        """End a leader's execution. Returns its coalescing key and the requests that have waited for it, in order; None
+        if the request is no leader."""
+        coalescing_key = self._leaders.pop(key, None)
+        return None if coalescing_key is None else (coalescing_key, self._disband(coalescing_key))
 
     def cancel(self, key: int) -> bool:
         """Stop a request's wait for its leader. False if the request did not wait."""
-        flight = self._waiting.pop(key, None)
-        if flight is None:
+        coalescing_key = self._waiting.pop(key, None)
+        if coalescing_key is None:
             return False
-        del self._flights[flight].waiting[key]
+        del self._coalesced[coalescing_key].waiting[key]
         return True
 
     def drain(self, model_id: int) -> list[int]:
-        """End all flights of a model version. Returns the requests that have waited."""
-        leaders = [key for key, flight in self._leaders.items() if flight.identity.model_id == model_id]
+        """Forget all leaders of a model version. Returns the requests that have waited for them."""
+        leaders = [key for key, shared in self._leaders.items() if shared.identity.model_id == model_id]
         return [waiting for key in leaders for waiting in self._disband(self._leaders.pop(key))]
 
-    def _disband(self, flight: CoalescingKey) -> list[int]:
-        waiting = list(self._flights.pop(flight).waiting)
+    def _disband(self, coalescing_key: CoalescingKey) -> list[int]:
+        waiting = list(self._coalesced.pop(coalescing_key).waiting)
         for key in waiting:
             del self._waiting[key]
         return waiting

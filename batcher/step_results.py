@@ -66,13 +66,13 @@ class StepResults:
         if has_pieces:
             pieces = ResponseBlocks(refs, self._blocks.open)
             outputs, names, parameters = responses.read(model.id, model.signature, header, pieces.nbytes)
-            for name, form, offset in outputs:
-                tensors[name] = (form, *pieces.find(offset))
+            for name, kind, offset in outputs:
+                tensors[name] = (kind, *pieces.find(offset))
         else:
             nbytes = len(block)
             outputs, names, parameters = responses.read(model.id, model.signature, header, nbytes)
-            for name, form, offset in outputs:
-                tensors[name] = (form, offset, ref, nbytes)
+            for name, kind, offset in outputs:
+                tensors[name] = (kind, offset, ref, nbytes)
         return names, parameters
 
     def forget(self) -> None:

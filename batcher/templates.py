@@ -11,9 +11,9 @@ import msgpack
 
 from shoal.request import Parameters, Stay, layout_head
 
-#: The common properties of tensors of many requests: wire number of the datatype (with PLACED for a tensor on a GPU),
+#: What a tensor has in common with those of many requests: wire number of the datatype (with PLACED: on a GPU),
 #: shape, size in bytes.
-Form = tuple[int, tuple[int, ...], int]
+TensorType = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"
 _HOLE_BYTES = 8
 
@@ -35,7 +35,9 @@ class Template:
         return self._pack(*self._values)
 
 
-def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str], stays: Sequence[Stay] = ()) -> Template:
+def step_template(
+    tensors: Sequence[tuple[str, TensorType]], outputs: Sequence[str], stays: Sequence[Stay] = ()
+) -> Template:
     """The layout of a step's request; the holes are offset and block of each input."""
     pieces = [_array_head(3 if stays else 2) + _array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
@@ -46,7 +48,7 @@ def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str], s
     return Template([layout_head(nbytes) + pieces[0], *pieces[1:]])
 
 
-def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
+def outputs_template(tensors: Sequence[tuple[str, TensorType]]) -> Template:
     """The outputs of a response; the holes are their offsets."""
     pieces = [_array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:

@@ -1,8 +1,8 @@
 """Prediction of a request's wait, learned from past executions; a request that would be late is refused at once.
 
 An execution is timed by the batcher: from when the instance was given it, or had finished the one before, until the
-instance is free again. Queued rows are shared out among the instances like water among vessels, each filled already
-with its present executions. Pure policy, runs in the batcher; models without deadlines have none. Rules: no request is
+instance is free again. The prediction divides queued rows so that each goes to the instance that is free first, after
+its present executions. Pure policy, runs in the batcher; models without deadlines have none. Rules: no request is
 refused before enough is known, nor while an instance is idle, so an estimate that is wrong, or has become so, is
 corrected by the executions that it permits.
 """
@@ -63,7 +63,7 @@ class Admission:
         self._instances.setdefault(instance, (0, deque()))
 
     def remove_instance(self, instance: int) -> None:
-        """Remove an instance that executes no batch any more, or none whose answer is waited for."""
+        """Remove an instance that is given no further batches; its running executions are forgotten."""
         self._instances.pop(instance, None)
 
     def begin(self, instance: int, rows: int, now_ns: int) -> None:
@@ -95,13 +95,14 @@ class Admission:
         frees_ns = sorted([self._free_in_ns(*each, now_ns) for each in self._instances.values()])
         if not frees_ns[0] and not rows_before:
             return 0
-        # Vessels are filled from the lowest up to the level of the next one, as long as there is water.
-        water_ns, filled_ns = rows_before * self._ns_per_row, 0.0
+        # The queued work is divided among the first `count` instances, those that are free before it is done, so that
+        # they end at one time: each has a part of it, behind its present executions (`busy_ns` of all).
+        queued_ns, busy_ns = rows_before * self._ns_per_row, 0.0
         for count, free_ns in enumerate(frees_ns):
-            if count and count * free_ns - filled_ns >= water_ns:
-                return int(CAUTION * (water_ns + filled_ns) / count)
-            filled_ns += free_ns
-        return int(CAUTION * (water_ns + filled_ns) / len(frees_ns))
+            if count and count * free_ns - busy_ns >= queued_ns:
+                return int(CAUTION * (queued_ns + busy_ns) / count)
+            busy_ns += free_ns
+        return int(CAUTION * (queued_ns + busy_ns) / len(frees_ns))
 
     def _free_in_ns(self, since_ns: int, executions: deque[int], now_ns: int) -> float:
         """The time in ns until an instance ends all its executions; one that takes longer than usual is assumed to

@@ -6,8 +6,8 @@ How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`
 answered within the target then; else, of the sizes that keep up with the arrivals, the one that answers the most
 requests in time, per time: smaller batches answer a few in time, and make all later ones late.
 
-Now, or later?  Later only if the requests concerned wait less in all. Requests that are here lose the wait, and the
-longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need not wait for the
+Now, or later?  Later only if the requests concerned wait less in all. Queued requests wait longer, by the delay and by
+the longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need not wait for the
 instance to be idle again. Arrivals that come at random never make that a gain; bursts do, and clients that send the
 next request when answered do. And never so late that the target would be missed.
 
@@ -26,7 +26,7 @@ from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 from shoal.deterministic import ALONE_KEY
 
-#: The least share of all requests' wait that waiting must save (ours): expectations are no promises.
+#: The least share of all requests' wait that a delay must save (ours): expected requests may not come.
 _GAIN = 0.05
 #: The share of the target reserved for times that are not measured: the way to the client, slower executions (ours).
 _RESERVE = 0.1
@@ -101,13 +101,13 @@ class Goal:
         self._begun.pop(instance, None)
 
     def rows_now(
-        self, requests: list[QueuedRequest], rows: int, queued_rows: int, now_ns: int, *, in_a_hurry: bool
+        self, requests: list[QueuedRequest], rows: int, queued_rows: int, now_ns: int, *, is_full: bool
     ) -> tuple[int, BatchReason]:
         """How many of the rows of `requests` should be executed together, at least 1, and why not more.
 
-        `in_a_hurry`: more rows wait than fit into a batch.
+        `is_full`: as many rows wait as fit into a batch, or more.
         """
-        wanted = self._rows_that_pay(rows, queued_rows, in_a_hurry=in_a_hurry)
+        wanted = self._rows_that_pay(rows, queued_rows, is_full=is_full)
         left_ns = self._target_ns - (now_ns - requests[0].arrival_ns)
         if wanted == 1 or self.curve.ns(wanted) <= left_ns:
             return wanted, BatchReason.NO_GAIN
@@ -129,17 +129,17 @@ class Goal:
                 best, most = together, value
         return best, BatchReason.LATENCY_TARGET if best < wanted else BatchReason.NO_GAIN
 
-    def _rows_that_pay(self, rows: int, queued_rows: int, *, in_a_hurry: bool) -> int:
+    def _rows_that_pay(self, rows: int, queued_rows: int, *, is_full: bool) -> int:
         """How many rows should be executed together, whether or not they are in time."""
-        wanted, most = self.curve.best_rows(rows, in_a_hurry=in_a_hurry), min(rows, self.curve.most_rows)
-        if in_a_hurry or not 1 < wanted < most:
+        wanted, most = self.curve.best_rows(rows, any_gain=is_full), min(rows, self.curve.most_rows)
+        if is_full or not 1 < wanted < most:
             return wanted
         if not self._pays_to_split(rows, wanted):
             return most
-        return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, in_a_hurry=True)
+        return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, any_gain=True)
 
     def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
-        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Also sets `awaited_rows`."""
+        """How long (ns) the queued `rows` should wait for others; 0: not at all. Also sets `awaited_rows`."""
         curve = self.curve
         alone_ns = curve.ns(rows)
         left_ns = self._target_ns - (now_ns - oldest_ns)
@@ -236,8 +236,8 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         if not self._queue.rows or (self._queue.rows < self._wake_rows and now_ns < self._wake_ns):
             return None
         requests, rows, reason = self._fitting()
-        in_a_hurry = reason == BatchReason.FULL
-        wanted, limit = self.goal.rows_now(requests, rows, self._queue.rows, now_ns, in_a_hurry=in_a_hurry)
+        is_full = reason == BatchReason.FULL
+        wanted, limit = self.goal.rows_now(requests, rows, self._queue.rows, now_ns, is_full=is_full)
         if wanted < rows:
             reason = limit
         elif requests[0].shape_key >= ALONE_KEY:  # no other request has this key, so none can be waited for
@@ -249,7 +249,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
                 self._wake_shape_key = requests[0].shape_key
                 return None
             if self._wake_rows:
-                reason = BatchReason.COMPANY_CAME if rows >= self._wake_rows else BatchReason.COMPANY_FAILED
+                reason = BatchReason.AWAITED_CAME if rows >= self._wake_rows else BatchReason.AWAITED_MISSING
         self._wake_rows = 0
         taken = [self._queue.popleft()]
         rows = taken[0].rows

@@ -107,16 +107,16 @@ class LatencyCurve:
         took_ns = self._table[cell] if cell < len(self._table) else self._intercept_ns + self._slope_ns * rows
         return self._pace * took_ns
 
-    def best_rows(self, rows: int, *, in_a_hurry: bool = False) -> int:
+    def best_rows(self, rows: int, *, any_gain: bool = False) -> int:
         """How many of `rows` should be executed at once: as many as pay, and no more than are known to.
 
-        `in_a_hurry`: more rows wait than fit into one batch, so any gain counts that is more than noise.
+        `any_gain`: more rows wait than fit into one batch, so any gain counts that is more than noise.
         """
         rows = min(rows, self.most_rows)
         cell = cell_of(rows)
         if cell >= len(self._best):
             return rows
-        best = (self._fastest if in_a_hurry else self._best)[cell]
+        best = (self._fastest if any_gain else self._best)[cell]
         return rows if best == cell else rows_of(best)
 
     def points(self) -> list[tuple[int, int, int]]:

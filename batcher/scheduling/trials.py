@@ -57,7 +57,7 @@ class TrialScheduler(ForwardingScheduler):
 
     @property
     def behind(self) -> Scheduler:
-        """The scheduler behind."""
+        """The scheduler that the trials are in front of."""
         return self._scheduler
 
     @property

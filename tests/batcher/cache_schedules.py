@@ -157,7 +157,7 @@ class Schedule:
         cache = self._cache
         assert cache.nbytes == self._nbytes <= MAX_NBYTES
         assert len(cache) == len(self._kept)
-        assert cache.lingering == list(self._read)
+        assert cache.evicted_refs == list(self._read)
 
 
 def run_any(numbers: Sequence[int], told: Told) -> None:

@@ -113,7 +113,7 @@ def test_nobody_is_in_time_at_the_cost_of_all_who_follow(per_ms: float, rows: in
         server.now_ns += gap_ns
         goal.arrives(1, server.now_ns, finds_queued=True, finds_idle=False)
     waiting = [QueuedRequest(key, 1, 0, server.now_ns - 10 * MS + key * MS // 4) for key in range(32)]
-    assert goal.rows_now(waiting, 32, 32, server.now_ns, in_a_hurry=True)[0] == rows
+    assert goal.rows_now(waiting, 32, 32, server.now_ns, is_full=True)[0] == rows
 
 
 def test_the_last_of_a_burst_are_waited_for_and_not_longer() -> None:
