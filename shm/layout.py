@@ -83,9 +83,9 @@ TAKEN_WORD: Final = 48
 MOVED_WORD: Final = 56
 WIDENED_WORD: Final = 64
 ANSWERED_WORD: Final = 72
-ANSWERED_WORDS: Final = 6  # from there on: digits 0 to 5
+ANSWERED_WORDS: Final = 6  # from ANSWERED_WORD on: one for each first digit, 0 to 5
 NOTED_WORD, NOTED_WORDS = 80, 3
-HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  # indices of the words from there on
+HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  # words, counted from NOTED_WORD
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
@@ -244,7 +244,7 @@ REPLY: Final = 4
 RECALL: Final = 15
 CHILD_TRACE: Final = 17
 EXECUTION: Final = 18
-RETURN: Final = 19  # a client, too, sends one to a new batcher
+RETURN: Final = 19  # a client, too, sends one to a successor
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM: Final = 5
 FREE: Final = 6
@@ -261,16 +261,16 @@ SEQUENCE_END: Final = 18
 class R:
     """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
 
-    HOLD, which uses NUMBER and BLOCK, names to a new batcher a reply's block that has not been released; a 1 in MODEL
-    marks the first HOLD: all that were sent to an intermediate new batcher are void. TRACE wants the times in the reply
-    to a request that stands before the TRACE. For a reply that is not the final one, RELEASE has the reply's BLOCK,
-    too, and HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from HEADER
-    on, up to the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the request
-    is notified. An answer after DEADLINE_NS is of no use to the client; 0 = never.
+    HOLD, which uses NUMBER and BLOCK, names to a successor a reply's block that has not been released; a 1 in MODEL
+    marks the first HOLD: earlier ones, for a successor that has died meanwhile, are void. TRACE requests the times in
+    the reply to a request that stands before the TRACE. For a reply that is not the final one, RELEASE has the reply's
+    BLOCK, too, and HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from
+    HEADER on, up to the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the
+    request is notified. An answer after DEADLINE_NS is of no use to the client; 0 = never.
 
     The digest, 128 bits, is equal for requests that have equal answers; 0 if the model's responses are not cached. The
-    batcher believes only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py);
-    FLAGS has ALONE, too (shoal/deterministic.py).
+    batcher uses only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py); FLAGS has
+    ALONE, too (shoal/deterministic.py).
 
     NUMBER is the client's own. With the client's owner id before it, the number is the request's key, by which every
     process names the request, a dead process's successor included.
@@ -306,7 +306,7 @@ class Q(R):
 
 
 class X(R):
-    """Words of TRACE: whether an EXECUTION is wanted, and the client's trace's id, 128 bits; 0: none."""
+    """Words of TRACE: whether an EXECUTION is wanted, and the id of the client's trace, 128 bits; 0: none."""
 
     IS_SHOWN: Final = 2
     TRACE_HIGH: Final = 3
@@ -429,7 +429,7 @@ class D:
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
     SEQUENCE_END (KEY): the request, whose DONE or RESCHEDULE comes later, is the last of its sequence.
-    HAVE, which uses BLOCK alone, names to a new batcher a block that has not been freed.
+    HAVE, which uses BLOCK alone, names to a successor a block that has not been freed.
     """
 
     KEY: Final = 1

@@ -90,8 +90,8 @@ class Port:
         self.slab = Slab(segment)
         #: The numbers of responses of TorchServe's protocol by the first digit of their status; one thread writes them.
         self.answered = segment.words[ANSWERED_WORD : ANSWERED_WORD + ANSWERED_WORDS]
-        #: A front end's counters beside its requests': layout.HTTP_HANDSHAKES_FAILED and those after it. One thread
-        #: writes them.
+        #: A front end's other counters, by layout.HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED and ABANDONED. One
+        #: thread writes them.
         self.noted = segment.words[NOTED_WORD : NOTED_WORD + NOTED_WORDS]
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
@@ -353,8 +353,8 @@ class Port:
         A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
         marked: if two batchers die in a row, the third may read all this twice.
         """
-        # A worker may still read a lent block for the dead batcher: the successor, which knows what workers have, says
-        # when none does.
+        # A worker may still read a lent block for the dead batcher: the successor, which knows what workers have, sends
+        # RETURN when none does.
         self._lent_before += self._lent.values()
         self._lent.clear()
         if self._lent_before:

@@ -18,8 +18,8 @@ WEIGHT = 2
 #: default of 1024 requests 256 clients may stall at once (ours).
 HELD_PER_REQUEST = 8
 #: Records of a client's ring per request that one model may have in flight. Each request in flight has five: its
-#: REQUEST, its TRACE, two CANCELs and, to a new batcher, the REQUEST once more. Each reply has one: its RELEASE or, to
-#: a new batcher, its HOLD.
+#: REQUEST, its TRACE, two CANCELs and, to a successor, the REQUEST once more. Each reply has one: its RELEASE or, to
+#: a successor, its HOLD.
 RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 #: Records that a small ring has per request in flight or held reply: the five, a RELEASE, and one for releases of
 #: replies that were more than may be held.
