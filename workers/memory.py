@@ -121,7 +121,7 @@ class Memory:
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self.use = ALONE
-        #: Changed by several threads: blocks that records to the batcher have named and that have not been freed.
+        # Changed by several threads: blocks that records to the batcher have named and that have not been freed.
         self._reported: set[int] = set()
         # The odd unit of a slab is reserved, so that an error can be sent while clients hold all other blocks; an even
         # slab has no such block, which would split the largest one.
@@ -428,7 +428,7 @@ class Memory:
             self._words[TAKEN_WORD] += num_taken
 
     def report_blocks(self) -> None:
-        """Send a new batcher a HAVE for every block that has not been freed; it frees those without holders.
+        """Send a dead batcher's successor a HAVE for every block that is not free; it frees those without holders.
 
         Blocks that another thread is still writing are left out: the response names them.
         """

@@ -44,7 +44,7 @@ class WorkerOversizeBlocks:
         self._slabs = WholeSlabs()
         #: Segments by owner id that hold a result or are kept for the next one; while there are any, `look` is called.
         self.segments = self._slabs.segments
-        # Changed by allocate and hear: the request for a segment that was sent last, and the supervisor's answers.
+        # Changed by allocate and receive: the request for a segment that was sent last, and the supervisor's answers.
         self._request = 0
         self._is_waiting = False
         self._segment: Segment | None = None
@@ -74,7 +74,7 @@ class WorkerOversizeBlocks:
             return self._slabs.add(segment, _ALL, may_be_kept=self._may_be_kept)
         if segment is not None:
             self._channel.send(shared.PayloadReleased(segment.header.owner))
-        if isinstance(self._refusal, UnavailableError) and self._let_go_of_kept(math.inf)[0]:
+        if isinstance(self._refusal, UnavailableError) and self._release_kept(math.inf)[0]:
             return self._allocate(nbytes)  # kept segments had counted towards this worker's limit
         raise self._take_refusal() or UnavailableError(
             f"no shared memory for a result of {nbytes} bytes: it was not there within {self._wait_s:g} s. Try again"
@@ -118,22 +118,19 @@ class WorkerOversizeBlocks:
 
     def free(self, ref: int) -> None:
         """Free a block; a reference to any other block has no effect."""
-        self._let_go(ref, keep=True)
-
-    def _let_go(self, ref: int, *, keep: bool) -> None:
-        if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
+        if owner := self._slabs.free(ref, time.monotonic(), keep=True):
             self._channel.send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
         """Release kept segments that have not been used for too long. Returns the seconds until the next call (None:
         none is needed)."""
-        _, left_s = self._let_go_of_kept(time.monotonic())
+        _, left_s = self._release_kept(time.monotonic())
         if left_s is None and self.is_shared and self.segments:
             return KEEP_S  # another thread may free a block while this one sleeps
         return left_s
 
-    def _let_go_of_kept(self, now_s: float) -> tuple[list[int], float | None]:
-        """Release segments that expire at `now_s`; returns the result of `WholeSlabs.expire`."""
+    def _release_kept(self, now_s: float) -> tuple[list[int], float | None]:
+        """Release kept segments that expire at `now_s`; returns the result of `WholeSlabs.expire`."""
         idle, left_s = self._slabs.expire(now_s)
         for owner in idle:
             self._channel.send(shared.PayloadReleased(owner))

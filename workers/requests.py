@@ -57,6 +57,7 @@ NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
 #: Most ids of requests in one line of the log (ours).
 MAX_LOGGED_IDS = 8
+#: Stands in `ParsedRequest.on_gpu` for the place of an input that lies in a worker's pool: the input's block has it.
 PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
@@ -79,8 +80,7 @@ class ParsedRequest:
     share: Share
     is_plain: bool
     lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
-    # Places of the inputs that lie in a client's memory on a GPU; PLACED_IN_BLOCK for one whose place its block has,
-    # since it lies in a worker's pool.
+    # Places of the inputs that lie on a GPU, in a client's memory or, as PLACED_IN_BLOCK, in a worker's pool.
     on_gpu: Mapping[str, bytes] = field(default_factory=dict)
     targets: tuple[CudaTarget, ...] = ()  # places on a GPU where the client wants outputs
     stays: Mapping[str, int] = field(default_factory=dict)  # outputs that may stay on a GPU, the server's number of it

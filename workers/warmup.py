@@ -1,10 +1,10 @@
 """Warms up an instance before it is ready: runs the samples of model_warmup and the batches of a recording, or else
 zeros of the smallest shape.
 
-A sample runs as a client's batch would, through the backend's `execute`; but no scheduler knows of it, it is not
-counted, and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are
-run only because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their
-failure is only logged. Runs in a worker, while it loads.
+A sample runs as a client's batch would, through the backend's `execute`; but it passes no scheduler, it is not counted,
+and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are run only
+because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their failure is
+only logged. Runs in a worker, while it loads.
 """
 
 import logging
@@ -112,9 +112,9 @@ def _requests(sample: Config, model: BackendModel, signature: Signature) -> list
 
 
 def _recorded_batches(filename: str, model: BackendModel, signature: Signature) -> Iterator[list[Request]]:
-    """The first batches of a recording whose requests to the model were answered, each as far as the model takes so
-    many rows. Raises InvalidArgumentError for a recording that has none, or one whose requests are not for this model,
-    InternalError for a file that cannot be read."""
+    """The first batches of a recording whose requests to the model were answered; of each batch the first requests, as
+    many as max_batch_size admits. Raises InvalidArgumentError for a recording that has no such batch, or one whose
+    requests are not for this model, InternalError for a file that cannot be read."""
     from shoal.recorder.entry import Outcome
     from shoal.recorder.recorded import Recording, batches
 
@@ -126,7 +126,7 @@ def _recorded_batches(filename: str, model: BackendModel, signature: Signature) 
         if each.model == model.name and each.outcome is Outcome.OK and each.sequence == (0, 0)
     )
     try:
-        found = batches(answered, MAX_RECORDED_BATCHES)  # and so the tensors of no more
+        found = batches(answered, MAX_RECORDED_BATCHES)  # requests behind these batches are not read
     except OSError as error:
         raise InternalError(f"failed to open the recording {path}: {error.strerror}") from error
     if not found:

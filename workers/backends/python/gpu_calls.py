@@ -1,8 +1,9 @@
 """Tensors of a Python model on its GPU: on their way into answers, and to and from the models that it calls.
 
-What a called model takes on the same GPU stays there: a tensor that another worker has left there is lent by its block,
-as one in host memory is, any other is copied into this worker's own pool, where it stays until the last reply. Answers
-stay on the GPU if the call prefers that (`PreferredMemory`). All else goes through host memory. Runs in a worker.
+Inputs of a call stay on the GPU if the called model takes them there: a tensor in another worker's pool is lent by its
+block, as one in host memory is; any other is copied into this worker's own pool and stays there until the last reply.
+Outputs of a call stay on the GPU if the call prefers that (`PreferredMemory`). All other tensors go through host
+memory. Runs in a worker.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from shoal.workers.tensors import Array
 
 
 def outgoing(tensor: Tensor) -> "Array | DeviceOutput":
-    """An output of the model where it is, for GpuAnswers."""
+    """An output of the model for GpuAnswers: a DeviceOutput if the tensor lies on the GPU, otherwise its array."""
     there = tensor._device
     if there is None or tensor._private is not None:
         return tensor._host()
@@ -44,15 +45,15 @@ class GpuCalls:
         self._regions = regions
 
     def forget(self, owner: int) -> None:
-        """Close handles that blocks of a segment have named: its owner is gone."""
+        """Close the handles of a dead worker's pool; `owner` is the owner id of the segment whose blocks named it."""
         self._regions().forget_pool(owner)
 
     def takes(self, entry: ModelEntry) -> bool:
-        """Whether the called model takes inputs where they are on this GPU."""
+        """Whether a model takes inputs that lie on this GPU, without a copy in host memory."""
         return gpu_of_inputs(entry.config) == self._pool.gpu
 
     def stays(self, entry: ModelEntry, request: ModelRequest) -> tuple[Stay, ...]:
-        """The outputs of a call that may stay on the GPU."""
+        """The requested outputs of a call that may stay on this GPU: none unless the call prefers GPU memory."""
         prefers = request._preferred_memory.preferred_memory_type == TRITONSERVER_MEMORY_GPU
         if not prefers or entry.is_cached or entry.is_decoupled:
             return ()
