@@ -59,7 +59,7 @@ class RecordedResponse(NamedTuple):
     parameters: Parameters
 
 
-class Company(NamedTuple):
+class RecordedExecution(NamedTuple):
     """The batch that a request was executed in."""
 
     instance: str  # "mlp_0_0"
@@ -100,7 +100,7 @@ class RecordedRequest:
     points: Points  # monotonic
     responses: tuple[RecordedResponse, ...]
     error: ShoalError | None
-    company: Company | None  # None: it was not executed
+    execution: RecordedExecution | None  # None: it was not executed
 
     @property
     def total_ns(self) -> int:
@@ -174,10 +174,10 @@ def _request(
     request = unpack_request(data[offset : offset + nbytes], len(data))
     if words.reason:
         error = _refusal(entry, words, request.id)
-    company = None
+    execution = None
     if words.instance:
         detail = DeathDetail.unpack(words.instance)
-        company = Company(
+        execution = RecordedExecution(
             detail.instance_name(entry.groups), detail.pid, words.worker, words.batch, words.formed_ns, words.position,
             words.num_requests, words.batch_rows,
         )  # fmt: skip
@@ -193,7 +193,7 @@ def _request(
             0, words.start_ns, words.queue_ns, words.compute_start_ns, words.input_end_ns, words.output_start_ns,
             words.compute_end_ns, words.end_ns,
         ),
-        (*before, *([response] if response is not None else [])), error, company,
+        (*before, *([response] if response is not None else [])), error, execution,
     )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> lis
     requests are read only up to the one that begins a further batch."""
     found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
-        identity = (request.number,) if request.company is None else request.company.identity
+        identity = (request.number,) if request.execution is None else request.execution.identity
         if len(found) == most and identity not in found:
             break
         found[identity].append(request)
@@ -244,4 +244,4 @@ def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> lis
 
 
 def _position(request: RecordedRequest) -> int:
-    return 0 if request.company is None else request.company.position
+    return 0 if request.execution is None else request.execution.position

@@ -153,7 +153,7 @@ def described(request: "RecordedRequest", *, with_values: bool = False) -> dict[
         "total_ns": request.total_ns,
         "queue_ns": max(0, points.compute_start_ns - points.queue_ns) if points.compute_start_ns else None,
         "compute_ns": max(0, points.compute_end_ns - points.compute_start_ns) if points.compute_start_ns else None,
-        "batch": None if request.company is None else request.company._asdict(),
+        "batch": None if request.execution is None else request.execution._asdict(),
         "priority": request.priority,
         "timeout_us": request.timeout_us,
         "parameters": request.parameters,
@@ -202,7 +202,9 @@ def _listed(requests: "Sequence[RecordedRequest]") -> str:
     rows = [("number", "arrival", "model", "outcome", "rows", "batch", "ms", "id or error")]
     for each in requests:
         batch = (
-            "" if each.company is None else f"{each.company.batch}[{each.company.position}/{each.company.num_requests}]"
+            ""
+            if each.execution is None
+            else f"{each.execution.batch}[{each.execution.position}/{each.execution.num_requests}]"
         )
         said = printable(each.id if each.error is None else str(each.error))
         rows.append(
@@ -220,7 +222,7 @@ def _listed(requests: "Sequence[RecordedRequest]") -> str:
 def _shown(request: "RecordedRequest") -> str:
     import numpy as np
 
-    company, points = request.company, request.points
+    execution, points = request.execution, request.points
     why = "" if request.error is None else f": {printable(str(request.error))}"
     lines = [
         f"request {request.number} to {request.model} version {request.version}, from a {request.asker}",
@@ -233,10 +235,10 @@ def _shown(request: "RecordedRequest") -> str:
             f"  of it       {max(0, points.compute_start_ns - points.queue_ns) / 1e6:.3f} ms in the queue, "
             f"{max(0, points.compute_end_ns - points.compute_start_ns) / 1e6:.3f} ms executed"
         )
-    if company is not None:
+    if execution is not None:
         lines.append(
-            f"  executed    by {company.instance} (pid {company.pid}), in its batch {company.batch}, as "
-            f"{company.position + 1} of {company.num_requests} requests, {company.rows} rows"
+            f"  executed    by {execution.instance} (pid {execution.pid}), in its batch {execution.batch}, as "
+            f"{execution.position + 1} of {execution.num_requests} requests, {execution.rows} rows"
         )
     if request.id:
         lines.append(f"  id          {printable(request.id)}")

@@ -92,7 +92,7 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     recording, number = open_recording(arguments.recording)
     found = read(recording, 0 if arguments.repo else number, arguments.model, arguments.limit)
     is_damaged = complain(recording)
-    requests = chosen(found, number, with_company=arguments.repo is not None)
+    requests = chosen(found, number, with_batch=arguments.repo is not None)
     if not requests:
         raise CommandLineError(f"The recording has no request {number}.")
     if arguments.repo is not None:
@@ -133,17 +133,19 @@ def _write_report(
     write(arguments.report, as_page(f"Replay of {arguments.recording}", told, pairs, unequal))
 
 
-def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_company: bool) -> "list[RecordedRequest]":
+def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_batch: bool) -> "list[RecordedRequest]":
     """The requests to replay: all, or the one with a number, with those that were executed with it if wanted. A
     request that was being executed at a death is left out if there is another record of its end."""
     from shoal.recorder.entry import Outcome
 
     if number:
         asked = [each for each in requests if each.number == number]
-        company = asked[0].company if asked else None
-        if not with_company or company is None:
+        execution = asked[0].execution if asked else None
+        if not with_batch or execution is None:
             return asked
-        return [each for each in requests if each.company is not None and each.company.identity == company.identity]
+        return [
+            each for each in requests if each.execution is not None and each.execution.identity == execution.identity
+        ]
     ended = {each.key for each in requests if each.outcome is not Outcome.DIED}
     return [each for each in requests if each.outcome is not Outcome.DIED or each.key not in ended]
 

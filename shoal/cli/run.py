@@ -123,10 +123,10 @@ def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> 
     recording, number = open_recording(arguments.record)
     if not number:
         raise CommandLineError("Which request of the recording? --record <file>#<number>")
-    batch = [each for each in chosen(read(recording), number, with_company=True) if each.model == model]
+    batch = [each for each in chosen(read(recording), number, with_batch=True) if each.model == model]
     if not batch:
         raise CommandLineError(f"Request {number} of the recording is not to model '{model}', or there is none.")
-    batch.sort(key=lambda each: 0 if each.company is None else each.company.position)
+    batch.sort(key=lambda each: 0 if each.execution is None else each.execution.position)
     version = arguments.version or None
     signature = _signature(server, model, version)
     code = EXIT_DONE

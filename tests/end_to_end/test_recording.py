@@ -228,8 +228,8 @@ def test_batches_are_recorded_with_their_order(recorded: Recorded) -> None:
     found = [each for each in Recording(recorded.before) if each.model == "batched"]
     assert [len(each) for each in batches(found)] == [3, 3, 3]
     for batch in batches(found):
-        companies = [each.company for each in batch if each.company is not None]
-        assert [(each.position, each.num_requests, each.rows, each.instance) for each in companies] == [
+        executions = [each.execution for each in batch if each.execution is not None]
+        assert [(each.position, each.num_requests, each.rows, each.instance) for each in executions] == [
             (index, 3, 3, "batched_0_0") for index in range(3)
         ]
         assert {each.id for each in batch} == {"1", "2", "3"}
@@ -283,7 +283,7 @@ def test_a_crash_leaves_the_batch_that_caused_it(recorded: Recorded) -> None:
     found = list(Recording(recorded.death))
     died = [each for each in found if each.outcome is Outcome.DIED]
     assert sorted([each.id for each in died]) == ["13", "5", "6"]
-    assert {each.company.num_requests for each in died if each.company is not None} == {3}
+    assert {each.execution.num_requests for each in died if each.execution is not None} == {3}
     assert all(each.error is not None and "SIGABRT" in str(each.error) for each in died)
     assert {each.model for each in found} == {"batched"}
     assert [each.outcome for each in found].count(Outcome.OK) == 9  # the seconds before
