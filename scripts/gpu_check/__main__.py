@@ -99,7 +99,7 @@ def install(wheels: Sequence[Path], site: Path) -> None:
 
 
 def is_gpu_there(variables: Mapping[str, str]) -> bool:
-    """Whether the driver tells of a GPU; also True where Shoal cannot be imported, which the first row explains."""
+    """Whether the driver lists a GPU; also True where Shoal cannot be imported, which the first row reports."""
     program = (
         "import os\nfrom shoal.supervisor.machine import list_gpus\nraise SystemExit(0 if list_gpus(os.environ) else 3)"
     )

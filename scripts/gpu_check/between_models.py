@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.gpu_check.finding import Finding, Surroundings, right_if
+from scripts.gpu_check.finding import Finding, Setup, right_if
 from scripts.gpu_check.measure import median_ms, served, write_model
 
 MIB = 1 << 20
@@ -66,25 +66,25 @@ ensemble_scheduling { step [
       output_map { key: "SAID" value: "SAID" } } ] }"""
 
 
-def tensors_stay(surroundings: Surroundings) -> Finding:
-    """An ensemble of two models, and a call, with tensors in the pool, beyond it and without one."""
-    repository = surroundings.directory / "repository"
-    config = CONFIG % surroundings.gpu_group
+def tensors_stay(setup: Setup) -> Finding:
+    """The row of an ensemble and of a call, with tensors in a GPU pool, with larger ones, and without a pool."""
+    repository = setup.directory / "repository"
+    config = CONFIG % setup.gpu_group
     for name, code in (("first", TWICE), ("twice", TWICE), ("calls", CALLS)):
-        write_model(repository, name, config, code % surroundings.device)
+        write_model(repository, name, config, code % setup.device)
     (repository / "pipe" / "1").mkdir(parents=True)
     (repository / "pipe" / "config.pbtxt").write_text(PIPE)
-    there = b"host" if surroundings.on_cpu else b"gpu"  # PyTorch's tensors are on the CPU there
-    with served(repository, f"--cuda-memory-pool-byte-size={surroundings.gpu_id}:{POOL_NBYTES}") as (_, client):
+    there = b"host" if setup.on_cpu else b"gpu"  # PyTorch's tensors are on the CPU there
+    with served(repository, f"--cuda-memory-pool-byte-size={setup.gpu_id}:{POOL_NBYTES}") as (_, client):
         are_right = [
             _is_right(client, model, nbytes, factor, place)
             for model, factor in (("pipe", 4), ("calls", 2))
             for nbytes, place in ((TIMED_NBYTES, there), (LARGE_NBYTES, b"host"), (TIMED_NBYTES, there))
         ]
-        staying_ms = median_ms(lambda: _ask(client, "pipe", TIMED_NBYTES), surroundings.seconds / 2)
-    with served(repository, f"--cuda-memory-pool-byte-size={surroundings.gpu_id}:0") as (_, client):
+        staying_ms = median_ms(lambda: _ask(client, "pipe", TIMED_NBYTES), setup.seconds / 2)
+    with served(repository, f"--cuda-memory-pool-byte-size={setup.gpu_id}:0") as (_, client):
         are_right.append(_is_right(client, "pipe", TIMED_NBYTES, 4, b"host"))
-        by_host_ms = median_ms(lambda: _ask(client, "pipe", TIMED_NBYTES), surroundings.seconds / 2)
+        by_host_ms = median_ms(lambda: _ask(client, "pipe", TIMED_NBYTES), setup.seconds / 2)
     return right_if(
         all(are_right),
         f"{sum(are_right)} of {len(are_right)} answers right and where they should be; two steps with "

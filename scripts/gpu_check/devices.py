@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.gpu_check.finding import Finding, Surroundings, Verdict, right_if
+from scripts.gpu_check.finding import Finding, Setup, Verdict, right_if
 from scripts.gpu_check.measure import median_ms, post, served, write_model
 from shoal.nvml import load_nvml
 from tests.end_to_end.server import samples
@@ -75,16 +75,16 @@ PLAYED_LOST = """    if any((value < 0).any() for value in values):
 """
 
 
-def cuda_tensors(surroundings: Surroundings) -> Finding:
+def cuda_tensors(setup: Setup) -> Finding:
     """The row of a model that answers with a tensor of the device, by DLPack, on its GPU and the cores beside it."""
-    repository = surroundings.directory / "repository"
-    make_model(surroundings, repository, "double", NO_FAULT)
+    repository = setup.directory / "repository"
+    make_model(setup, repository, "double", NO_FAULT)
     with served(repository) as (_, client):
         array = np.arange(48, dtype=np.float32).reshape(3, 16)
         answer = client.infer("double", {"X": array})
         said = answer["SAID"].item(0).decode()
         is_right = np.array_equal(answer["Y"], 2 * array)
-    is_placed = is_beside(said, surroundings.gpu_uuid, surroundings.gpu_cores)
+    is_placed = is_beside(said, setup.gpu_uuid, setup.gpu_cores)
     return right_if(is_right and is_placed, f"answers {'right' if is_right else 'WRONG'}; the process has {said}")
 
 
@@ -94,13 +94,13 @@ def is_beside(said: str, uuid: str, cores: tuple[int, ...]) -> bool:
     return seen == uuid and {int(core) for core in listed.strip("[]").split(",")} <= set(cores)
 
 
-def out_of_memory(surroundings: Surroundings) -> Finding:
+def out_of_memory(setup: Setup) -> Finding:
     """The row of a batch of eight requests for which the GPU lacks memory: the server splits it, down to two rows."""
-    repository = surroundings.directory / "repository"
+    repository = setup.directory / "repository"
     more = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
         parameters { key: "idempotent" value { string_value: "true" } }"""
-    fault = PLAYED_OUT_OF_MEMORY if surroundings.on_cpu else OUT_OF_MEMORY
-    make_model(surroundings, repository, "double", fault, more=more)
+    fault = PLAYED_OUT_OF_MEMORY if setup.on_cpu else OUT_OF_MEMORY
+    make_model(setup, repository, "double", fault, more=more)
     with served(repository) as (server, client):
 
         def ask(number: int) -> bool:
@@ -113,11 +113,11 @@ def out_of_memory(surroundings: Surroundings) -> Finding:
     return right_if(all(answers), f"{sum(answers)} of 8 answers right; batches of {splits} rows were split")
 
 
-def lost(surroundings: Surroundings) -> Finding:
+def lost(setup: Setup) -> Finding:
     """The row of a model that reads beyond its memory: one instance ends and is started again, the other answers."""
-    repository = surroundings.directory / "repository"
-    fault = PLAYED_LOST if surroundings.on_cpu else LOST
-    make_model(surroundings, repository, "double", fault, count=2)
+    repository = setup.directory / "repository"
+    fault = PLAYED_LOST if setup.on_cpu else LOST
+    make_model(setup, repository, "double", fault, count=2)
     array = np.ones((1, 16), np.float32)
     with served(repository) as (server, client):
         client.infer("double", {"X": array})
@@ -135,14 +135,14 @@ def lost(surroundings: Surroundings) -> Finding:
     return right_if(is_right, f"the client read '{words}'; exit 70; {sum(others)} of 20 answers meanwhile, up again")
 
 
-def memory_returned(surroundings: Surroundings) -> Finding:
+def memory_returned(setup: Setup) -> Finding:
     """The row of a model with 512 MiB, whose memory the GPU has again once it is unloaded."""
     nvml = load_nvml()
     if nvml is None:
         return Finding(Verdict.NOT_RUN, "no nvidia-ml-py")
-    repository = surroundings.directory / "repository"
-    make_model(surroundings, repository, "large", NO_FAULT, held_mib=512)
-    handle = nvml.nvmlDeviceGetHandleByUUID(surroundings.gpu_uuid)
+    repository = setup.directory / "repository"
+    make_model(setup, repository, "large", NO_FAULT, held_mib=512)
+    handle = nvml.nvmlDeviceGetHandleByUUID(setup.gpu_uuid)
 
     def used() -> int:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).used) // MIB
@@ -161,12 +161,12 @@ def memory_returned(surroundings: Surroundings) -> Finding:
     return right_if(is_right, f"in use {before}, {during} with the model, {after} MiB after; the log says {line} MiB")
 
 
-def metrics(surroundings: Surroundings) -> Finding:
+def metrics(setup: Setup) -> Finding:
     """The row of a GPU's figures in /metrics."""
-    repository = surroundings.directory / "repository"
-    make_model(surroundings, repository, "double", NO_FAULT)
+    repository = setup.directory / "repository"
+    make_model(setup, repository, "double", NO_FAULT)
     with served(repository) as (server, _):
-        label = f'{{gpu_uuid="{surroundings.gpu_uuid}"}}'
+        label = f'{{gpu_uuid="{setup.gpu_uuid}"}}'
         figures = {
             name.removesuffix(label): value for name, value in samples(server.metrics_port).items() if label in name
         }
@@ -175,17 +175,15 @@ def metrics(surroundings: Surroundings) -> Finding:
     return right_if(is_right, ", ".join(f"{name.removeprefix('nv_')} {value:g}" for name, value in figures.items()))
 
 
-def cuda_shared_memory(surroundings: Surroundings) -> Finding:
+def cuda_shared_memory(setup: Setup) -> Finding:
     """The row of tensors in a client's memory on the GPU, in and out, which tritonclient registers and unregisters."""
-    os.environ.setdefault("PLAYED_GPU", str(surroundings.directory))  # where the played GPU has its memory
+    os.environ.setdefault("PLAYED_GPU", str(setup.directory))  # where the played GPU has its memory
     import tritonclient.utils.cuda_shared_memory as regions
 
-    repository = surroundings.directory / "repository"
-    make_model(surroundings, repository, "double", NO_FAULT)
+    repository = setup.directory / "repository"
+    make_model(setup, repository, "double", NO_FAULT)
     array = np.arange(48, dtype=np.float32).reshape(3, 16)
-    handles = {
-        name: regions.create_shared_memory_region(name, array.nbytes, surroundings.gpu_id) for name in ("given", "out")
-    }
+    handles = {name: regions.create_shared_memory_region(name, array.nbytes, setup.gpu_id) for name in ("given", "out")}
     place = {"shared_memory_byte_size": array.nbytes}
     tensor = {"name": "X", "datatype": "FP32", "shape": array.shape}
     body = json.dumps({
@@ -196,15 +194,15 @@ def cuda_shared_memory(surroundings: Surroundings) -> Finding:
     with served(repository, "--allow-client-shm=true") as (server, client):
         for name, handle in handles.items():
             encoded = regions.get_raw_handle(handle).decode()
-            said = {"raw_handle": {"b64": encoded}, "device_id": surroundings.gpu_id, "byte_size": array.nbytes}
+            said = {"raw_handle": {"b64": encoded}, "device_id": setup.gpu_id, "byte_size": array.nbytes}
             post(server, f"v2/cudasharedmemory/region/{name}/register", json.dumps(said).encode())
         for factor in (1, 2, 3):
             regions.set_shared_memory_region(handles["given"], [factor * array])
             post(server, "v2/models/double/infer", body)
             answer = regions.get_contents_as_numpy(handles["out"], np.float32, list(array.shape))
             answers.append(np.array_equal(answer, 2 * factor * array))
-        by_region = median_ms(lambda: post(server, "v2/models/double/infer", body), surroundings.seconds / 2)
-        by_host = median_ms(lambda: client.infer("double", {"X": array}), surroundings.seconds / 2)
+        by_region = median_ms(lambda: post(server, "v2/models/double/infer", body), setup.seconds / 2)
+        by_host = median_ms(lambda: client.infer("double", {"X": array}), setup.seconds / 2)
         post(server, "v2/cudasharedmemory/unregister")
         again = np.array_equal(client.infer("double", {"X": array})["Y"], 2 * array)
     for name in tuple(handles):
@@ -216,7 +214,7 @@ def cuda_shared_memory(surroundings: Surroundings) -> Finding:
 
 
 def make_model(
-    surroundings: Surroundings,
+    setup: Setup,
     repository: Any,
     name: str,
     fault: str,
@@ -226,5 +224,5 @@ def make_model(
     held_mib: int = 1,
 ) -> None:
     """Write a model that doubles its input on the device, except when `fault` raises."""
-    config = CONFIG % (surroundings.gpu_group, count, more)
-    write_model(repository, name, config, CODE % (surroundings.device, held_mib) + fault)
+    config = CONFIG % (setup.gpu_group, count, more)
+    write_model(repository, name, config, CODE % (setup.device, held_mib) + fault)

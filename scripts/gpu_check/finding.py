@@ -1,4 +1,4 @@
-"""A row's surroundings and what it has found. Imports nothing beyond the standard library."""
+"""The values that a row of the check gets and returns: its setup and its finding. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-#: The folder of a driver and its library for machines without, put on the paths of a run with --on-cpu.
+#: The folder of stand-ins for the driver, its libraries and tools, put on the paths of a run with --on-cpu.
 PLAYED = Path(__file__).parent / "played"
 
 
@@ -32,11 +32,11 @@ class MissingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Setup:
     """The directory, device and measuring time that a row is given."""
 
     directory: Path  # of the row alone; goes when the row ends
-    on_cpu: bool  # frameworks on the CPU, and a played driver that lists a GPU
+    on_cpu: bool  # frameworks on the CPU, and a stand-in for the driver that lists a GPU
     seconds: float  # of each measurement
     gpu_id: int  # Triton's number
     gpu_uuid: str
@@ -49,7 +49,7 @@ class Surroundings:
 
     @property
     def gpu_group(self) -> str:
-        """The instance group of a Python model, which can have a GPU that is only played."""
+        """The instance group of a Python model, which can have the stand-in's GPU, too."""
         return f"kind: KIND_GPU gpus: [ {self.gpu_id} ]"
 
     @property

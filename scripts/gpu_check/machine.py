@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from scripts.gpu_check.finding import Finding, Surroundings, right_if
+from scripts.gpu_check.finding import Finding, Setup, right_if
 
 PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-bindings", "nvidia-ml-py", "numpy", "protobuf")
 #: Modules that the server imports, and those that only some rows import.
@@ -17,13 +17,13 @@ NEEDED = (
 WANTED = ("torch", "cuda.bindings.runtime", "pynvml", "onnx", "onnxruntime", "tensorrt")
 
 
-def machine(surroundings: Surroundings) -> Finding:
-    """The row about the machine; failed if the server itself lacks a package, or PyTorch does not see the GPU."""
+def machine(setup: Setup) -> Finding:
+    """The row of the machine; wrong if the server itself lacks a package, or PyTorch does not see the GPU."""
     lacking = [name for name in NEEDED if not can_import(name)]
     absent = [name for name in WANTED if not can_import(name)]
     versions = [f"{name} {version}" for name in PACKAGES if (version := version_of(name))]
     sees_gpu = True
-    if "torch" not in absent and not surroundings.on_cpu:
+    if "torch" not in absent and not setup.on_cpu:
         import torch
 
         sees_gpu = torch.cuda.is_available()
@@ -31,7 +31,7 @@ def machine(surroundings: Surroundings) -> Finding:
             versions.append(f"CUDA {torch.version.cuda}")
     parts = [
         gpu_name(),
-        f"{len(os.sched_getaffinity(0))} cores ({len(surroundings.gpu_cores)} beside the GPU)",
+        f"{len(os.sched_getaffinity(0))} cores ({len(setup.gpu_cores)} beside the GPU)",
         f"Linux {platform.release()}, Python {platform.python_version()}",
         ", ".join(versions),
         f"the server lacks {', '.join(lacking)}" * bool(lacking),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.gpu_check.finding import Finding, MissingError, Surroundings, right_if
+from scripts.gpu_check.finding import Finding, MissingError, Setup, right_if
 from scripts.gpu_check.measure import MOST, TOLERANCE, Array, Call, beside_bare, served, worst_error, write_model
 
 WIDTHS = (1024, 4096, 1000)
@@ -15,48 +15,48 @@ instance_group { %s } %s"""
 ON_TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
 
 
-def cuda(surroundings: Surroundings) -> Finding:
-    """A model on the CUDA provider."""
-    return onnx_row(surroundings, "CPUExecutionProvider" if surroundings.on_cpu else "CUDAExecutionProvider", "")
+def cuda(setup: Setup) -> Finding:
+    """The row of an ONNX model on the CUDA provider."""
+    return onnx_row(setup, "CPUExecutionProvider" if setup.on_cpu else "CUDAExecutionProvider", "")
 
 
-def onnx_tensorrt(surroundings: Surroundings) -> Finding:
-    """A model on the TensorRT provider."""
-    return onnx_row(surroundings, "TensorrtExecutionProvider", ON_TENSORRT)
+def onnx_tensorrt(setup: Setup) -> Finding:
+    """The row of an ONNX model on the TensorRT provider."""
+    return onnx_row(setup, "TensorrtExecutionProvider", ON_TENSORRT)
 
 
-def tensorrt(surroundings: Surroundings) -> Finding:
-    """An engine built here from an ONNX file."""
-    if surroundings.on_cpu or importlib.util.find_spec("tensorrt") is None:
+def tensorrt(setup: Setup) -> Finding:
+    """The row of a TensorRT engine that is built here from an ONNX file."""
+    if setup.on_cpu or importlib.util.find_spec("tensorrt") is None:
         raise MissingError("it needs the package tensorrt and a GPU")
     from shoal.workers.backends.tensorrt.build import Order, build
 
-    file = write_onnx(surroundings.directory / "model.onnx")
-    repository = surroundings.directory / "repository"
-    config = CONFIG % ("tensorrt_plan", MOST, WIDTHS[0], WIDTHS[2], surroundings.group, "")
+    file = write_onnx(setup.directory / "model.onnx")
+    repository = setup.directory / "repository"
+    config = CONFIG % ("tensorrt_plan", MOST, WIDTHS[0], WIDTHS[2], setup.group, "")
     version = write_model(repository, "network", config)
     order = Order(file, {}, MOST, fp16=False, workspace_mib=0)
-    build(order, version / "model.plan", surroundings.directory / "engines", print)
-    return compare(surroundings, repository, bare_call(file, "CPUExecutionProvider"), "bare is ONNX Runtime's CPU")
+    build(order, version / "model.plan", setup.directory / "engines", print)
+    return compare(setup, repository, bare_call(file, "CPUExecutionProvider"), "bare is ONNX Runtime's CPU")
 
 
-def onnx_row(surroundings: Surroundings, provider: str, more: str) -> Finding:
+def onnx_row(setup: Setup, provider: str, more: str) -> Finding:
     """Answers and figures of a provider beside those of a session without a server."""
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise MissingError(f"this onnxruntime {onnxruntime.__version__} has only {', '.join(available)}")
-    file = write_onnx(surroundings.directory / "model.onnx")
-    repository = surroundings.directory / "repository"
-    config = CONFIG % ("onnxruntime_onnx", MOST, WIDTHS[0], WIDTHS[2], surroundings.group, more)
+    file = write_onnx(setup.directory / "model.onnx")
+    repository = setup.directory / "repository"
+    config = CONFIG % ("onnxruntime_onnx", MOST, WIDTHS[0], WIDTHS[2], setup.group, more)
     (write_model(repository, "network", config) / "model.onnx").write_bytes(file.read_bytes())
-    return compare(surroundings, repository, bare_call(file, provider), provider)
+    return compare(setup, repository, bare_call(file, provider), provider)
 
 
-def compare(surroundings: Surroundings, repository: Path, bare: Call, what: str) -> Finding:
+def compare(setup: Setup, repository: Path, bare: Call, what: str) -> Finding:
     """Answers and figures of the served model beside those of a bare session."""
-    expected = bare_call(surroundings.directory / "model.onnx", "CPUExecutionProvider")
+    expected = bare_call(setup.directory / "model.onnx", "CPUExecutionProvider")
     with served(repository) as (_, client):
 
         def through(array: Array) -> Array:
@@ -64,7 +64,7 @@ def compare(surroundings: Surroundings, repository: Path, bare: Call, what: str)
             return answer
 
         error = worst_error(through, expected, sample)
-        figures = beside_bare(bare, through, sample, surroundings.seconds)
+        figures = beside_bare(bare, through, sample, setup.seconds)
     return right_if(error <= TOLERANCE, f"{what}; error {error:.1e}; {figures}")
 
 

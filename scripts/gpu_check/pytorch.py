@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.gpu_check.finding import Finding, MissingError, Surroundings, right_if
+from scripts.gpu_check.finding import Finding, MissingError, Setup, right_if
 from scripts.gpu_check.measure import (
     MOST,
     TOLERANCE,
@@ -30,27 +30,27 @@ input { name: "INPUT__0" data_type: TYPE_FP32 dims: %d } output { name: "OUTPUT_
 instance_group { %s count: %d }"""
 
 
-def torchscript(surroundings: Surroundings) -> Finding:
-    """A scripted module."""
-    file = surroundings.directory / "model.pt"
+def torchscript(setup: Setup) -> Finding:
+    """The row of a scripted module."""
+    file = setup.directory / "model.pt"
     _JIT.script(network()).save(str(file))
-    module = _JIT.load(str(file), map_location=surroundings.device)
-    return compare(surroundings, file, bare_call(module, surroundings.device))
+    module = _JIT.load(str(file), map_location=setup.device)
+    return compare(setup, file, bare_call(module, setup.device))
 
 
-def export(surroundings: Surroundings) -> Finding:
-    """A program exported on the CPU, which the backend moves to the GPU."""
-    file = surroundings.directory / "model.pt2"
+def export(setup: Setup) -> Finding:
+    """The row of a program exported on the CPU, which the backend moves to the GPU."""
+    file = setup.directory / "model.pt2"
     torch.export.save(exported(network(), "cpu"), str(file))
-    return compare(surroundings, file, bare_call(network().to(surroundings.device), surroundings.device))
+    return compare(setup, file, bare_call(network().to(setup.device), setup.device))
 
 
-def aotinductor(surroundings: Surroundings) -> Finding:
-    """A program compiled for this machine."""
-    file = surroundings.directory / "model.pt2"
-    device = surroundings.device
+def aotinductor(setup: Setup) -> Finding:
+    """The row of a program that AOTInductor compiles for this machine."""
+    file = setup.directory / "model.pt2"
+    device = setup.device
     # On the CPU without optimisation, and without trying which vectors there are: that takes minutes, for nothing.
-    options = {"cpp.vec_isa_ok": False, "aot_inductor.compile_wrapper_opt_level": "O0"} if surroundings.on_cpu else {}
+    options = {"cpp.vec_isa_ok": False, "aot_inductor.compile_wrapper_opt_level": "O0"} if setup.on_cpu else {}
     try:
         torch._inductor.aoti_compile_and_package(
             exported(network().to(device), device), package_path=str(file), inductor_configs=options
@@ -60,41 +60,41 @@ def aotinductor(surroundings: Surroundings) -> Finding:
             raise MissingError(f"PyTorch finds no compiler: {str(error)[:200]}") from error
         raise
     # Exported for any number of rows, it takes 2 and more: PyTorch makes a special case of 1.
-    return compare(surroundings, file, bare_call(torch._inductor.aoti_load_package(str(file)), device), least=2)
+    return compare(setup, file, bare_call(torch._inductor.aoti_load_package(str(file)), device), least=2)
 
 
-def instances(surroundings: Surroundings) -> Finding:
-    """The same model with 1, 2 and 4 instances, each a process with the GPU as its device 0."""
-    return _instances(surroundings, (1, 2, 4))
+def instances(setup: Setup) -> Finding:
+    """The row of a model with 1, 2 and 4 instances, each a process with the GPU as its device 0."""
+    return _instances(setup, (1, 2, 4))
 
 
-def instances_with_mps(surroundings: Surroundings) -> Finding:
-    """The same with MPS, whose daemon the server starts, watches and ends."""
+def instances_with_mps(setup: Setup) -> Finding:
+    """The row of a model with 2 and 4 instances under MPS, whose daemon the server starts, watches and ends."""
     if shutil.which(PROGRAM) is None:
         raise MissingError(f"it needs {PROGRAM}, which comes with the driver")
-    return _instances(surroundings, (2, 4), "--cuda-mps=true")
+    return _instances(setup, (2, 4), "--cuda-mps=true")
 
 
-def instances_as_threads(surroundings: Surroundings) -> Finding:
-    """The same as threads of one process, each with a stream of its own, and one copy of the weights."""
-    return _instances(surroundings, (2, 4), more=SHARED)
+def instances_as_threads(setup: Setup) -> Finding:
+    """The row of a model with 2 and 4 instances as threads of one process, which share one copy of the weights."""
+    return _instances(setup, (2, 4), more=SHARED)
 
 
-def _instances(surroundings: Surroundings, counts: tuple[int, ...], *flags: str, more: str = "") -> Finding:
-    file = surroundings.directory / "model.pt"
+def _instances(setup: Setup, counts: tuple[int, ...], *flags: str, more: str = "") -> Finding:
+    file = setup.directory / "model.pt"
     _JIT.script(network()).save(str(file))
     rates: dict[int, dict[int, float]] = {}
     errors, is_with_mps, are_as_wanted = [], bool(flags), True
-    for count in counts[:-1] if surroundings.on_cpu else counts:
-        repository = surroundings.directory / str(count)
-        with served(make_model(surroundings, repository, file, count, more), *flags) as (server, client):
+    for count in counts[:-1] if setup.on_cpu else counts:
+        repository = setup.directory / str(count)
+        with served(make_model(setup, repository, file, count, more), *flags) as (server, client):
             is_with_mps = is_with_mps and b"MPS runs for workers on GPUs" in server.log
             server.read_on()
             processes = set(re.findall(rb" ([0-9]+) worker\.py:[0-9]+\] [^\n]* is pinned to cores", server.log))
             are_as_wanted = are_as_wanted and len(processes) == (1 if more else count)
             through = call_of(client)
             errors.append(worst_error(through, expected, sample))
-            rates[count] = {rows: rows_per_second(through, rows, surroundings.seconds) for rows in (1, MOST)}
+            rates[count] = {rows: rows_per_second(through, rows, setup.seconds) for rows in (1, MOST)}
     text = "; ".join(
         f"{count}: {', '.join(f'{rate:,.0f} rows/s in requests of {rows}' for rows, rate in by_rows.items())}"
         for count, by_rows in rates.items()
@@ -156,17 +156,17 @@ def call_of(client: Any) -> Call:
     return call
 
 
-def make_model(surroundings: Surroundings, repository: Path, file: Path, count: int = 1, more: str = "") -> Path:
+def make_model(setup: Setup, repository: Path, file: Path, count: int = 1, more: str = "") -> Path:
     """Write a repository with the model `network`; `more` is added to its configuration."""
-    config = CONFIG % (file.name, MOST, WIDTHS[0], WIDTHS[2], surroundings.group, count) + more
+    config = CONFIG % (file.name, MOST, WIDTHS[0], WIDTHS[2], setup.group, count) + more
     (write_model(repository, "network", config) / file.name).write_bytes(file.read_bytes())
     return repository
 
 
-def compare(surroundings: Surroundings, file: Path, bare: Call, least: int = 1) -> Finding:
+def compare(setup: Setup, file: Path, bare: Call, least: int = 1) -> Finding:
     """Answers and figures of a saved model, of `least` rows and more, beside those of PyTorch itself."""
-    with served(make_model(surroundings, surroundings.directory / "repository", file)) as (_, client):
+    with served(make_model(setup, setup.directory / "repository", file)) as (_, client):
         through = call_of(client)
         error = worst_error(through, expected, sample, least)
-        figures = beside_bare(bare, through, sample, surroundings.seconds, least)
+        figures = beside_bare(bare, through, sample, setup.seconds, least)
     return right_if(error <= TOLERANCE, f"error {error:.1e}; {figures}")

@@ -7,7 +7,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from scripts.gpu_check.finding import Finding, MissingError, Surroundings, Verdict
+from scripts.gpu_check.finding import Finding, MissingError, Setup, Verdict
 from scripts.gpu_check.rows import ROWS
 
 
@@ -19,14 +19,14 @@ def main(name: str, *, on_cpu: bool, seconds: float) -> int:
     module, _, function = row.function.partition(":")
     with tempfile.TemporaryDirectory(prefix=f"gpu-check-{name}-") as directory:
         try:
-            surroundings = surroundings_of(Path(directory), on_cpu=on_cpu, seconds=seconds)
-            finding = getattr(importlib.import_module(f"scripts.gpu_check.{module}"), function)(surroundings)
+            setup = setup_of(Path(directory), on_cpu=on_cpu, seconds=seconds)
+            finding = getattr(importlib.import_module(f"scripts.gpu_check.{module}"), function)(setup)
         except MissingError as error:
             finding = Finding(Verdict.NOT_RUN, str(error))
         except ModuleNotFoundError as error:
             traceback.print_exc()
             finding = Finding(Verdict.NOT_RUN, f"this Python lacks {error.name}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the table says it and goes on
+        except Exception as error:  # noqa: BLE001 - any error is the row's finding; the next row is run
             traceback.print_exc()
             finding = Finding(Verdict.WRONG, f"{type(error).__name__}: {shortened(str(error))}")
     print(RESULT + json.dumps([finding.verdict.value, finding.found]), flush=True)
@@ -38,8 +38,8 @@ def shortened(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:150]} … {text[-250:]}"
 
 
-def surroundings_of(directory: Path, *, on_cpu: bool, seconds: float) -> Surroundings:
-    """The first GPU that the server would use, and its cores."""
+def setup_of(directory: Path, *, on_cpu: bool, seconds: float) -> Setup:
+    """The setup of a row, for the first GPU that the server would use. Raises MissingError where there is none."""
     from shoal.options import ServerOptions
     from shoal.supervisor.machine import find_machine, server_cores
 
@@ -47,4 +47,4 @@ def surroundings_of(directory: Path, *, on_cpu: bool, seconds: float) -> Surroun
     if not gpus:
         raise MissingError("the server would use no GPU that the driver lists")
     gpu = gpus[0]
-    return Surroundings(directory, on_cpu, seconds, gpu.id, gpu.uuid, gpu.cores)
+    return Setup(directory, on_cpu, seconds, gpu.id, gpu.uuid, gpu.cores)

@@ -119,7 +119,7 @@ def test_the_table_of_rows_is_whole_and_runs_in_time() -> None:
     for row in ROWS:
         module, _, function = row.function.partition(":")
         text = (ROOT / "scripts" / "gpu_check" / f"{module}.py").read_text()
-        assert f"\ndef {function}(surroundings: Surroundings) -> Finding:\n" in text
+        assert f"\ndef {function}(setup: Setup) -> Finding:\n" in text
 
 
 def test_a_long_error_keeps_both_its_ends() -> None:

@@ -1,7 +1,7 @@
-"""NVIDIA's library as this check asks it, for a machine without a GPU: one GPU, whose memory is that of its workers.
+"""A stand-in for nvidia-ml-py on a machine without a GPU: one GPU, whose used memory is that of its workers.
 
-Put on the path of a run with --on-cpu, in place of nvidia-ml-py. Memory in use is the resident memory of the processes
-of this session that are workers on a GPU.
+Put on the path of a run with --on-cpu. Memory in use is the resident memory of the processes of this session that are
+workers. Figures that no process determines are constants.
 """
 
 import os
@@ -14,88 +14,88 @@ UUID = "GPU-played"
 
 
 class NVMLError(Exception):
-    """The library's error."""
+    """The error of the library's functions."""
 
 
 def nvmlInit() -> None:
-    """The driver is loaded."""
+    """Succeed: there is no driver to load."""
 
 
 def nvmlSystemGetDriverVersion() -> str:
-    """No version."""
+    """The driver's version, by which the stand-in can be recognised."""
     return "played"
 
 
 def nvmlDeviceGetCount() -> int:
-    """One GPU."""
+    """The number of GPUs: 1."""
     return 1
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    """Its handle."""
+    """The handle of the GPU with this index."""
     return index
 
 
 def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
-    """Its handle."""
+    """The handle of the GPU with this UUID. Raises NVMLError for any other than UUID."""
     if uuid != UUID:
         raise NVMLError("Not Found")
     return 0
 
 
 def nvmlDeviceGetUUID(_handle: int) -> str:
-    """The device's UUID."""
+    """The GPU's UUID."""
     return UUID
 
 
 def nvmlDeviceGetName(_handle: int) -> str:
-    """The device's name."""
+    """The GPU's name."""
     return "Played GPU"
 
 
 def nvmlDeviceGetCudaComputeCapability(_handle: int) -> tuple[int, int]:
-    """A Hopper's."""
+    """The GPU's compute capability, major and minor: a Hopper's."""
     return 9, 0
 
 
 def nvmlDeviceGetPciInfo(_handle: int) -> SimpleNamespace:
-    """An address that the kernel does not know."""
+    """The GPU's PCI address, one that the kernel does not know: its cores are unknown."""
     return SimpleNamespace(busId="00000000:00:00.0")
 
 
 def nvmlDeviceGetMigMode(_handle: int) -> tuple[int, int]:
-    """Not divided."""
+    """The GPU's MIG mode, now and after a restart: not divided."""
     return 0, 0
 
 
 def nvmlDeviceGetUtilizationRates(_handle: int) -> SimpleNamespace:
-    """Percent."""
+    """The GPU's utilization in percent."""
     return SimpleNamespace(gpu=50)
 
 
 def nvmlDeviceGetMemoryInfo(_handle: int) -> SimpleNamespace:
-    """Bytes."""
+    """The GPU's memory in bytes: all, used and free."""
     used = IDLE_NBYTES + sum(each.usedGpuMemory for each in nvmlDeviceGetComputeRunningProcesses(0))
     return SimpleNamespace(total=TOTAL_NBYTES, used=used, free=TOTAL_NBYTES - used)
 
 
 def nvmlDeviceGetComputeRunningProcesses(_handle: int) -> list[SimpleNamespace]:
-    """The workers of this session, by the titles that they have."""
+    """The processes on the GPU with their memory in bytes: the workers of this session, found by their titles."""
     return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in _workers()]
 
 
 def nvmlDeviceGetPowerUsage(_handle: int) -> int:
-    """Milliwatts."""
+    """The GPU's power in milliwatts."""
     return 70_500
 
 
 def nvmlDeviceGetPowerManagementLimit(_handle: int) -> int:
-    """Milliwatts."""
+    """The GPU's power limit in milliwatts."""
     return 700_000
 
 
 def nvmlDeviceGetTotalEnergyConsumption(_handle: int) -> int:
-    """Millijoules."""
+    """The GPU's energy since the driver was loaded, in millijoules."""
     return 5_000
 
 

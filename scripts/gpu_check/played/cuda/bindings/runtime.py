@@ -1,8 +1,9 @@
-"""CUDA's runtime, played: a GPU's memory is a file that processes map, a stream is a list of copies not done yet.
+"""A stand-in for cuda.bindings.runtime: a GPU's memory is a file that processes map, a stream is a list of copies.
 
-So bytes really pass between processes, by handles: a copy that is missing, too early, beyond the memory or at a stale
+Bytes really pass between processes, by handles: a copy that is missing, too early, beyond the memory or at a stale
 address gives wrong numbers or CUDA's error. The files are in the folder PLAYED_GPU; beside each is one file for every
-process that has it open, `ID.open.PID`, for a test to look at.
+process that has it open, `ID.open.PID`, for a test to look at. Functions return CUDA's status first, then the value
+that is described.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ cudaDeviceAttr = SimpleNamespace(cudaDevAttrUnifiedAddressing=41)
 
 
 class cudaError_t(IntEnum):
-    """CUDA's statuses."""
+    """The statuses that the stand-in returns."""
 
     cudaSuccess = 0
     cudaErrorInvalidValue = 1
@@ -44,18 +45,18 @@ _OK = (cudaError_t.cudaSuccess,)
 
 
 class cudaIpcMemHandle_t:
-    """A handle: the name of a file."""
+    """The handle of an allocation, for other processes: the name of its file."""
 
     def __init__(self) -> None:
         self._bytes = ctypes.create_string_buffer(CUDA_IPC_HANDLE_SIZE)
 
     def getPtr(self) -> int:
-        """The address of its bytes."""
+        """The address of the handle's bytes in this process."""
         return ctypes.addressof(self._bytes)
 
 
 class Allocation(NamedTuple):
-    """Memory that this process has mapped."""
+    """An allocation that this process has mapped; `is_own` if it was made here, otherwise it was opened by a handle."""
 
     name: str
     nbytes: int
@@ -63,35 +64,35 @@ class Allocation(NamedTuple):
     is_own: bool
 
 
-#: By address.
+#: Mapped allocations by address in this process.
 allocations: dict[int, Allocation] = {}
-_users: dict[int, int] = {}  # of a handle opened several times
-_queue: list[Callable[[], object]] = []
+_users: dict[int, int] = {}  # address of an allocation → how often its handle has been opened and not closed
+_queue: list[Callable[[], object]] = []  # copies that wait for a synchronisation, of all streams
 _device = threading.local()
 
 
 def folder() -> Path:
-    """Where the memory lies."""
+    """The folder of the allocations' files."""
     return Path(os.environ.get("PLAYED_GPU", tempfile.gettempdir()))
 
 
 def cudaGetErrorString(status: cudaError_t) -> tuple[cudaError_t, bytes]:
-    """CUDA's words."""
+    """The text of an error's status."""
     return cudaError_t.cudaSuccess, _WORDS[status]
 
 
 def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
-    """One GPU."""
+    """The number of GPUs: 1."""
     return *_OK, 1
 
 
 def cudaGetDevice() -> tuple[cudaError_t, int]:
-    """The calling thread's GPU."""
+    """The number of the calling thread's GPU; 0 unless it was set."""
     return *_OK, getattr(_device, "number", 0)
 
 
 def cudaSetDevice(number: int) -> tuple[cudaError_t]:
-    """Choose the calling thread's GPU."""
+    """Set the calling thread's GPU; any number but 0 is an error."""
     _device.number = number
     return _OK if number == 0 else (cudaError_t.cudaErrorInvalidValue,)
 
@@ -102,14 +103,14 @@ def cudaDeviceGetAttribute(_attribute: int, _number: int) -> tuple[cudaError_t, 
 
 
 def cudaMalloc(nbytes: int) -> tuple[cudaError_t, int]:
-    """Memory of the GPU, with arbitrary contents."""
+    """The address of a new allocation of `nbytes` bytes, filled with 0xee."""
     name = f"played-{uuid.uuid4().hex}"
     (folder() / name).write_bytes(b"\xee" * nbytes)
     return *_OK, _map(name, is_own=True)
 
 
 def cudaFree(address: int) -> tuple[cudaError_t]:
-    """Give memory back; other processes keep what they have mapped."""
+    """Free an allocation of this process; other processes keep their mappings of it."""
     allocation = allocations.pop(address, None)
     if allocation is None or not allocation.is_own:
         return (cudaError_t.cudaErrorInvalidValue,)
@@ -118,7 +119,7 @@ def cudaFree(address: int) -> tuple[cudaError_t]:
 
 
 def cudaIpcGetMemHandle(address: int) -> tuple[cudaError_t, cudaIpcMemHandle_t | None]:
-    """A handle that other processes can open."""
+    """The handle of an allocation, for other processes."""
     if address not in allocations:
         return cudaError_t.cudaErrorInvalidValue, None
     made = cudaIpcMemHandle_t()
@@ -127,7 +128,7 @@ def cudaIpcGetMemHandle(address: int) -> tuple[cudaError_t, cudaIpcMemHandle_t |
 
 
 def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, _flags: int) -> tuple[cudaError_t, int]:
-    """Map another process's memory."""
+    """Map another process's allocation; returns its address here."""
     name = handle._bytes.value.decode(errors="replace")
     if not name.startswith("played-") or not name.isascii() or not (folder() / name).exists():
         return cudaError_t.cudaErrorInvalidValue, 0
@@ -141,7 +142,7 @@ def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, _flags: int) -> tuple[cudaE
 
 
 def cudaIpcCloseMemHandle(address: int) -> tuple[cudaError_t]:
-    """Unmap another process's memory, once closed as often as opened."""
+    """Unmap another process's allocation, once it is closed as often as it was opened."""
     if address not in _users:
         return (cudaError_t.cudaErrorInvalidResourceHandle,)
     _users[address] -= 1
@@ -152,23 +153,23 @@ def cudaIpcCloseMemHandle(address: int) -> tuple[cudaError_t]:
 
 
 def cudaStreamCreate() -> tuple[cudaError_t, Any]:
-    """A stream."""
+    """A stream's handle, an arbitrary number: all streams share one list of copies."""
     return *_OK, 7
 
 
 def cudaStreamCreateWithFlags(_flags: int) -> tuple[cudaError_t, Any]:
-    """A stream."""
+    """A stream's handle, as of `cudaStreamCreate`; flags have no effect."""
     return *_OK, 7
 
 
 def cudaStreamDestroy(_stream: Any) -> tuple[cudaError_t]:
-    """Nothing is held."""
+    """Succeed: a stream holds nothing."""
     return _OK
 
 
 def cudaMemcpyAsync(target: Any, source: Any, nbytes: int, _kind: Any, _stream: Any) -> tuple[cudaError_t]:
-    """Copy once the stream is waited for; out of host memory, which is pageable, at once. Addresses on the GPU must lie
-    in mapped memory, with all bytes."""
+    """Note a copy, done at the next synchronisation; bytes in host memory, which is pageable, are read at once. An
+    address on the GPU must lie in a mapped allocation, with all bytes."""
     for each in (target, source):
         if type(each) is int and not _is_within(each, nbytes):
             return (cudaError_t.cudaErrorInvalidValue,)
@@ -179,7 +180,7 @@ def cudaMemcpyAsync(target: Any, source: Any, nbytes: int, _kind: Any, _stream: 
 
 
 def cudaStreamSynchronize(_stream: Any) -> tuple[cudaError_t]:
-    """Carry out the stream's copies."""
+    """Do all noted copies, of other streams, too."""
     work, _queue[:] = _queue[:], []
     for each in work:
         each()
@@ -187,12 +188,12 @@ def cudaStreamSynchronize(_stream: Any) -> tuple[cudaError_t]:
 
 
 def cudaDeviceSynchronize() -> tuple[cudaError_t]:
-    """Carry out all streams' copies."""
+    """Do all noted copies."""
     return cudaStreamSynchronize(None)
 
 
 def range_of(address: int) -> tuple[int, int] | None:
-    """The allocation in which an address lies: where it begins, and its bytes."""
+    """Start and size in bytes of the allocation in which an address lies; None for an address in host memory."""
     for start, each in allocations.items():
         if start <= address < start + each.nbytes:
             return start, each.nbytes
@@ -200,7 +201,7 @@ def range_of(address: int) -> tuple[int, int] | None:
 
 
 def _is_within(address: int, nbytes: int) -> bool:
-    """Whether an address is no GPU's, or has so many bytes there."""
+    """Whether an address is in host memory, or an allocation has `nbytes` bytes from there on."""
     found = range_of(address)
     return found is None or address + nbytes <= sum(found)
 
