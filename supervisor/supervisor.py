@@ -298,7 +298,7 @@ class Supervisor:
             started = self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
         except InvalidArgumentError as error:
             raise _CannotServeError("failed to start Vertex AI service", error) from error
-        self._zygotes.give_way()
+        self._zygotes.lower_priority()
         if self._options.model_control_mode == "none":
             self._zygotes.end_base()
         self._batchers.start_standby()
@@ -362,7 +362,7 @@ class Supervisor:
         await self._front_ends.stop(keeps_files=is_handed_over)
         await self._registrations.snapshots.save_last()
         self._drained.set_result(None)
-        await self._guests.see_off()  # the last front end has ended: no other request is open
+        await self._guests.await_end()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
         await self._mps.stop()
@@ -416,7 +416,7 @@ class Supervisor:
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
-            self._loop.start(self._guests.await_word(member, serves))
+            self._loop.start(self._guests.disconnect_late(member, serves))
             return
         try:
             self._star.join_batcher(member)

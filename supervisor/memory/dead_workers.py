@@ -65,9 +65,9 @@ class DeadWorkers:
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
         passed_on = self._star.acknowledgements.announce([(batcher, gone)])
-        self._star.loop.start(self._let_go(worker, batcher, passed_on))
+        self._star.loop.start(self._close_when_read(worker, batcher, passed_on))
 
-    async def _let_go(self, worker: Participant, batcher: Member, passed_on: Future[None]) -> None:
+    async def _close_when_read(self, worker: Participant, batcher: Member, passed_on: Future[None]) -> None:
         """Close a dead worker's segment once the batcher has forwarded its answers and clients have read them."""
         await passed_on
         if self._batcher is not batcher:

@@ -53,7 +53,7 @@ class MeasuringThread:
         answers: list[T] = []
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-        def tell() -> None:  # in the thread
+        def report() -> None:  # in the thread
             answers.append(measure())
             os.eventfd_write(bell, 1)
 
@@ -62,7 +62,7 @@ class MeasuringThread:
             os.close(bell)
             resolve(future, answers[0])
 
-        if not self.ask(tell):
+        if not self.ask(report):
             os.close(bell)
             raise OSError(errno.EAGAIN, "no thread can be started")
         loop.on_readable(bell, arrived)

@@ -188,7 +188,7 @@ class Instance:
             return worker.begin_thread(first_worker)
         if self._leaving.done():
             return None
-        return worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
+        return worker.begin(self.placement, has_low_priority=not self.has_been_up)  # one that comes back is urgent
 
     async def _bring_up(self, worker: Worker) -> None:
         """Take a worker from its connection to its first batch; cancelled where its process ends before."""
@@ -340,9 +340,9 @@ class Instance:
         if worker.thread is None:
             self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:
-            worker.tell_to_stop()
+            worker.send_stop()
             if worker.thread is None:
-                niceness.give_way(worker.pid)
+                niceness.lower_priority(worker.pid)
             limit_s = max(
                 1, self._context.options.exit_timeout_secs
             )  # at least a second, since models are unloaded, too

@@ -34,7 +34,7 @@ class Readiness:
     def __init__(self, workers: Mapping[int, Participant], loop: EventLoop) -> None:
         self._workers = workers
         self._loop = loop
-        # Changed by is_ready, hear and timers: by model id, the round under way; by owner id, the model whose worker
+        # Changed by is_ready, receive and timers: by model id, the round under way; by owner id, the model whose worker
         # owes an answer, perhaps to a round that is over.
         self._rounds: dict[int, _Round] = {}
         self._owing: dict[int, int] = {}

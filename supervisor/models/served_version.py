@@ -45,7 +45,7 @@ from shoal.supervisor.models.shared_process import SharedProcess
 
 _log = logging.getLogger(__name__)
 
-#: Requests that end instances, of one version, of which a successor is told: as many as the batcher knows.
+#: Most requests that end instances of one version, which a batcher's successor is sent: as many as the batcher knows.
 _MAX_POISON = 256
 
 
@@ -131,7 +131,7 @@ class ServedVersion:
         self.changed()
         if looks_into_file:  # the first instance reads the model file, and the others wait for its report
             reporter = self.instances[0]
-            self._keep(reporter)
+            self._start_instance(reporter)
             await first(reporter.worker.found_io, self.loaded)
             if self.loaded.done():
                 return
@@ -139,7 +139,7 @@ class ServedVersion:
             reporter.finish_config()
         for instance in self.instances:
             if not instance.num_starts:
-                self._keep(instance)
+                self._start_instance(instance)
 
     @property
     def _gpu_ids(self) -> tuple[int, ...]:
@@ -213,8 +213,8 @@ class ServedVersion:
 
     # --- what happens to instances ---
 
-    def _keep(self, instance: Instance) -> None:
-        """Start an instance."""
+    def _start_instance(self, instance: Instance) -> None:
+        """Start an instance, and keep it running until it ends for good."""
         instance.start()
         with contained(self):
             self._context.loop.start(self._live(instance))
@@ -240,7 +240,7 @@ class ServedVersion:
             self.fail(error)
 
     def _on_state(self, instance: Instance) -> None:
-        """Handle that an instance has come up, has died, or is FAILED, before other processes are told."""
+        """Handle that an instance has come up, has died, or is FAILED, before other processes are sent that."""
         if instance.state is InstanceState.UP:
             self._on_up(instance)
         elif instance.state is InstanceState.FAILED:
@@ -253,7 +253,7 @@ class ServedVersion:
         """Handle that an instance is up; when all have come up once, the version's load is over."""
         version = self.version
         if instance in self._fresh:
-            self._hand_over(instance)
+            self._put_in_place(instance)
         self._count()
         if not self._has_come_up:
             if version.num_instances_up == version.num_instances:
@@ -324,7 +324,7 @@ class ServedVersion:
         self._count()
         self.changed()
         for instance in started:
-            self._keep(instance)
+            self._start_instance(instance)
         self._check_resized()
         return up
 
@@ -369,10 +369,11 @@ class ServedVersion:
         (fresh,) = self._roster.enrol(self.version, [instance.placement], self._context, self._on_state)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance
-        self._keep(fresh)
+        self._start_instance(fresh)
         return True
 
-    def _hand_over(self, fresh: Instance) -> None:
+    def _put_in_place(self, fresh: Instance) -> None:
+        """Let a fresh instance that is up take the place of the old one, which is retired."""
         old = self._fresh.pop(fresh)
         if old in self.instances:
             fresh.pin(old.placement)

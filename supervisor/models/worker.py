@@ -53,7 +53,7 @@ class Worker:
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
         # For an instance that is a thread of another's process: done when the thread or the process has ended.
         self.thread: Future[int] | None = None
-        self._is_told = False  # the thread has been told to end
+        self._is_stopping = False  # whether StopWorker has been sent
         self.handlers = table(
             on(ModelIOFound, lambda message: resolve(self.found_io, reported_model_io(message))),
             on(ModelLoaded, lambda message: resolve(self.loaded, message)),
@@ -79,11 +79,13 @@ class Worker:
         """The worker's owner id in the star; 0 where it has no memory there."""
         return self.participant.owner if self.participant else 0
 
-    def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
+    def begin(self, placement: Placement, *, has_low_priority: bool) -> Future[int]:
         """Start the process, and read its output; the future is the process's exit code, or an OSError where it
         cannot be started. Raises OSError where that is known at once."""
         self._num_oom_kills = self._context.oom_kills.count()
-        kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)
+        kind, program = worker_program(
+            self._number, self._version, placement, self._context, has_low_priority=has_low_priority
+        )
         self.child = self._context.zygotes.spawn(kind, program, captured=True)
         model = self._version.identifier.name
         fields = {"model": model, "version": str(self._version.version), "instance": placement.instance_name}
@@ -113,16 +115,16 @@ class Worker:
 
         def gone() -> None:
             on_gone()
-            if self.thread is not None and (self._is_told or self.error is not None):
+            if self.thread is not None and (self._is_stopping or self.error is not None):
                 resolve(self.thread, 0)
             else:
-                self.signal(signal.SIGKILL)  # the thread has ended unasked, if the process has not
+                self.signal(signal.SIGKILL)  # the thread alone has ended, without a StopWorker
 
         member.on_gone = gone
 
-    def tell_to_stop(self) -> None:
-        """Have the worker end once it has answered the batches that it has."""
-        self._is_told = True
+    def send_stop(self) -> None:
+        """Send the worker StopWorker: it ends once it has answered the batches that it has."""
+        self._is_stopping = True
         if self.member is not None:
             self.member.send(StopWorker())
 
@@ -137,7 +139,7 @@ class Worker:
         """Prepare for the first batch: restore the process's priority, and read its progress from now on."""
         self.up_since_s = self._context.loop.now_s()
         self.progress = WorkerProgress(participant.read_only_fd, participant.link_fd)
-        niceness.join_in(self.pid)
+        niceness.restore_priority(self.pid)
 
     def signal(self, number: int) -> None:
         """Send the process a signal; nothing happens where it, or the instance's thread in it, has ended."""

@@ -108,7 +108,7 @@ class Arbiter:
             return self._not_started(error)
         self._pauses.started(self._loop.now_s())
         if self._is_open:
-            self._let_go()
+            self._send_go()
         try:
             await self._watch(child)
             code = await shared(child.exited)
@@ -124,8 +124,9 @@ class Arbiter:
         silence, passes, looked_s = Silence(self._loop.now_s()), b"", self._loop.now_s()
         while not await first(child.exited, limit_s=LOOK_S):
             now_s, seen = self._loop.now_s(), os.pread(self._progress_fd, 8, 0)
-            # Until it is let go, it waits for its byte, and while it stops, for its front ends. A late look excuses it,
-            # as the machine stood still; so does a fork that has not come yet.
+            # Before the server serves, the arbiter waits for the byte of `_send_go`; while it stops, for its front
+            # ends. Silence does not count then, nor before it is forked, nor after a late look: the machine stood
+            # still.
             is_excused = not child.pid or not self._is_open or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
             if seen != passes or is_excused:
                 silence.reset(now_s)
@@ -166,9 +167,9 @@ class Arbiter:
         """Let the front ends serve: the sockets listen now."""
         self._is_open = True
         if self._child is not None:
-            self._let_go()
+            self._send_go()
 
-    def _let_go(self) -> None:
+    def _send_go(self) -> None:
         with suppress(BrokenPipeError):  # the process has ended; its pidfd reports that
             os.write(self._go_fd, b"g")
 

@@ -42,7 +42,7 @@ class ChildProgram:
     module: Sequence[str]
     environment: Mapping[str, str]
     descriptors: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    gives_way: bool = False  # has a lower priority than processes that serve (niceness.py), until `join_in`
+    has_low_priority: bool = False  # lower than that of processes that serve (niceness.py), until it is restored
     runs_model: bool = False  # runs users' code, in a worker
     command: Sequence[str] = ()  # in place of `python -m module…`
 
@@ -70,7 +70,7 @@ class Child:
         self._pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting_signal = 0
-        self._gives_way = program.gives_way
+        self._has_low_priority = program.has_low_priority
         #: Whether the child has ended, or could not be started.
         self.is_over = False
         #: The return code (negative: the signal that ended it), or an OSError where the child could not be started.
@@ -100,11 +100,11 @@ class Child:
         except ProcessLookupError:
             return
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the child's priority, now or as soon as it has started; nothing happens where it has ended."""
-        self._gives_way = True
+        self._has_low_priority = True
         if self._pidfd >= 0:
-            niceness.give_way(self.pid)
+            niceness.lower_priority(self.pid)
 
     def execute(self) -> None:
         """Start the child by exec. Raises OSError where the system refuses; the child is over then."""
@@ -152,10 +152,10 @@ class Child:
             self._give_up(error)
             raise
         self.pid = pid
-        if self._gives_way:
-            niceness.give_way(pid)
+        if self._has_low_priority:
+            niceness.lower_priority(pid)
         else:
-            niceness.join_in(pid)  # a forked child starts with the priority of its zygote
+            niceness.restore_priority(pid)  # a forked child starts with the priority of its zygote
         _RUNNING[pid] = self
         self._loop.on_readable(self._pidfd, self._ended_here)
         self._close_outputs()
@@ -228,10 +228,10 @@ def spawn(
     environment: Mapping[str, str],
     *,
     captured: bool = False,
-    gives_way: bool = False,
+    has_low_priority: bool = False,
 ) -> Child:
     """Exec `python -m module…`, with `environment` added to this process's. Raises OSError if the system refuses."""
-    child = prepare(loop, ChildProgram(role, module, environment, gives_way=gives_way), captured=captured)
+    child = prepare(loop, ChildProgram(role, module, environment, has_low_priority=has_low_priority), captured=captured)
     child.execute()
     return child
 

@@ -4,9 +4,9 @@
 
 A guest may send anything, send nothing, or stand still with what it was given. So its messages are checked here; no
 process waits for it; segments are announced to it only when it asks, since messages that it does not read hold
-descriptors. Its connection is closed, which undoes all it has, where its outbox is full, where it has not sent its open
-requests again half a second after a batcher's successor serves, or where its memory holds what cannot be. Runs in the
-supervisor.
+descriptors. Its connection is closed, which ends its requests and frees its memory, where its outbox is full, where it
+has not sent its open requests again half a second after a batcher's successor serves, or where its memory holds invalid
+records. Runs in the supervisor.
 """
 
 import logging
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 #: How many messages may wait for a guest beside the 200 KB that its socket takes, and how long a guest has to send a
 #: batcher's successor its open requests and held replies, which are kept until then (ours).
-MAX_OUTBOX, WORD_S = 256, 0.5
+MAX_OUTBOX, RESEND_S = 256, 0.5
 
 
 class Guests:
@@ -106,21 +106,21 @@ class Guests:
                 with suppress(OSError):
                     os.unlink(self._path)
 
-    async def see_off(self) -> None:
-        """After `close`, return once all guests have left, which they do when their requests are answered; after a time
-        limit the others are disconnected."""
+    async def await_end(self) -> None:
+        """After `close`, return once all guests have left, which they do when their requests are answered; after half
+        of --exit-timeout-secs the others are disconnected."""
         if self._connections:
             await first(self._gone, limit_s=self._options.exit_timeout_secs / 2)
         for member in tuple(self._connections):
             member.hang_up()
 
-    async def await_word(self, successor: Member, serves: Task[None]) -> None:
-        """Give guests WORD_S, from when a batcher's successor serves, to send it their held replies; disconnect the
-        others."""
+    async def disconnect_late(self, successor: Member, serves: Task[None]) -> None:
+        """Disconnect guests that have not sent a batcher's successor their open requests and held replies RESEND_S
+        after it has begun to serve."""
         await shared(serves)
-        await sleep(WORD_S)
+        await sleep(RESEND_S)
         if self._star.batcher is not successor:
-            return  # this successor is dead: guests have WORD_S from when the next one serves
+            return  # this successor is dead: guests have RESEND_S from when the next one serves
         for client in self._star.joined:
             if client.is_guest and client.is_late:
                 client.member.hang_up()
@@ -180,14 +180,14 @@ class Guests:
             self._leave(member)
 
         member.on_gone = gone
-        self._loop.start(self._let_in(guest, far_end, star.announce_client(guest)))
+        self._loop.start(self._welcome(guest, far_end, star.announce_client(guest)))
 
     def _refuse_to_join(self, member: Member, error: Exception) -> None:
         sentence = explain(error)
         _log.error("a client cannot join: %s", sentence)
         self._refuse(member, sentence)
 
-    async def _let_in(self, guest: Participant, far_end: GuestBell, known: Future[None]) -> None:
+    async def _welcome(self, guest: Participant, far_end: GuestBell, known: Future[None]) -> None:
         """Send a guest its memory, once the batcher knows it, and then all models."""
         star, options, member = self._star, self._options, guest.member
         try:

@@ -17,36 +17,36 @@ from shoal.process import set_niceness
 STEPS = 15
 
 
-def give_way(pid: int) -> None:
-    """Lower a process's priority. Where the system would not let the process return, nothing happens."""
+def lower_priority(pid: int) -> None:
+    """Lower a process's priority; no effect where the system would not allow `restore_priority`."""
     _set(pid, STEPS)
 
 
-def join_in(pid: int) -> None:
-    """Give a process the priority of those that serve."""
+def restore_priority(pid: int) -> None:
+    """Give a process the priority of those that serve requests."""
     _set(pid, 0)
 
 
 def _set(pid: int, steps: int) -> None:
-    if _may_come_back():
+    if _can_restore():
         set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
 
 
 @functools.cache
-def _may_come_back() -> bool:
+def _can_restore() -> bool:
     """Whether the system lets a process that has lowered its priority raise it again.
 
     It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So a thread,
     which has a niceness of its own, tries it.
     """
     tried: list[bool] = []
-    thread = threading.Thread(target=lambda: tried.append(_come_back()))
+    thread = threading.Thread(target=lambda: tried.append(_try_to_restore()))
     thread.start()
     thread.join()
     return tried == [True]
 
 
-def _come_back() -> bool:
+def _try_to_restore() -> bool:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, min(own + STEPS, 19))
     try:

@@ -30,14 +30,14 @@ class OutsideProcess(ABC):
 
     def __init__(
         self, loop: EventLoop, control_address: str, log_settings: LogSettings, role: str, module: str,
-        *, gives_way: bool = False,
+        *, has_low_priority: bool = False,
     ) -> None:  # fmt: skip
         self._loop = loop
         self._control_address = control_address
         self._log_settings = log_settings
         self._role = role
         self._module = module
-        self._gives_way = gives_way
+        self._has_low_priority = has_low_priority
         # Changed as the process starts, joins and ends.
         self._child: Child | None = None
         self._member: Member | None = None
@@ -79,7 +79,9 @@ class OutsideProcess(ABC):
         # numpy's BLAS would start threads at import.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
         try:
-            self._child = spawn(self._loop, self._role, [self._module], environment, gives_way=self._gives_way)
+            self._child = spawn(
+                self._loop, self._role, [self._module], environment, has_low_priority=self._has_low_priority
+            )
         except OSError as error:
             self._pause(f"the {self._role} cannot be started: {explain(error)}")
         else:

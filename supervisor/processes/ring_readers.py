@@ -77,9 +77,9 @@ class RingReaderProcess(OutsideProcess):
 
     def __init__(
         self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, role: str, module: str,
-        *, gives_way: bool,
+        *, has_low_priority: bool,
     ) -> None:  # fmt: skip
-        super().__init__(loop, control_address, log_settings, role, module, gives_way=gives_way)
+        super().__init__(loop, control_address, log_settings, role, module, has_low_priority=has_low_priority)
         self._star = star
         # Changed by follow, as batchers join, and as rings are drained.
         self.rules: Sequence[tuple[Any, ...]] = ()
@@ -171,7 +171,9 @@ class RecorderProcess(RingReaderProcess):
     rules_changed = to_batcher.RecordingChanged
 
     def __init__(self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star) -> None:
-        super().__init__(loop, control_address, log_settings, star, "recorder", "shoal.recorder.main", gives_way=False)
+        super().__init__(
+            loop, control_address, log_settings, star, "recorder", "shoal.recorder.main", has_low_priority=False
+        )
         # Changed by record: where requests go, and what is left out.
         self._folder = ""
         self._limits = RecordLimits()
@@ -217,7 +219,7 @@ class ComparatorProcess(RingReaderProcess):
         on_compared: Callable[[to_comparator.AnswersCompared], None],
     ) -> None:  # fmt: skip
         super().__init__(
-            loop, control_address, log_settings, star, "comparator", "shoal.recorder.comparator", gives_way=True
+            loop, control_address, log_settings, star, "comparator", "shoal.recorder.comparator", has_low_priority=True
         )
         self._on_compared = on_compared
 

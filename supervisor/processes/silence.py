@@ -26,13 +26,13 @@ class Silence:
 
     def __init__(self, now_s: float, busy_share: float = 1.0) -> None:
         self._busy_share = busy_share
-        # Changed by look and hear.
+        # Changed by look and reset.
         self._since_s = now_s
         self._cpu_s = 0.0
         self._silent_s = 0.0
 
     def reset(self, now_s: float) -> None:
-        """End the silence: the process has given a sign of life, or must be excused."""
+        """Count silence from now on: the process has shown progress, or could not run."""
         self._since_s = now_s
         self._silent_s = 0.0
 

@@ -27,7 +27,7 @@ from shoal.supervisor.processes.zygotes import TORCHSERVE_WITH_TORCH
 
 
 def worker_program(
-    number: int, version: ModelVersion, placement: Placement, context: InstanceContext, *, gives_way: bool
+    number: int, version: ModelVersion, placement: Placement, context: InstanceContext, *, has_low_priority: bool
 ) -> tuple[str, ChildProgram]:
     """The kind of zygote that can fork the process ("" for none), and the process's program."""
     options, name = context.options, placement.instance_name
@@ -48,12 +48,12 @@ def worker_program(
     )
     if own is None:
         program = ChildProgram(
-            f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, gives_way=gives_way
+            f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, has_low_priority=has_low_priority
         )
         return _kind(version), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
     module = enter.program(own, version.name, name, directory, context.log_settings)
-    return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, gives_way=gives_way)
+    return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, has_low_priority=has_low_priority)
 
 
 def _kind(version: ModelVersion) -> str:

@@ -90,7 +90,7 @@ class Zygotes:
         self._loop = loop
         self._control_address = control_address
         self._modules = modules
-        # Changed by spawn, give_way and end_base.
+        # Changed by spawn, lower_priority and end_base.
         self._zygotes: dict[str, Zygote] = {}
         self._is_serving = self._is_base_to_end = False
 
@@ -100,7 +100,7 @@ class Zygotes:
         Raises OSError where the system refuses the process.
         """
         if not self._is_serving:
-            program = replace(program, gives_way=False)
+            program = replace(program, has_low_priority=False)
         child = prepare(self._loop, program, captured=captured)
         try:
             self._begin(kind, child)
@@ -136,15 +136,15 @@ class Zygotes:
         parent = self._zygotes.get(BASE) if kind != BASE else None
         zygote = self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address, parent)
         if self._is_serving:
-            zygote.give_way()
+            zygote.lower_priority()
         with contained(zygote):
             zygote.start()
 
-    def give_way(self) -> None:
-        """Lower the priority of workers' zygotes, and of workers that start later: the server has begun to serve."""
+    def lower_priority(self) -> None:
+        """Lower the priority of workers' zygotes, and of processes that start later: the server has begun to serve."""
         self._is_serving = True
         for zygote in self._zygotes.values():
-            zygote.give_way()
+            zygote.lower_priority()
 
     def end_base(self) -> None:
         """End the base zygote in a while, unless none could take its place: all processes run. It takes 6 MiB, pages of
@@ -177,8 +177,8 @@ class Zygote:
         self._modules = modules
         self._control_address = control_address
         self._parent = parent
-        # Changed by give_way, and as it starts, gets ready and dies.
-        self._gives_way = False
+        # Changed by lower_priority, and as it starts, gets ready and dies.
+        self._has_low_priority = False
         self._child: Child | None = None
         self._channel: Channel | None = None
         self.is_ready = False  # whether it takes orders
@@ -242,7 +242,7 @@ class Zygote:
             ["shoal.zygote", self.kind, *self._modules],
             environment,
             {ORDERS_VARIABLE: [theirs.fileno()]},
-            self._gives_way,
+            self._has_low_priority,
         )
         try:
             child = prepare(self._loop, program, captured=False)
@@ -259,11 +259,11 @@ class Zygote:
         self._loop.on_readable(ours.fileno(), self._receive)
         self._loop.start(self._watch(child))
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the zygote's priority, unless its children are needed for the server to serve."""
-        self._gives_way = _WORKER in self._modules
-        if self._gives_way and self._child is not None:
-            self._child.give_way()
+        self._has_low_priority = _WORKER in self._modules
+        if self._has_low_priority and self._child is not None:
+            self._child.lower_priority()
 
     def fork(self, child: Child) -> None:
         """Fork a child as soon as the imports are done."""
@@ -351,29 +351,30 @@ class Zygote:
             return
         finally:
             theirs.close()
-        self._loop.start(self._await_fork(child, ours, hurries=self._hurry(child)))
+        self._loop.start(self._await_fork(child, ours, was_raised=self._raise_priority(child)))
 
-    def _hurry(self, child: Child) -> bool:
-        """Give this zygote the priority of those that serve if it has a lower one than the child that it is to fork;
-        returns whether it had."""
-        has_lower = self._child is not None and self._gives_way and not child.program.gives_way
+    def _raise_priority(self, child: Child) -> bool:
+        """Restore this zygote's priority if it has a lower one than the child that it is to fork; returns whether it
+        had."""
+        has_lower = self._child is not None and self._has_low_priority and not child.program.has_low_priority
         if has_lower and self._child is not None:
-            niceness.join_in(self._child.pid)
+            niceness.restore_priority(self._child.pid)
         return has_lower
 
-    async def _await_fork(self, child: Child, link: socket.socket, *, hurries: bool) -> None:
+    async def _await_fork(self, child: Child, link: socket.socket, *, was_raised: bool) -> None:
         """Begin a child once its pid is known. It has FORK_S for that from the order on or, since a zygote forks one
-        child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote killed."""
-        ordered_s, is_told = self._loop.now_s(), self._loop.future()
-        self._loop.on_readable(link.fileno(), lambda: resolve(is_told, None))
+        child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote killed.
+        With `was_raised`, the zygote's priority is lowered again."""
+        ordered_s, is_forked = self._loop.now_s(), self._loop.future()
+        self._loop.on_readable(link.fileno(), lambda: resolve(is_forked, None))
         while (left_s := max(ordered_s, self._forked_s) + FORK_S - self._loop.now_s()) > 0:
-            if await first(is_told, limit_s=left_s):
+            if await first(is_forked, limit_s=left_s):
                 break
         self._loop.forget(link.fileno())
-        if hurries and self._child is not None:
-            niceness.give_way(self._child.pid)
+        if was_raised and self._child is not None:
+            niceness.lower_priority(self._child.pid)
         with link:
-            if not is_told.done():
+            if not is_forked.done():
                 _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
                 child.execute_instead()
                 if self._child is not None:

@@ -191,7 +191,7 @@ def test_a_process_that_dies_while_its_first_instance_waits_to_end_changes_no_ot
     first, other = pair.served.instances
     pair.served.discard()
     pids = list[int]()
-    monkeypatch.setattr(niceness, "give_way", pids.append)
+    monkeypatch.setattr(niceness, "lower_priority", pids.append)
     pair.end(first)
     pair._forget(other.number)
     pair.until(lambda: not list(pair.roster))

@@ -46,11 +46,11 @@ def test_it_leads_a_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_one_may_give_way_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
-    monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
-    monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
+    monkeypatch.setattr(niceness, "lower_priority", lambda pid: told.append(("give way", pid)))
+    monkeypatch.setattr(niceness, "restore_priority", lambda pid: told.append(("join in", pid)))
     loop, child, _ = run_module(tmp_path, monkeypatch, "")
     loop.run()
-    other = spawn(loop, "test", ["child_of_test"], {}, gives_way=True)
+    other = spawn(loop, "test", ["child_of_test"], {}, has_low_priority=True)
     loop.after(other.exited, loop.stop)
     loop.run()
     assert told == [("join in", child.pid), ("give way", other.pid)]

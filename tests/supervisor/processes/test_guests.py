@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from shoal.supervisor.processes.guests import WORD_S, Guests
+from shoal.supervisor.processes.guests import RESEND_S, Guests
 from tests.supervisor.star_rig import OPTIONS, StarRig
 
 
@@ -13,10 +13,10 @@ def test_guests_have_half_a_second_from_when_a_successor_serves(rig: StarRig) ->
         rig.star.leave_batcher(rig.batcher.member)
         rig.batcher = rig.start()
         rig.star.join_batcher(rig.batcher.member)
-        rig.loop.start(guests.await_word(rig.batcher.member, rig.star.introduce()))
+        rig.loop.start(guests.disconnect_late(rig.batcher.member, rig.star.introduce()))
         rig.clock.pass_time(1.0)  # it does not serve yet
         rig.acknowledge(rig.batcher)
-        rig.clock.pass_time(WORD_S - 0.1)
+        rig.clock.pass_time(RESEND_S - 0.1)
     assert rig.a.member.is_open
     rig.clock.pass_time(0.2)
     assert not rig.a.member.is_open

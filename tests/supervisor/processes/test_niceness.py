@@ -21,14 +21,14 @@ sys.stdin.read()
 #: What becomes of a process that may not come back.
 NO_RETURN = """
 import os, resource
-from shoal.supervisor.processes.niceness import give_way, join_in
+from shoal.supervisor.processes.niceness import lower_priority, restore_priority
 resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
 if os.geteuid() == 0:
     os.setuid(65534)
 before = os.getpriority(os.PRIO_PROCESS, 0)
-give_way(os.getpid())
+lower_priority(os.getpid())
 assert os.getpriority(os.PRIO_PROCESS, 0) == before
-join_in(os.getpid())
+restore_priority(os.getpid())
 """
 
 
@@ -51,26 +51,26 @@ def of_all(pid: int) -> list[int]:
 def test_all_give_way_and_join_in(process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(niceness, "_may_come_back", lambda: True)  # that way, anybody may
-        niceness.give_way(process.pid)
+        patched.setattr(niceness, "_can_restore", lambda: True)  # that way, anybody may
+        niceness.lower_priority(process.pid)
     nicer = min(ours + 15, 19)
     assert of_all(process.pid) == [nicer] * 3
-    niceness.join_in(process.pid)
-    assert of_all(process.pid) == [ours if niceness._may_come_back() else nicer] * 3
+    niceness.restore_priority(process.pid)
+    assert of_all(process.pid) == [ours if niceness._can_restore() else nicer] * 3
 
 
 def test_one_that_has_ended_does_not_mind() -> None:
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    niceness.give_way(ended.pid)
+    niceness.lower_priority(ended.pid)
     ended.wait()
-    niceness.give_way(ended.pid)
+    niceness.lower_priority(ended.pid)
 
 
 def test_trying_it_changes_nothing(process: "subprocess.Popen[bytes]") -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    niceness._may_come_back.cache_clear()
-    niceness.join_in(process.pid)
+    niceness._can_restore.cache_clear()
+    niceness.restore_priority(process.pid)
     assert [os.getpriority(os.PRIO_PROCESS, 0), *of_all(process.pid)] == [before] * 4
 
 

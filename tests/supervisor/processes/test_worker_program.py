@@ -30,7 +30,7 @@ def program(
     context = SimpleNamespace(
         options=options, control_address="@a", log_settings={"log_verbose": 1}, mps_environment={"MPS": "here"}
     )
-    return worker_program(7, version, placement, cast(InstanceContext, context), gives_way=True)
+    return worker_program(7, version, placement, cast(InstanceContext, context), has_low_priority=True)
 
 
 def test_a_worker() -> None:

@@ -49,9 +49,9 @@ class Harness:
         self._others = set(children())
 
     def spawn(
-        self, kind: str = "test", variable: str = "7", *, captured: bool = False, gives_way: bool = False
+        self, kind: str = "test", variable: str = "7", *, captured: bool = False, has_low_priority: bool = False
     ) -> Child:
-        program = ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
+        program = ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, has_low_priority=has_low_priority)
         child = self.zygotes.spawn(kind, program, captured=captured)
         self.loop.after(child.exited, lambda: self._codes.append(child.exited.result()))
         return child
@@ -346,18 +346,18 @@ def test_processes_that_a_base_forks_have_no_descriptor_of_its_own(harness: Harn
 
 def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
-    monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
-    monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
+    monkeypatch.setattr(niceness, "lower_priority", lambda pid: told.append(("give way", pid)))
+    monkeypatch.setattr(niceness, "restore_priority", lambda pid: told.append(("join in", pid)))
     monkeypatch.setattr(zygotes_module, "_WORKER", "child_of_zygote")  # its zygote is one for workers
-    early = harness.spawn(gives_way=True)
+    early = harness.spawn(has_low_priority=True)
     assert harness.run() == FORKED
     zygote = harness.zygote_pid()
     assert told == [("join in", zygote), ("join in", early.pid)]
-    harness.zygotes.give_way()
-    late = harness.spawn(gives_way=True)
+    harness.zygotes.lower_priority()
+    late = harness.spawn(has_low_priority=True)
     assert harness.run() == FORKED
     assert told[2:] == [("give way", zygote), ("give way", late.pid)]
-    execd = harness.spawn("another", gives_way=True)
+    execd = harness.spawn("another", has_low_priority=True)
     assert harness.run() == EXECUTED
     assert told[4:] == [("give way", execd.pid)]
     urgent = harness.spawn()  # the zygote forks it as one that serves would
