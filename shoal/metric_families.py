@@ -164,14 +164,14 @@ CACHE = _figures(
     ("nv_cache_insertion_duration", "insertion_ns", "Total cache insertion duration, in microseconds", _US),
     ("nv_cache_util", "utilization", "Cache utilization [0.0 - 1.0]", 1),
 )
-#: Figures of cpu.py.
+#: Figures of the machine, as `shoal.frontend.metrics.cpu.Cpu` reads them.
 CPU_FAMILIES = _figures(
     (),
     ("nv_cpu_utilization", "utilization", "CPU utilization rate [0.0 - 1.0]", 1),
     ("nv_cpu_memory_total_bytes", "memory_total_bytes", "CPU total memory (RAM), in bytes", 1),
     ("nv_cpu_memory_used_bytes", "memory_used_bytes", "CPU used memory (RAM), in bytes", 1),
 )
-#: Figures of gpu.py.
+#: Figures of each GPU, as `shoal.nvml.Gpus` reads them.
 GPU_FAMILIES = (
     *_figures(
         GPU,

@@ -177,8 +177,8 @@ class Inbox:
 
     @property
     def target(self) -> memoryview | None:
-        """The memory into which the next bytes may be received directly, followed by `landed`; None if there is
-        none."""
+        """The memory into which the next bytes may be received directly, followed by `received_into_target`; None if
+        there is none."""
         return None if self._target is None else self._target.rest
 
     def late(self, now_s: float, *, is_held_up: bool = False) -> UploadTimeoutError | None:

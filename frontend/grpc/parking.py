@@ -2,8 +2,8 @@
 
 HTTP/1.1 has one request per connection, which waits in its socket; a client of gRPC may have a thousand calls on each
 connection. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each model has a queue of
-its own, a share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait
-for that model alone. One thread, the lane's.
+its own, a share of that memory (shm/shares.py), and its turn when there is room again: calls to a slow model wait for
+that model alone. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque

@@ -1,9 +1,9 @@
 """The head of an HTTP/1.1 request, as far as the lane is sure of it. Pure: bytes in, a Head or None out.
 
 Rule: any head that is not plainly right is None, and the connection takes the road, where gunicorn's strict parser
-refuses or accepts it. So there is one judge of bad framing, and this parser cannot be used for smuggling: one Host, at
-most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASCII only (RFC
-9112, sections 2 to 7).
+refuses or accepts it. Doubtful framing is thus read by one parser alone, and this one cannot be used for smuggling: one
+Host, at most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASCII
+only (RFC 9112, sections 2 to 7).
 """
 
 import re

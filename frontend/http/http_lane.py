@@ -225,7 +225,7 @@ class HttpLane(Lane[HttpConnection]):
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int, patience_s: float) -> None:
         if len(data) > limit or not self._unfinished.keep(connection, data, patience_s):
-            self._pass_on(connection, data)
+            self._hand_over_begun(connection, data)
 
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
@@ -306,7 +306,7 @@ class HttpLane(Lane[HttpConnection]):
         try:
             number, asked = connection.api.submit(head, body, block, before)
         except ShoalError as error:
-            # a large body for which there is a place, but no memory on the lane, goes where it can have its own
+            # a large body for which there is a place, but no memory on the lane, takes the road, which has other memory
             lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
             if not (lacks_memory or isinstance(error, RoadOnlyError)):
                 return self._refuse(connection, error)
@@ -445,25 +445,27 @@ class HttpLane(Lane[HttpConnection]):
             elif connection.stage is STREAMING:
                 self._generations.expire(connection, now_s)
             elif connection.stage is not SENDING:
-                self._be_late(connection)
+                self._end_late(connection)
             elif not self._outgoing.hold_no_longer(connection, now_s):
                 self._close(connection)
 
-    def _be_late(self, connection: HttpConnection) -> None:
-        """End the wait for a request. A body may take longer on the road, where all share a memory; a head may not."""
+    def _end_late(self, connection: HttpConnection) -> None:
+        """End the wait for a request that is late. The road waits longer for a body, in memory of its own; a head that
+        is late is refused."""
         begun = self._incoming.take_back(connection) if connection.stage is RECEIVING else connection.buffer
         if not begun:
             self._close(connection)
         elif self._stops_at_s and self.now_s < connection.begun_s + HEAD_S:
             connection.deadline_s = connection.begun_s + HEAD_S  # the road, where it had longer, may have ended
         elif not self._stops_at_s and b"\r\n\r\n" in begun:
-            self._pass_on(connection, begun)
+            self._hand_over_begun(connection, begun)
         else:
             sentence = "the request has not come whole, and the server ends" if self._stops_at_s else HEAD_LATE
             self._refuse_last(connection, UploadTimeoutError(sentence))
 
-    def _pass_on(self, connection: HttpConnection, begun: bytes) -> None:
-        """Have the road receive the rest of a request; what waits while the road takes nothing is bounded."""
+    def _hand_over_begun(self, connection: HttpConnection, begun: bytes) -> None:
+        """Have the road receive the rest of a request; refuse the request if the requests that the road has not taken
+        yet have MAX_UNFINISHED_BYTES together."""
         if self._sources.waiting_nbytes + len(begun) <= MAX_UNFINISHED_BYTES:
             self._hand_over(connection, begun)
         else:

@@ -35,8 +35,8 @@ class ExternalFigures(NamedTuple):
     """The figures that are not read from the models' counters in shared memory."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
-    cpu: Mapping[str, float]  # cpu.py's
-    gpus: Sequence[Mapping[str, Any]]  # gpu.py's
+    cpu: Mapping[str, float]  # those of `Cpu` (cpu.py)
+    gpus: Sequence[Mapping[str, Any]]  # those of `shoal.nvml.Gpus`
 
 
 class _Version(NamedTuple):

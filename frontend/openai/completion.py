@@ -41,30 +41,30 @@ _MAX_ID_CHARS = 128
 MAX_ANSWER_CHARS = 1 << 20
 #: The last event of a stream.
 DONE = b"data: [DONE]\n\n"
-#: Outputs and parameters of a model's response, other than its text that are read.
+#: Outputs and parameters of a model's response that are read, beside its text.
 _NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON = "num_input_tokens", "num_output_tokens", "finish_reason"
 #: Values of `finish_reason` while the text goes on: those of vLLM's backend.
 _NO_REASONS = frozenset({"", "None"})
 
 
-class Form(NamedTuple):
-    """The words of one of the two kinds of completions."""
+class CompletionKind(NamedTuple):
+    """One of the two kinds of completions, by OpenAI's words for it."""
 
-    id: str
+    id: str  # the beginning of an answer's id
     whole: str  # `object` of a whole answer
-    chunk: str
+    chunk: str  # `object` of an event of a stream
     is_chat: bool
 
 
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
-TEXT = Form("cmpl-", "text_completion", "text_completion", is_chat=False)
+CHAT = CompletionKind("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+TEXT = CompletionKind("cmpl-", "text_completion", "text_completion", is_chat=False)
 
 
 class Completion:
     """The Rendering of one request."""
 
     def __init__(
-        self, prepared: PreparedRequest, request: TextRequest, model: TextModel, form: Form, now_s: float
+        self, prepared: PreparedRequest, request: TextRequest, model: TextModel, kind: CompletionKind, now_s: float
     ) -> None:
         """`now_s`: the time of the request, in seconds since 1970."""
         self.prepared = prepared
@@ -73,8 +73,8 @@ class Completion:
         self.headers: Headers = (*EVENTS, *identity.items())
         self._request = request
         self._answer = model.answer
-        self._form = form
-        self._head = {"id": f"{form.id}{uuid.uuid4().hex}", "created": int(now_s), "model": request.model}
+        self._kind = kind
+        self._head = {"id": f"{kind.id}{uuid.uuid4().hex}", "created": int(now_s), "model": request.model}
         # Changed by add and end.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopSequences(request.stops)
@@ -121,7 +121,7 @@ class Completion:
         if not self._has_begun:
             self._has_begun = True
             text, self._texts = "".join(self._texts) + text, []
-            if self._form.is_chat:
+            if self._kind.is_chat:
                 data = self._chunk({"role": "assistant", "content": ""})
         return data + self._chunk({"content": text}) if text else data
 
@@ -134,7 +134,7 @@ class Completion:
         data = self._add_text(self._rest()) + self._chunk({"content": ""}, self._finish_reason())
         usage = self._usage()
         if self._request.includes_usage and usage is not None:
-            data += event(orjson.dumps(self._object(self._form.chunk, [], usage)))
+            data += event(orjson.dumps(self._object(self._kind.chunk, [], usage)))
         return data + DONE
 
     def body(self) -> Response:
@@ -142,11 +142,11 @@ class Completion:
         text = "".join(self._texts)
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self._form.is_chat
+            if self._kind.is_chat
             else {"text": text}
         )
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": self._finish_reason()}
-        whole = self._object(self._form.whole, [choice], self._usage())
+        whole = self._object(self._kind.whole, [choice], self._usage())
         return Response(200, (*JSON_CONTENT, *self.headers[len(EVENTS) :]), (orjson.dumps(whole),))
 
     def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
@@ -167,12 +167,12 @@ class Completion:
         return self._stops.feed(self._decoder.decode(b"", True)) + self._stops.rest()
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
-        if self._form.is_chat:
+        if self._kind.is_chat:
             content: dict[str, Any] = {"delta": {} if reason else delta}
         else:
             content = {"text": delta["content"]}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
-        return event(orjson.dumps(self._object(self._form.chunk, [choice], None)))
+        return event(orjson.dumps(self._object(self._kind.chunk, [choice], None)))
 
     def _object(self, kind: str, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
         made = {**self._head, "object": kind, "choices": choices}
@@ -240,10 +240,10 @@ def plan_completion(call: HandlerCall) -> Plan:
     return _plan(call, TEXT)
 
 
-def _plan(call: HandlerCall, form: Form) -> Plan:
+def _plan(call: HandlerCall, kind: CompletionKind) -> Plan:
     read = read_body(call)
     check_named_model(call.state, call.headers, model_of(read))
-    request = (read_chat if form.is_chat else read_completion)(read, call.state.default_max_tokens)
+    request = (read_chat if kind.is_chat else read_completion)(read, call.state.default_max_tokens)
     known(call, request.model)
     request_id = id_of(call.headers)
 
@@ -256,7 +256,7 @@ def _plan(call: HandlerCall, form: Form) -> Plan:
             )
         members = _members(entry, model, request)
         prepared = prepared_of(entry, request_id, members, call)
-        return Completion(prepared, request, model, form, time.time())
+        return Completion(prepared, request, model, kind, time.time())
 
     return Plan(request.model, None, prepare)
 

@@ -214,7 +214,7 @@ def _answer(
         return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
     tracing = or_untraced(state.tracing, state.models.names)
     traced = TracedTransport(transport, tracing, headers, begun_ns)
-    return traced.see_off(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
+    return traced.ending_trace(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
 
 
 def _read(

@@ -133,7 +133,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Begin or stop to accept connections, and to receive those that lanes hand over.
 
         gunicorn stops it while the worker has as many connections as it may have. Without metrics no connection is
-        accepted; there is a listener then only because gunicorn insists on one.
+        accepted; there is a listener then only because gunicorn does not start without one.
         """
         is_taking = self._incoming in self.poller.get_map()
         if enabled and not is_taking:
@@ -208,8 +208,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def handle(self, conn: Any) -> bool:
         """Answer a request, in one of the threads. True if the connection goes on.
 
-        A request to a model whose client has gone while it waited for the thread is dropped: the road would work
-        through answers that no client waits for.
+        A request to a model is dropped if its client has gone while it waited for the thread, so that threads do not
+        compute answers that no client reads.
         """
         if conn.work is Work.REQUEST and has_left(_caller(conn)):
             self._application.count_abandoned()
@@ -353,7 +353,7 @@ class LateApplication:
 
 
 class RoadApplication:
-    """The WSGI application, and the event loop's questions before a request's body has come."""
+    """The WSGI application, and what the event loop needs to know of a request before its body has come."""
 
     def __init__(
         self,

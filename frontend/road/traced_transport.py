@@ -48,7 +48,7 @@ class TracedTransport:
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         return self._transport.ask(verb, arguments, timeout_s)
 
-    def see_off(self, response: Response) -> Response:
+    def ending_trace(self, response: Response) -> Response:
         """The response with a `close` that also ends the trace; the trace notes that the response begins to be sent."""
         trace, close = self._trace, response.close
         if trace is None:

@@ -27,7 +27,7 @@ from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
     "BadRequestException", "InternalServerException", "ServiceUnavailableException",
 )  # fmt: skip
-#: The types of errors by their status, for errors that nothing more specific is known of.
+#: The types of errors by their status, for errors that have no more specific type.
 _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
 #: The types of errors of Shoal's that have no counterpart in TorchServe.
 _OURS: dict[type[ShoalError], str] = {KeyLimitError: _UNAVAILABLE, PoisonRefusedError: _BAD_REQUEST}
