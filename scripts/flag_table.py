@@ -39,7 +39,7 @@ TRITON = """
     strict-model-config response-cache-byte-size trace-file trace-level trace-rate trace-count trace-log-frequency
 """.split()  # noqa: SIM905 - to be compared with a page
 
-_FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}
+_SUPPORT = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}
 _TRITONSERVER = ServerOptions(**TRITONS_DEFAULTS)
 
 
@@ -67,7 +67,7 @@ def _table(flags: Iterable[Flag]) -> str:
 def _row(flag: Flag) -> str:
     names = ", ".join(f"`--{name}`" for name in (flag.name, flag.alias) if name)
     text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
-    return f"| {names} | {_FATES[flag.fate]} | {text} |\n"
+    return f"| {names} | {_SUPPORT[flag.support]} | {text} |\n"
 
 
 if __name__ == "__main__":

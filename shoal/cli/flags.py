@@ -54,7 +54,7 @@ class Flag(NamedTuple):
     name: str  # without the dashes
     value: ValueKind
     text: str  # honoured: its line of help; ignored: the reason, as the warning has it
-    fate: FlagSupport
+    support: FlagSupport
     default: Any = None  # Triton's default, for an ignored flag; None: there is none
     in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
     alias: str = ""

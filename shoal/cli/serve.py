@@ -108,7 +108,7 @@ def parse(
             continue
         values = [_value(flag, text) for text in texts[flag.name]]
         warnings += _judge(flag, values[-1])
-        if flag.fate is FlagSupport.HONOURED:
+        if flag.support is FlagSupport.HONOURED:
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
     settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
@@ -227,7 +227,7 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
     """The text of a flag in --help: its effect, or why there is none."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
-    if flag.fate is FlagSupport.IGNORED:
+    if flag.support is FlagSupport.IGNORED:
         return f"ignored: {flag.text}"
     # A field of another name has the default of another flag.
     default = _FOLLOWING.get(flag.name) or ("" if flag.sets else _printed(getattr(defaults, flag.option, None)))
@@ -264,7 +264,7 @@ def _judge(flag: Flag, value: Any) -> Iterator[str]:
     """The warnings that a flag causes."""
     if flag.deprecated_for:  # Triton's words
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
-    if flag.fate is FlagSupport.IGNORED and value != flag.in_force:
+    if flag.support is FlagSupport.IGNORED and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
 
 

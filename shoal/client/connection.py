@@ -309,12 +309,12 @@ class Connection:
             weakref.finalize(held, self._unused.append, (reply.number, reply.part, nbytes)).atexit = False
         return held
 
-    def let_go_of_block(self, ref: int) -> None:
-        """Free a block of `shared.allocate_beside` later. For finalizers, which may run anywhere."""
+    def free_later(self, ref: int) -> None:
+        """Free a block of `shared.allocate_beside` with the next `tidy`. For finalizers, which may run anywhere."""
         self._unused_blocks.append(ref)
 
-    def let_go_of(self, waiter: Waiter) -> None:
-        """Cancel a request later, if it is open. For finalizers, which may run anywhere."""
+    def cancel_later(self, waiter: Waiter) -> None:
+        """Cancel a request with the next `tidy`, if it is open. For finalizers, which may run anywhere."""
         if waiter.is_wanted and not (waiter.is_over and not waiter.replies):
             self._unwanted.append(waiter)
 

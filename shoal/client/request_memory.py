@@ -26,10 +26,10 @@ MAX_SPARE_NBYTES = 16 * MIB
 
 
 class RequestMemory:
-    """The blocks of one connection. `let_go` is called by finalizers, which may run anywhere, to free a block."""
+    """The blocks of one connection. `free_later` is called by finalizers, which may run anywhere, to free a block."""
 
-    def __init__(self, let_go: Callable[[int], None]) -> None:
-        self._let_go = let_go
+    def __init__(self, free_later: Callable[[int], None]) -> None:
+        self._free_later = free_later
         self._lock = threading.Lock()
         # Changed under the lock: (first address, end, block) of each, sorted. Read without the lock, as one object.
         self._spans: list[tuple[int, int, int]] = []
@@ -96,7 +96,7 @@ class RequestMemory:
 
     def _end(self, span: tuple[int, int, int]) -> None:
         self._gone.append(span)
-        self._let_go(span[2])
+        self._free_later(span[2])
 
     def _forget(self) -> None:
         with self._lock:

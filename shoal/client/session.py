@@ -34,7 +34,7 @@ class Session:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._memory = RequestMemory(connection.let_go_of_block)
+        self._memory = RequestMemory(connection.free_later)
         self._responses = Responses(connection)
         # Changed by submit; each entry is one object, and a thread that misses another's entry only validates again.
         self._num_changes = -1

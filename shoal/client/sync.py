@@ -101,7 +101,7 @@ class Client:
         call, sleeper = self._submit(asked, is_stream=True)
         answers = _answers(call, sleeper)
         # An iterator that is dropped before its first answer is requested cancels the request.
-        weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
+        weakref.finalize(answers, call.connection.cancel_later, call.waiter).atexit = False
         return answers
 
     def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, threading.Lock]:

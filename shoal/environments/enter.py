@@ -1,9 +1,10 @@
 """The program that becomes a worker in an environment of its own: makes the environment if it is missing, then execs.
 
     supervisor ── exec ──► python -m shoal.environments.enter ORDER ── exec, same pid ──► <interpreter> <links> NAME
-                                              └─ joins, only to say why not: the load fails with that sentence
+                                              └─ without an environment: joins, reports the error, and the load fails
 
-So only the instance itself waits for its environment, under the time limit of every start.
+An environment is made by the instance's own process, so that no other process waits for it; the time limit of a start
+covers it.
 """
 
 import json

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 
+#: The directory of links to packages that Python looks for last, behind the environment's own (server_packages.py).
 BEHIND = ".behind"
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ class StarClient:
 
     # --- releasing responses ---
 
-    def _let_go(self, number: int, part: int, nbytes: int) -> None:
+    def _release_later(self, number: int, part: int, nbytes: int) -> None:
         """Note a response to be released. A finalizer may run at any point of any thread, so this never waits."""
         self._unused.append((number, part, nbytes))
         self._release_unused()
@@ -259,7 +259,7 @@ class StarClient:
             self._held_nbytes += nbytes
             self._num_held += 1
             held = HeldBlock((nbytes,), np.uint8, whole(block))
-            weakref.finalize(held, self._let_go, reply.number, reply.part, nbytes).atexit = False
+            weakref.finalize(held, self._release_later, reply.number, reply.part, nbytes).atexit = False
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:

@@ -12,7 +12,7 @@ from shoal.cli.remote import sentence_of
 _MAX_HEADS = 1024
 #: The most bytes of an error's body that are kept for its sentence.
 _MAX_ERROR_BYTES = 64 * 1024
-#: Nothing to send, and whether the answer is whole.
+#: Results of `receive`, which sends nothing: the answer is not whole yet, or is.
 _MORE, _WHOLE = (b"", False), (b"", True)
 
 
@@ -41,7 +41,7 @@ class HttpExchange:
         self.is_last = False
 
     def opening(self) -> bytes:
-        """Nothing: the client's request is the first."""
+        """No bytes: a connection begins with its first request."""
         return b""
 
     def request(self, number: int) -> bytes:
