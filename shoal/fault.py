@@ -61,7 +61,8 @@ _watched: Final[dict[str, Callable[[Any], None]]] = {}
 
 
 def reached(step: str, result: Any = None) -> None:
-    """Report that this process has done a step: acts if `install` was told to. `result` is the step's result."""
+    """Report that this process has done a step: acts if `install` has set an action for it. `result` is the step's
+    result."""
     if (act := _watched.get(step)) is not None:
         act(result)
 
