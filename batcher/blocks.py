@@ -120,7 +120,7 @@ class Blocks:
             worker.freed.append(ref)
             self._written.add(worker)
             # A worker's next batch can carry the FREE of a block of its slab, unless the worker lacks memory.
-            if worker.is_hungry or owner != worker.owner:
+            if worker.lacks_memory or owner != worker.owner:
                 worker.must_ring = True
         elif self.own is not None:
             self.own.free(ref)

@@ -16,7 +16,7 @@ from shoal.batcher.dispatch import Dispatch
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.ensembles import Ensembles
 from shoal.batcher.executions import Executions
-from shoal.batcher.guests import greedy
+from shoal.batcher.guests import over_limit
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.mirror import Mirror
@@ -375,7 +375,7 @@ class Exchange:
         self._read.append(client)
         # If all clients together have more than their limit, at least one of them has, too.
         if len(self._requests) > self._max_in_flight * len(self.clients):
-            for owner in greedy(self._requests.values(), self._max_in_flight):
+            for owner in over_limit(self._requests.values(), self._max_in_flight):
                 if owner in self.clients:  # the client of ensembles' steps is in no table
                     self.distrust(owner)
 
@@ -441,7 +441,7 @@ class Exchange:
                 if num_missing:
                     worker.partly_answered = running
                 else:
-                    if worker.is_hungry:
+                    if worker.lacks_memory:
                         worker.end_shortage(ref)
                     self._executions.finish(worker, running, running.compute, now_ns)
                 if IS_ARMED:
@@ -463,8 +463,8 @@ class Exchange:
                 self._written_workers.add(worker)
                 if self.mirror.is_busy and record[W.URGENCY] in (layout.ROOM, layout.ROOM_NOW):
                     self.mirror.give_back(worker)
-                if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
-                    self.distrust(starver)
+                if guest := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
+                    self.distrust(guest)
         return named
 
     def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
@@ -476,7 +476,7 @@ class Exchange:
         if key not in worker.missing:
             return None
         worker.note_overlap()
-        if worker.is_hungry:
+        if worker.lacks_memory:
             worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
 

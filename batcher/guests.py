@@ -51,15 +51,15 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
     return shape_key, start_ns
 
 
-def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
+def over_limit(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
     """Owner ids of the clients with more open requests than they may have."""
     counts = Counter([client.owner for client, *_ in requests])
     return [owner for owner, count in counts.items() if count > max_in_flight]
 
 
-def is_starved(worker: WorkerPeer, now_ns: int, *, is_urgent: bool) -> bool:
-    """Whether a guest must be ended because a worker waits for memory: only after a while, and only if `is_urgent`,
-    which means that the worker gets no memory elsewhere."""
+def must_end_guest(worker: WorkerPeer, now_ns: int, *, is_urgent: bool) -> bool:
+    """Whether a guest must be ended because a worker waits for memory: only after GUEST_HOLDS_NS, and only if
+    `is_urgent`, which means that the worker gets no memory elsewhere. Notes in the worker since when it has waited."""
     since_ns = worker.short_since_ns
     if since_ns and (not is_urgent or now_ns - since_ns <= GUEST_HOLDS_NS):
         return False

@@ -320,8 +320,8 @@ class WorkerPeer(Peer):
     """A model instance, and the requests that it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "cancelled", "free_ns", "freed", "held", "instance", "is_hungry", "is_limited", "last",
-        "missing", "model", "num_batches", "num_finished", "partly_answered", "short_since_ns", "slots",
+        "_link_words", "_words", "cancelled", "free_ns", "freed", "held", "instance", "is_limited", "lacks_memory",
+        "last", "missing", "model", "num_batches", "num_finished", "partly_answered", "short_since_ns", "slots",
     )  # fmt: skip
 
     def __init__(
@@ -343,7 +343,7 @@ class WorkerPeer(Peer):
         #: Cancelled requests whose CANCEL has not been sent to the worker, each once.
         self.cancelled: set[int] = set()
         #: Whether the worker waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
-        self.is_hungry = False
+        self.lacks_memory = False
         self.short_since_ns = 0
         #: A batch some of whose requests, or all, were answered in this step.
         self.partly_answered: RunningBatch | None = None
@@ -402,7 +402,7 @@ class WorkerPeer(Peer):
         """Note a result in block `ref` (0: without a block): the worker does not wait for memory any more."""
         self.short_since_ns = 0
         # a block of its own slab means that the slab has room again
-        self.is_hungry = layout.ref_owner(ref) != self.owner
+        self.lacks_memory = layout.ref_owner(ref) != self.owner
 
     def note_overlap(self) -> None:
         """Mark the worker as overlapping, for a successor, too."""

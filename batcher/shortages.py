@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from shoal.batcher.blocks import Blocks
-from shoal.batcher.guests import GUEST_HOLDS_NS, is_starved, most_holding_guest
+from shoal.batcher.guests import GUEST_HOLDS_NS, most_holding_guest, must_end_guest
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW
@@ -67,7 +67,7 @@ class Shortages:
     def ask_back(self, worker: WorkerPeer, urgency: int, now_ns: int) -> int:
         """Send RECALL to the front ends that hold this worker's results. Returns the owner id of the guest to be
         ended; mostly 0."""
-        worker.is_hungry = True
+        worker.lacks_memory = True
         if urgency not in (ROOM, ROOM_NOW):
             return 0
         is_urgent = urgency == ROOM_NOW
@@ -78,7 +78,7 @@ class Shortages:
             client = self._clients.get(owner)
             if client is not None and client.is_front_end:
                 self._ask(client, held, is_urgent=is_urgent)
-        if not is_starved(worker, now_ns, is_urgent=is_urgent):
+        if not must_end_guest(worker, now_ns, is_urgent=is_urgent):
             return 0
         return most_holding_guest(self._holders, self._clients, segments)
 
