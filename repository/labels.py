@@ -45,15 +45,15 @@ def _inside(model_dir: Path, filename: str, what: str) -> Path:
     return path
 
 
-def _read(path: Path, limit: int, what: str) -> bytes:
+def _read(path: Path, max_nbytes: int, what: str) -> bytes:
     try:
-        data = read(path, limit + 1)
+        data = read(path, max_nbytes + 1)
     except OSError as error:
         raise InvalidArgumentError(
             f"{what} cannot be read: {error.strerror}; put a text file with one label a line at '{path}' "
             "that the server's user can read, or remove label_filename from the configuration"
         ) from error
-    if len(data) > limit:
+    if len(data) > max_nbytes:
         raise InvalidArgumentError(
             f"{what} is too large: the label files of a model may have {MAX_BYTES} bytes in all; shorten the labels"
         )

@@ -119,17 +119,17 @@ def parse_timeout(value: str) -> float:
 # --- encodings ---
 
 
-def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes | memoryview:
+def decompress(encoding: str, message: bytes | memoryview, max_nbytes: int) -> bytes | memoryview:
     """The decompressed message.
 
     Raises UnsupportedError for an encoding other than identity, deflate and gzip; InvalidArgumentError for more than
-    `limit` bytes or a damaged stream.
+    `max_nbytes` bytes or a damaged stream.
     """
     if encoding == IDENTITY:
         return message
     if encoding not in WBITS:
         raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
-    return inflate(message, limit)
+    return inflate(message, max_nbytes)
 
 
 def response_encoding(level: str, accepted: str) -> str:

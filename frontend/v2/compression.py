@@ -42,14 +42,14 @@ def refuse_encoding(headers: Mapping[str, str]) -> None:
 def decompress(
     headers: Mapping[str, str],
     body: memoryview,
-    limit: int,
+    max_nbytes: int,
     max_expansion: int = 0,
     expand: Callable[[int], None] = lambda _nbytes: None,
 ) -> memoryview:
     """The body without its Content-Encoding; the same object if it has none. `expand` is called with the most bytes
     that it may have when decompressed, then with those that it has; it may raise (see UploadBudget.expansion).
 
-    Raises UnsupportedEncodingError (501), InvalidArgumentError for more than `limit` bytes or a damaged stream, and
+    Raises UnsupportedEncodingError (501), InvalidArgumentError for over `max_nbytes` bytes or a damaged stream, and
     TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
@@ -57,15 +57,15 @@ def decompress(
         return body
     if encoding not in WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
-    expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else limit
-    expand(min(expanded, limit))
+    expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else max_nbytes
+    expand(min(expanded, max_nbytes))
     try:
         advice = " Use --http-max-input-size to increase the limit."
-        inflated = inflate(body, limit, advice) if expanded >= limit else inflate(body, expanded)
+        inflated = inflate(body, max_nbytes, advice) if expanded >= max_nbytes else inflate(body, expanded)
         expand(len(inflated))
         return memoryview(inflated)
     except _LimitError:
-        if expanded >= limit:
+        if expanded >= max_nbytes:
             raise
         raise TooLargeError(
             f"the request body of {len(body)} bytes has more than {expanded} bytes when decompressed, which is "
@@ -73,19 +73,19 @@ def decompress(
         ) from None
 
 
-def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
+def inflate(body: bytes | memoryview, max_nbytes: int, advice: str = "") -> bytes:
     """The decompressed bytes of one stream of gzip or zlib. Raises InvalidArgumentError; `advice` ends its text if
     there are too many bytes."""
     inflater = zlib.decompressobj(_AUTO_WBITS)
     try:
         # With one byte past the limit, a body that is too large can be told from one that just fits.
-        inflated = inflater.decompress(body, limit + 1)
+        inflated = inflater.decompress(body, max_nbytes + 1)
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
-    if len(inflated) > limit:
+    if len(inflated) > max_nbytes:
         raise _LimitError(
             "decompressed request body has a byte_size that exceeds the maximum allowed value of "
-            f"{limit} bytes.{advice}"
+            f"{max_nbytes} bytes.{advice}"
         )
     if not inflater.eof:
         raise InvalidArgumentError("failed to decompress the request body: the compressed stream is incomplete")

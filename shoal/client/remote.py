@@ -71,7 +71,7 @@ class RemoteClient(Client):
     # --- what differs by protocol ---
 
     @abstractmethod
-    def _connect(self, timeout: float | None) -> Any:
+    def _connect(self, timeout_s: float | None) -> Any:
         """tritonclient's client for calls with this timeout, in seconds."""
 
     @abstractmethod
@@ -184,13 +184,13 @@ class RemoteClient(Client):
 
     # --- the connection ---
 
-    def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
+    def _call(self, call: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
         from tritonclient.utils import InferenceServerException
 
-        if timeout is not None and timeout <= 0:  # of a deadline that has passed; tritonclient fails with such ones
-            raise TimedOutError(f"Request timeout expired: no answer from {self._address} within {timeout:g} s")
+        if timeout_s is not None and timeout_s <= 0:  # of a deadline that has passed; tritonclient fails with such ones
+            raise TimedOutError(f"Request timeout expired: no answer from {self._address} within {timeout_s:g} s")
         try:
-            return call(self._client(timeout))
+            return call(self._client(timeout_s))
         except InferenceServerException as error:
             raise self._known(error) from error
         except TimeoutError as error:
@@ -204,13 +204,13 @@ class RemoteClient(Client):
         is_late = isinstance(known, UnavailableError) and str(known) == reasons.TIMED_OUT
         return TimedOutError(str(known)) if is_late else known
 
-    def _client(self, timeout: float | None) -> Any:
+    def _client(self, timeout_s: float | None) -> Any:
         if self._is_closed:
             raise ConnectionLostError("the client is closed")
         clients: dict[tuple[int, float | None], Any] = self._local.__dict__.setdefault("clients", {})
-        key = os.getpid(), timeout
+        key = os.getpid(), timeout_s
         if key not in clients:
-            clients[key] = self._connect(timeout)
+            clients[key] = self._connect(timeout_s)
         return clients[key]
 
     def close(self) -> None:

@@ -64,8 +64,8 @@ class GrpcClient(RemoteClient):
             client.stop_stream(cancel_requests=True)
             client.close()
 
-    def _connect(self, timeout: float | None) -> Any:
-        del timeout  # each call has its own timeout
+    def _connect(self, timeout_s: float | None) -> Any:
+        del timeout_s  # each call has its own timeout
         return self._triton.InferenceServerClient(self._address)
 
     def _read(self, answer: Any) -> RemoteResponse:

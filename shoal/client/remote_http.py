@@ -25,8 +25,8 @@ class HttpClient(RemoteClient):
             f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
         )
 
-    def _connect(self, timeout: float | None) -> Any:
-        limits = {} if timeout is None else {"network_timeout": timeout}
+    def _connect(self, timeout_s: float | None) -> Any:
+        limits = {} if timeout_s is None else {"network_timeout": timeout_s}
         return self._triton.InferenceServerClient(self._address, **limits)
 
     def _read(self, answer: Any) -> RemoteResponse:
@@ -56,8 +56,8 @@ class HttpsClient(HttpClient):
     scheme = "https"
     protocol = "http"
 
-    def _connect(self, timeout: float | None) -> Any:
-        limits = {} if timeout is None else {"network_timeout": timeout}
+    def _connect(self, timeout_s: float | None) -> Any:
+        limits = {} if timeout_s is None else {"network_timeout": timeout_s}
         trusted = os.environ.get("SSL_CERT_FILE")
         options = {} if trusted is None else {"ssl_options": {"ca_certs": trusted}}
         return self._triton.InferenceServerClient(self._address, ssl=True, **options, **limits)

@@ -12,15 +12,15 @@ from pathlib import Path
 CONFIG_FILENAME = "config.pbtxt"
 
 
-def read(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a regular file, or all its bytes.
+def read(path: Path, max_nbytes: int) -> bytes:
+    """The first `max_nbytes` bytes of a regular file, or all its bytes.
 
     Raises OSError for any other file: a FIFO would block the process for good, and a link to a device never end.
     """
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        return file.read(limit)
+        return file.read(max_nbytes)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

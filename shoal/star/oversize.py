@@ -43,13 +43,13 @@ class ClientOversizeBlocks:
         """
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
-        deadline = time.monotonic() + self._wait_s
+        deadline_s = time.monotonic() + self._wait_s
         news: queue.SimpleQueue[shared.PayloadNews] = queue.SimpleQueue()
         with self._lock:
             self._request = request = self._request + 1
             self._waiting[request] = news
         self._send(shared.PayloadWanted(request, nbytes, model_id))
-        granted = self._next(self._waiting, request, news, deadline)
+        granted = self._next(self._waiting, request, news, deadline_s)
         if granted is None:
             raise self._late(nbytes)
         if isinstance(granted, shared.PayloadRefused):
@@ -61,7 +61,7 @@ class ClientOversizeBlocks:
         with self._lock:
             self._mapped[owner] = news
         self._send(shared.PayloadMapped(owner))
-        ready = self._next(self._mapped, owner, news, deadline)
+        ready = self._next(self._mapped, owner, news, deadline_s)
         if ready is None or isinstance(ready, shared.PayloadRefused):
             with suppress(OSError):  # the supervisor may be gone
                 self.free(block.ref)
@@ -75,10 +75,10 @@ class ClientOversizeBlocks:
         waiting: "dict[int, queue.SimpleQueue[shared.PayloadNews]]",
         key: int,
         news: "queue.SimpleQueue[shared.PayloadNews]",
-        deadline: float,
+        deadline_s: float,
     ) -> shared.PayloadNews | None:
         try:
-            return news.get(timeout=max(0.0, deadline - time.monotonic()))
+            return news.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             with self._lock:
                 # `receive` removes the entry: if it is gone, the answer has just arrived.
