@@ -26,7 +26,7 @@ from shoal.frontend.response import JSON_CONTENT, Response, error_response
 from shoal.frontend.v2.compression import refuse_encoding
 from shoal.frontend.v2.infer import parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
-from shoal.model_config.signature import Signature, TensorSpec
+from shoal.model_config.signature import Signature
 from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.validation import ParsedInput, log_prefix, validate
@@ -194,7 +194,7 @@ class _Mapping:
             raise InvalidArgumentError(f"{log_prefix(self._id)}input '{name}' already exists in request")
         spec = self._signature.inputs[name]
         elements = value if type(value) is list else [value]
-        shape = fitted(self._dims(spec), len(elements))
+        shape = fitted(self._signature.full_dims(spec), len(elements))
         if shape is None:
             raise InvalidArgumentError(f"The schema can not convert input '{name}' to tensor with proper shape")
         # No limit for one tensor: it is the sum of all that is limited.
@@ -207,9 +207,6 @@ class _Mapping:
                 "Use --http-max-input-size to increase the limit."
             )
         self.inputs[name] = ParsedInput(name, spec.datatype, shape, data, num_strings)
-
-    def _dims(self, spec: TensorSpec) -> tuple[int, ...]:
-        return (-1, *spec.dims) if self._signature.max_batch_size > 0 else spec.dims
 
 
 def fitted(dims: Sequence[int], num_elements: int) -> tuple[int, ...] | None:

@@ -231,7 +231,7 @@ class RequestParser:
     def _made_up_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape of --shape or, of dimensions of any size, 1. Raises InputError for one that the model does not
         take."""
-        dims = self._dims(spec)
+        dims = self._signature.full_dims(spec)
         if spec.name not in self._shapes:
             return tuple(1 if dim == -1 else dim for dim in dims)
         shape = tuple(self._shapes[spec.name])
@@ -257,7 +257,7 @@ class RequestParser:
 
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
         """The array in a shape of the model's: unchanged, with a batch of 1, or reshaped. Raises InputError if none."""
-        dims = self._dims(spec)
+        dims = self._signature.full_dims(spec)
         array = bf16.words_of(array) if spec.datatype is BF16 else array
         if _fits(array.shape, dims):
             return array
@@ -268,9 +268,6 @@ class RequestParser:
             raise InputError(f"Input {self._described(spec)} is given in shape {format_shape(array.shape)}.")
         return array.reshape(shape)
 
-    def _dims(self, spec: TensorSpec) -> tuple[int, ...]:
-        return (-1, *spec.dims) if self._signature.max_batch_size > 0 else spec.dims
-
     def _spec(self, name: str) -> TensorSpec:
         spec = self._signature.inputs.get(name)
         if spec is None:
@@ -280,7 +277,7 @@ class RequestParser:
         return spec
 
     def _described(self, spec: TensorSpec) -> str:
-        return f"'{spec.name}' ({spec.datatype.name}, shape {format_shape(self._dims(spec))})"
+        return f"'{spec.name}' ({spec.datatype.name}, shape {format_shape(self._signature.full_dims(spec))})"
 
 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:

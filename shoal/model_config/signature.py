@@ -64,6 +64,10 @@ class Signature:
             lengths=length_axes(config),
         )
 
+    def full_dims(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The dims of a tensor as clients see them, with the batch dimension, -1, if the model has one."""
+        return (-1, *spec.dims) if self.max_batch_size > 0 else spec.dims
+
 
 def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) -> tuple[int, ...]:
     """A `shape` that fits `dims`, reshaped: each -1 in `reshape` takes the size of the corresponding -1 in `dims`."""
