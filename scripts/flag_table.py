@@ -65,9 +65,8 @@ def _table(flags: Iterable[Flag]) -> str:
 
 
 def _row(flag: Flag) -> str:
-    names = ", ".join(f"`--{name}`" for name in (flag.name, flag.alias) if name)
     text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
-    return f"| {names} | {_SUPPORT[flag.support]} | {text} |\n"
+    return f"| `--{flag.name}` | {_SUPPORT[flag.support]} | {text} |\n"
 
 
 if __name__ == "__main__":

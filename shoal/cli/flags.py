@@ -57,7 +57,6 @@ class Flag(NamedTuple):
     support: FlagSupport
     default: Any = None  # Triton's default, for an ignored flag; None: there is none
     in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
-    alias: str = ""
     deprecated_for: str = ""  # the flag to use instead
     sets: str = ""  # the field of ServerOptions, where its name is not the flag's
 
@@ -67,11 +66,9 @@ class Flag(NamedTuple):
         return self.sets or self.name.replace("-", "_")
 
 
-def honour(
-    name: str, value: ValueKind, text: str, *, alias: str = "", deprecated_for: str = "", sets: str = ""
-) -> Flag:
+def honour(name: str, value: ValueKind, text: str, *, deprecated_for: str = "", sets: str = "") -> Flag:
     """A flag that has the effect that Triton's has, or is Shoal's own."""
-    return Flag(name, value, text, FlagSupport.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
+    return Flag(name, value, text, FlagSupport.HONOURED, deprecated_for=deprecated_for, sets=sets)
 
 
 def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:

@@ -205,13 +205,14 @@ def _parser(prog: str, defaults: ServerOptions) -> Parser:
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            names = [f"--{name}" for name in (flag.name, flag.alias) if name]
             text = help_text(flag, defaults).replace("%", "%%")
             if not flag.value.metavar:
-                group.add_argument(*names, dest=flag.name, action="append_const", const=flag.value.bare, help=text)
+                group.add_argument(
+                    f"--{flag.name}", dest=flag.name, action="append_const", const=flag.value.bare, help=text
+                )
                 continue
             group.add_argument(
-                *names,
+                f"--{flag.name}",
                 dest=flag.name,
                 action="append",
                 nargs=None if flag.value.bare is None else "?",

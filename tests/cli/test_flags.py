@@ -9,7 +9,7 @@ from shoal.options import ServerOptions
 
 
 def test_every_flag_of_triton_is_there_and_none_is_there_twice() -> None:
-    names = [name for flag in FLAGS for name in (flag.name, flag.alias) if name]
+    names = [flag.name for flag in FLAGS]
     assert len(names) == len(set(names))
     assert set(names) >= set(TRITON)
 
