@@ -15,7 +15,7 @@ NUM_LISTED = 32
 
 
 class BatchReason(IntEnum):
-    """Why a batch has no more rows, or why it was formed when it was."""
+    """Why a batch has no more rows, or why it was formed when it was. Programs read the names from `shoal explain`."""
 
     INSTANCE_IDLE = 0
     FULL = 1
@@ -25,8 +25,8 @@ class BatchReason(IntEnum):
     RUN_AGAIN = 5
     LATENCY_TARGET = 6
     NO_GAIN = 7
-    AWAITED_CAME = 8
-    AWAITED_MISSING = 9
+    COMPANY_CAME = 8
+    COMPANY_FAILED = 9
     ALONE = 10
     PADDING = 11
 
@@ -41,8 +41,8 @@ MEANINGS = {
     BatchReason.RUN_AGAIN: "its instance had died, so the request ran again, alone",
     BatchReason.LATENCY_TARGET: "with more rows, answers would have missed the latency target",
     BatchReason.NO_GAIN: "more rows at once would not have been faster, or are not known to be",
-    BatchReason.AWAITED_CAME: "the requests that were worth waiting for had come",
-    BatchReason.AWAITED_MISSING: "the requests that were worth waiting for had not come in time",
+    BatchReason.COMPANY_CAME: "the requests that were worth waiting for had come",
+    BatchReason.COMPANY_FAILED: "the requests that were worth waiting for had not come in time",
     BatchReason.ALONE: "the request was to run alone, by its parameter 'deterministic'",
     BatchReason.PADDING: "the others that waited had other lengths, for which padding was not worth it",
 }

@@ -249,7 +249,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
                 self._wake_shape_key = requests[0].shape_key
                 return None
             if self._wake_rows:
-                reason = BatchReason.AWAITED_CAME if rows >= self._wake_rows else BatchReason.AWAITED_MISSING
+                reason = BatchReason.COMPANY_CAME if rows >= self._wake_rows else BatchReason.COMPANY_FAILED
         self._wake_rows = 0
         taken = [self._queue.popleft()]
         rows = taken[0].rows
