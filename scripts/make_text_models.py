@@ -221,10 +221,10 @@ def write_page(tokenizer: Any, model: onnx.ModelProto, num_train: int) -> None:
     logits = run(model, "logits", [tokenizer.tokenize(sentence.text) for sentence in test])
     num_right = int((logits.argmax(1) == [sentence.topic for sentence in test]).sum())
     powers = np.exp(logits[0] - logits[0].max())
-    answer = {
+    answer = {  # in the order in which /generate prints keys
+        "label": list(TOPICS)[int(logits[0].argmax())],
         "model_name": "text_classification",
         "model_version": "1",
-        "label": list(TOPICS)[int(logits[0].argmax())],
         "probability": float(str(powers.max() / powers.sum())),  # as few digits as tell one FP32 from the next
     }
     page = PAGE.format(
