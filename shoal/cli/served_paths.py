@@ -7,11 +7,13 @@ of model files stands for the files.
 
 import mmap
 import re
+import secrets
 import shutil
+import signal
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,20 +89,39 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     """
     repositories: list[Path] = []
     linked: list[LinkedModel] = []
-    made: Path | None = None
-    try:
+    made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}")
+    with _removed(made) if paths else nullcontext():
         for path in _expanded(paths):
             if path.is_dir() and not is_model(path):
                 repositories.append(path)
                 continue
-            if made is None:
-                made = Path(tempfile.mkdtemp(prefix="shoal-serve-"))
+            if made not in repositories:
+                made.mkdir(mode=0o700)
                 repositories.append(made)
             linked.append(_link(path, made))
         yield repositories, linked
+
+
+@contextmanager
+def _removed(directory: Path) -> Iterator[None]:
+    """Remove a directory afterwards, if there is one; also where SIGTERM or SIGHUP ends the process, as they do until
+    the supervisor handles them."""
+
+    def end(number: int, _frame: object) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ending:
+        signal.signal(each, end)
+    try:
+        yield
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        for each in ending:
+            if signal.getsignal(each) is end:
+                signal.signal(each, signal.SIG_DFL)
 
 
 def as_text(model: LinkedModel) -> str:

@@ -1,6 +1,10 @@
 """Paths in place of a repository: what each is served as, and what is linked for it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.cli.served_paths import MAX_BESIDE, PathError, archive_flags, served_paths
+from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES
 
 FORESTS = Path(__file__).parents[1] / "data" / "forests"
@@ -262,3 +267,41 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
     with pytest.raises(PathError, match=sentence), served_paths([tmp_path / name for name in names]):
         pass
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    script = f"""
+import signal
+from pathlib import Path
+from shoal.cli.served_paths import served_paths
+
+with served_paths([Path({str(SAMPLES / "mlp")!r})]) as ((repository,), _):
+    print(repository, flush=True)
+    signal.raise_signal({number:d})
+"""
+    command = [sys.executable, "-c", script]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-number, "")
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_ended_before_it_has_begun_leaves_nothing(tmp_path: Path) -> None:
+    command = [*SHOAL, "serve", str(SAMPLES / "mlp" / "1" / "model.onnx"), "--http-port=0", "--grpc-port=0"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*command, "--allow-metrics=false"], stderr=subprocess.PIPE, env=environ) as serving:
+        assert serving.stderr is not None
+        assert b"is served as model 'mlp'" in serving.stderr.readline()
+        assert list(tmp_path.glob("shoal-serve-*"))
+        serving.terminate()
+        serving.stderr.read()
+    assert serving.returncode in (-signal.SIGTERM, 0)  # 0: it had begun
+    assert not list(tmp_path.glob("shoal-serve-*"))
+
+
+def test_signals_end_a_process_as_before_where_nothing_is_linked_any_more() -> None:
+    with served_paths([SAMPLES / "simple"]):
+        assert callable(signal.getsignal(signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
