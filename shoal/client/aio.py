@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
-from shoal.client.request_arguments import RequestArguments, takes
+from shoal.client.request_arguments import RequestArguments, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.sync import connect
@@ -91,7 +91,7 @@ class AsyncClient:
 
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
 
-    async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
+    async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
         """Like `Client.empty`, for coroutines."""
         session = await self._connected()
         return await _in_executor(lambda: session.empty(model, name, tuple(shape), version))
@@ -106,7 +106,7 @@ class AsyncClient:
             return False
         return True
 
-    async def is_ready(self, model: str = "", *, version: str = "") -> bool:
+    async def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Like `Client.is_ready`."""
         if not model:
             return await self.is_live() and bool(await self._ask("ready"))
@@ -117,26 +117,26 @@ class AsyncClient:
         metadata: dict[str, Any] = await self._ask("server_metadata")
         return metadata
 
-    async def model_metadata(self, model: str, *, version: str = "") -> dict[str, Any]:
+    async def model_metadata(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """Like `Client.model_metadata`."""
         metadata: dict[str, Any] = await self._ask("model_metadata", model, version)
         return metadata
 
-    async def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
+    async def model_config(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """Like `Client.model_config`."""
         connection = (await self._connected()).connection
         await _in_executor(connection.catch_up)
-        return connection.models.lookup(model, version or None).config
+        return connection.models.lookup(model, version_text(version) or None).config
 
-    async def statistics(self, model: str = "", *, version: str = "") -> list[dict[str, Any]]:
+    async def statistics(self, model: str = "", *, version: str | int = "") -> list[dict[str, Any]]:
         """Like `Client.statistics`."""
         rows: list[dict[str, Any]] = (await self._ask("statistics", model, version))["model_stats"]
         return rows
 
-    async def _ask(self, verb: str, model: str = "", version: str = "") -> Any:
+    async def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
         shared = (await self._connected()).connection.shared
         try:
-            return await _in_executor(lambda: shared.ask(verb, {"model": model, "version": version}))
+            return await _in_executor(lambda: shared.ask(verb, {"model": model, "version": version_text(version)}))
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 

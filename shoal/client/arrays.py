@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.request_arguments import RequestArguments
+from shoal.client.request_arguments import RequestArguments, sent_parameters
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import InferResponse, Parameters, unpack_response
@@ -95,7 +95,7 @@ def prepare(
         where = lent.get(name, _NOWHERE)
         tensors.append(Input(name, datatype, array.shape, data, where.ref, where.offset))
     sequence = (asked.sequence_id, asked.flags) if asked.sequence_id else (0, 0)
-    outputs, parameters = tuple(asked.outputs or ()), dict(asked.parameters or {})
+    outputs, parameters = tuple(asked.outputs or ()), sent_parameters(asked.parameters)
     return check(
         entry, RawRequest(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal import bf16, reasons
 from shoal.client.arrays import elements
-from shoal.client.request_arguments import RequestArguments, takes
+from shoal.client.request_arguments import RequestArguments, sent_parameters, takes, version_text
 from shoal.client.result import Result
 from shoal.client.sync import Client
 from shoal.datatypes import BF16, BY_NAME, BYTES
@@ -109,7 +109,7 @@ class RemoteClient(Client):
         """Arguments of tritonclient's calls, except model and inputs."""
         outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
         return {
-            "model_version": asked.version,
+            "model_version": version_text(asked.version),
             "outputs": outputs or None,
             "request_id": asked.request_id,
             "sequence_id": asked.sequence_id,
@@ -117,7 +117,7 @@ class RemoteClient(Client):
             "sequence_end": asked.sequence_end,
             "priority": asked.priority,
             "timeout": asked.timeout_us or None,
-            "parameters": dict(asked.parameters or {}),
+            "parameters": sent_parameters(asked.parameters),
         }
 
     def _inputs(self, asked: RequestArguments) -> list[Any]:
@@ -146,7 +146,7 @@ class RemoteClient(Client):
         arrays = {name: _own(answer.as_numpy(name), datatype) for name, datatype in response.outputs}
         return Result(model, response.model_version, arrays, response.parameters)
 
-    def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
+    def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
         """An uninitialised ordinary array of the input's datatype. Raises NotFoundError, InvalidArgumentError."""
         for tensor in self.model_metadata(model, version=version)["inputs"]:
             if tensor["name"] == name:
@@ -162,11 +162,11 @@ class RemoteClient(Client):
         except ShoalError:
             return False
 
-    def is_ready(self, model: str = "", *, version: str = "") -> bool:
+    def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
         if not model:
             return bool(self._call(lambda client: client.is_server_ready()))
-        if self._call(lambda client: client.is_model_ready(model, version)):
+        if self._call(lambda client: client.is_model_ready(model, version_text(version))):
             return True
         try:  # the answer gives no reason; for an unknown model this raises NotFoundError
             self.model_metadata(model, version=version)
@@ -174,13 +174,13 @@ class RemoteClient(Client):
             return False
         return False
 
-    def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
+    def model_config(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """Like `Client.model_config`."""
         config: dict[str, Any] = self._ask("model_config", model, version)
         return config
 
-    def _ask(self, verb: str, model: str = "", version: str = "") -> Any:
-        return self._get(_SUBJECTS[verb], (model, version) if verb != "server_metadata" else ())
+    def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
+        return self._get(_SUBJECTS[verb], (model, version_text(version)) if verb != "server_metadata" else ())
 
     # --- the connection ---
 

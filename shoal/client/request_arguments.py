@@ -7,17 +7,20 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from shoal.deterministic import alone_flag
+from shoal.errors import InvalidArgumentError
 from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
 _START, _END = 1, 2
 #: A timeout of 285 years in µs: the longest that fits a request's record in ns, too.
 _NEVER_US = 2**53
+_MAX_INT64 = 2**63 - 1
 
 
 @dataclass(slots=True)  # made once per request: a frozen class would take twice as long
 class RequestArguments:
-    """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version.
+    """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version, and
+    a number is as good as its text.
 
     An input is an array of the datatype and shape that `model_metadata` names, the batch dimension included; strings
     are arrays of bytes or str, BF16 are uint16. Other values, such as lists, are converted.
@@ -27,7 +30,7 @@ class RequestArguments:
     inputs: Mapping[str, Any]
     outputs: Sequence[str] | None = None
     _: KW_ONLY
-    version: str = ""
+    version: str | int = ""
     timeout: float | None = None  # seconds; None: the server's --request-timeout-secs
     parameters: Parameters | None = None
     request_id: str = ""
@@ -63,6 +66,35 @@ class RequestArguments:
         `deterministic` that is neither true nor false."""
         flags = self.sequence_start * _START | self.sequence_end * _END
         return flags | alone_flag(self.parameters) if self.parameters else flags
+
+
+def version_text(version: str | int) -> str:
+    """A version as the server takes it; "" means the default one. Raises InvalidArgumentError for what is neither a
+    text nor a number."""
+    if isinstance(version, str):
+        return version
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise InvalidArgumentError(f"a version is a number, or its text as '2', not {type(version).__name__}")
+    return str(version)
+
+
+def sent_parameters(parameters: Parameters | None) -> Parameters:
+    """Request parameters as every kind of client sends them: an integer beyond int64 becomes a double, as Triton reads
+    it from JSON. Raises InvalidArgumentError for a value that is none."""
+    return {name: _sent(name, value) for name, value in parameters.items()} if parameters else {}
+
+
+def _sent(name: str, value: str | int | float | bool) -> str | int | float | bool:
+    if not isinstance(value, (str, int, float)):  # Triton's sentence
+        raise InvalidArgumentError(
+            f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        )
+    if not isinstance(value, int) or ~_MAX_INT64 <= value <= _MAX_INT64:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"parameter '{name}' is a number beyond every datatype") from None
 
 
 _P = ParamSpec("_P")

@@ -12,7 +12,7 @@ from shoal.client import arrays as tensors
 from shoal.client.arrays import ArraysTemplate, Lent
 from shoal.client.call import ClientCall, Responses
 from shoal.client.connection import Connection, Waiter
-from shoal.client.request_arguments import RequestArguments
+from shoal.client.request_arguments import RequestArguments, version_text
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
@@ -40,7 +40,7 @@ class Session:
         self._num_changes = -1
         self._templates = Memo[Any, ArraysTemplate]("client_request", tensors.MAX_TEMPLATES)
 
-    def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
+    def empty(self, model: str, name: str, shape: tuple[int, ...], version: str | int = "") -> NDArray[Any]:
         """An uninitialised array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
         entry = self.find(model, version)
         spec = entry.signature.inputs.get(name)
@@ -65,7 +65,7 @@ class Session:
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
-    def find(self, model: str, version: str) -> ModelEntry:
+    def find(self, model: str, version: str | int) -> ModelEntry:
         """The version of a model that a request means; may wait for the supervisor. Raises ShoalError.
 
         The version may have no instance at the moment: requests wait until one is started again, as over HTTP.
@@ -76,8 +76,8 @@ class Session:
             self.connection.catch_up()  # the model may have been loaded since
             return self._find(model, version)
 
-    def _find(self, model: str, version: str) -> ModelEntry:
-        return self.connection.models.lookup(model, version or None)
+    def _find(self, model: str, version: str | int) -> ModelEntry:
+        return self.connection.models.lookup(model, version_text(version) or None)
 
     def needs_time(self, asked: RequestArguments) -> bool:
         """Whether `submit` may wait for the supervisor: for a model that is not known to be ready, or a large array."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
-from shoal.client.request_arguments import RequestArguments, takes
+from shoal.client.request_arguments import RequestArguments, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
@@ -121,7 +121,7 @@ class Client:
                 if num_tries > MAX_RECONNECTS:
                     raise
 
-    def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
+    def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
         """An uninitialised array for an input of a model, in memory that requests name: `infer` sends it uncopied.
 
         `shape` has the batch dimension. Fill the array in place, and send it, a slice or a view of it in any number of
@@ -140,7 +140,7 @@ class Client:
             return False
         return True
 
-    def is_ready(self, model: str = "", *, version: str = "") -> bool:
+    def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
         if not model:
             return self.is_live() and bool(self._ask("ready"))
@@ -151,25 +151,26 @@ class Client:
         metadata: dict[str, Any] = self._ask("server_metadata")
         return metadata
 
-    def model_metadata(self, model: str, *, version: str = "") -> dict[str, Any]:
+    def model_metadata(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """Versions, platform, inputs and outputs (name, datatype, shape) of a model, as GET /v2/models/M has them."""
         metadata: dict[str, Any] = self._ask("model_metadata", model, version)
         return metadata
 
-    def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
+    def model_config(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """The completed configuration of a model, as GET /v2/models/M/config has it."""
         connection = self._connected().connection
         connection.catch_up()
-        return connection.models.lookup(model, version or None).config
+        return connection.models.lookup(model, version_text(version) or None).config
 
-    def statistics(self, model: str = "", *, version: str = "") -> list[dict[str, Any]]:
+    def statistics(self, model: str = "", *, version: str | int = "") -> list[dict[str, Any]]:
         """Statistics of a model, or of all: what GET /v2/models/M/stats lists under `model_stats`."""
         rows: list[dict[str, Any]] = self._ask("statistics", model, version)["model_stats"]
         return rows
 
-    def _ask(self, verb: str, model: str = "", version: str = "") -> Any:
+    def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
         try:
-            return self._connected().connection.shared.ask(verb, {"model": model, "version": version})
+            asked = {"model": model, "version": version_text(version)}
+            return self._connected().connection.shared.ask(verb, asked)
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 

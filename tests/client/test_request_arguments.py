@@ -8,7 +8,9 @@ import pytest
 from shoal import AsyncClient, Client
 from shoal.client.remote_grpc import GrpcClient
 from shoal.client.remote_http import HttpClient
-from shoal.client.request_arguments import RequestArguments, takes
+from shoal.client.request_arguments import RequestArguments, sent_parameters, takes, version_text
+from shoal.errors import InvalidArgumentError
+from shoal.request import Parameters
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, HttpClient, GrpcClient])
@@ -50,3 +52,22 @@ def test_what_requests_carry_of_it() -> None:
     assert not RequestArguments("model", {}, request_id="a").is_plain
     assert not RequestArguments("model", {}, parameters={"a": 1}).is_plain
     assert not RequestArguments("model", {}, sequence_id="a").is_plain
+
+
+def test_a_version_is_a_text_or_a_number() -> None:
+    assert [version_text(each) for each in ("", "2", 2, 0)] == ["", "2", "2", "0"]
+    for other in (1.0, True, None, b"1"):
+        with pytest.raises(InvalidArgumentError, match="a version is a number, or its text as '2', not"):
+            version_text(other)  # type: ignore[arg-type]
+
+
+def test_an_integer_that_no_parameter_holds_becomes_a_double_as_in_json() -> None:
+    given: Parameters = {"most": 2**63 - 1, "least": -(2**63), "more": 2**70, "truth": True, "text": "x", "number": 0.5}
+    sent = sent_parameters(given)
+    assert sent == {**given, "more": float(2**70)}
+    assert type(sent["more"]) is float
+    assert sent_parameters(None) == sent_parameters({}) == {}
+    with pytest.raises(InvalidArgumentError, match="parameter 'p' is a number beyond every datatype"):
+        sent_parameters({"p": 10**400})
+    with pytest.raises(InvalidArgumentError, match="parameter 'p' has invalid type"):
+        sent_parameters({"p": [1]})  # type: ignore[dict-item]

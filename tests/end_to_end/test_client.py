@@ -283,6 +283,23 @@ def test_what_is_asked_beside_the_tensors_is_the_same_by_url(remote: Client, cli
     assert said == [b"a 0 0 [('number', 1), ('truth', True), ('word', 'x')]", b" 7 1 []", b" 7 0 []", b" seven 2 []"]
 
 
+def test_a_version_may_be_a_number(remote: Client, client: Client) -> None:
+    for each in (remote, client):
+        assert each.infer("simple", BOTH, version=1).model_version == "1"
+        assert each.is_ready("simple", version=1)
+        assert each.model_config("simple", version=1)["name"] == "simple"
+        assert each.model_metadata("simple", version=1)["name"] == "simple"
+        assert [row["version"] for row in each.statistics("simple", version=1)] == ["1"]
+        assert each.empty("mlp", "features", (1, 512), version=1).shape == (1, 512)
+        with pytest.raises(errors.NotFoundError, match="'simple' version 7 is not found"):
+            each.infer("simple", BOTH, version=7)
+
+
+def test_a_parameter_beyond_int64_is_a_double_as_in_json(remote: Client, client: Client) -> None:
+    there, here = (each.infer("asked", {"INPUT0": [1]}, parameters={"p": 2**70}) for each in (remote, client))
+    assert here["OUTPUT0"][0] == there["OUTPUT0"][0] == b" 0 0 [('p', 1.1805916207174113e+21)]"
+
+
 def test_streams_by_url(remote: Client) -> None:
     if remote._place is not None and remote._place.startswith("http"):
         with pytest.raises(errors.UnsupportedError, match="grpc://"):
