@@ -20,6 +20,8 @@ _OBJECT = re.compile(r"(?!sem\.|\.{1,2}$)[A-Za-z0-9_.:@+=,~-]{1,255}")
 #: The prefix of Triton's own objects in /dev/shm; Triton refuses regions with such names.
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_UINT64 = 2**64 - 1
+#: The longest text of a client in an error: the longest name of an object, with its slash.
+_MOST_SHOWN = 256
 
 
 class ClientRegion:
@@ -119,19 +121,27 @@ def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegio
     object_name = key.lstrip("/")  # as shm_open does
     if object_name.startswith(_RESERVED_PREFIX):
         raise InvalidArgumentError(
-            f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved prefix "
+            f"cannot register shared memory region '{_shown(name)}' with key '{_shown(key)}' as the key contains the "
+            "reserved prefix "
             f"'{_RESERVED_PREFIX}'"
         )
     if not _OBJECT.fullmatch(object_name):
-        raise InvalidArgumentError(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        raise InvalidArgumentError(
+            f"cannot register shared memory region '{_shown(name)}' - invalid shm key '{_shown(key)}'"
+        )
     import posix_ipc  # imported here, because workers import this module and need none of it
 
     try:
         fd = posix_ipc.SharedMemory(f"/{object_name}").fd
     except (posix_ipc.Error, OSError, ValueError):
-        raise InternalError(f"Unable to open shared memory region: '{key}'") from None
+        raise InternalError(f"Unable to open shared memory region: '{_shown(key)}'") from None
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or byte_size < 1 or offset + byte_size > status.st_size:
         os.close(fd)
-        raise InvalidArgumentError(f"failed to register shared memory region '{name}': invalid args")
+        raise InvalidArgumentError(f"failed to register shared memory region '{_shown(name)}': invalid args")
     return ClientRegion(name, key, offset, byte_size, fd)
+
+
+def _shown(text: str) -> str:
+    """A client's name or key in an error: whole where it may be the name of an object, else its beginning."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:40]}…"

@@ -145,3 +145,18 @@ def test_the_descriptor_lives_as_long_as_somebody_has_a_part(
     assert (num_descriptors(), bytes(part)[:4]) == (before + 1, b"here")
     del part
     assert num_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("/" * 100_000 + "shoal-not-there", InternalError),
+        ("triton_python_backend_shm_region_" + "x" * 100_000, InvalidArgumentError),
+        ("é" * 100_000, InvalidArgumentError),
+    ],
+    ids=["missing", "reserved", "odd"],
+)
+def test_an_error_has_the_beginning_of_a_long_key_alone(key: str, kind: type[ShoalError]) -> None:
+    said = refusal(kind, open_region, "r" * 100_000, key, 0, 8)
+    assert f"'{key[:40]}…'" in said
+    assert len(said) < 300
