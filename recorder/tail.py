@@ -102,7 +102,8 @@ class Tail:
         except OSError as error:
             self.num_lost += sum([_num_ended(unpack(memoryview(each))) for each in lost])
             if self._now_ns() >= self._quiet_until_ns:
-                _log.error("requests cannot be recorded: %s; %d are lost so far", error, self.num_lost)
+                why = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or error
+                _log.error("requests cannot be recorded: %s; %d are lost so far", why, self.num_lost)
                 self._quiet_until_ns = self._now_ns() + COMPLAINT_NS
 
 

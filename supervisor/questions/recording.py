@@ -6,7 +6,9 @@ Runs in the supervisor.
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnavailableError
@@ -15,6 +17,7 @@ from shoal.options import ServerOptions
 from shoal.recording_settings import RecordRule, read_settings
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.measuring import MeasuringThread
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.ring_readers import RecorderProcess
 from shoal.supervisor.questions.questions import Verb
@@ -24,6 +27,18 @@ _log = logging.getLogger(__name__)
 
 #: Recordings that clients have asked for at once (ours).
 MAX_LIVE = 64
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why a folder, which is made if it is not there, takes no file; "" if it does."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return ""
+    except FileExistsError:
+        return "it is no folder"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 class RecordingControl:
@@ -37,6 +52,7 @@ class RecordingControl:
         self._options = options
         self._rule, self._limits = read_settings(options.record_config)
         self.recorder = RecorderProcess(loop, control_address, log_settings, star)
+        self._thread = MeasuringThread("recordings")
         # Changed by the verb and as time passes: rules of clients by number, with the time at which each ends.
         self._live: dict[int, tuple[RecordRule, float]] = {}
         self._num_asked = 0
@@ -51,6 +67,8 @@ class RecordingControl:
         """Record a model for the next `for_s` seconds; 0 ends its recording. Without a model nothing changes. Returns
         the folder and the rules in force."""
         model = arguments["model"]
+        if model and arguments["for_s"] > 0:
+            await self._check_folder()
         if model:
             self._live = {number: each for number, each in self._live.items() if each[0].models != (model,)}
             if arguments["for_s"] > 0:
@@ -59,11 +77,24 @@ class RecordingControl:
                 self._apply()
         return self._described()
 
+    async def _check_folder(self) -> None:
+        """Raise UnavailableError if the recorder could write no file, before a client relies on the recording."""
+        folder = self._folder()
+        if not folder:
+            raise UnavailableError("the server's user has no home directory; start the server with --record=FOLDER")
+        try:
+            why = await self._thread.answer(partial(why_unwritable, Path(folder)), self._loop)
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise UnavailableError(
+                f"nothing is recorded: the server's user cannot write into '{folder}': {why}. Have it written to, or "
+                "start the server with another --record=FOLDER"
+            )
+
     def _begin(self, rule: RecordRule, for_s: float, max_bytes: int) -> None:
         if len(self._live) >= MAX_LIVE:
             raise InvalidArgumentError(f"{MAX_LIVE} models are recorded already; end one of these recordings first")
-        if not self._folder():
-            raise UnavailableError("the server's user has no home directory; start the server with --record=FOLDER")
         self._num_asked = number = self._num_asked + 1
         self._live[number] = rule, self._loop.now_s() + for_s
         if max_bytes:

@@ -1,6 +1,7 @@
 """supervisor/questions/recording.py: recordings that clients begin; no process runs."""
 
 import pwd
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import ring_readers
 from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.supervisor.questions.recording import RecordingControl
+from tests.end_to_end.command_line import SHOAL
+from tests.end_to_end.server import SAMPLES
 from tests.supervisor.star_rig import OPTIONS, StarRig
 
 
@@ -50,3 +53,26 @@ def test_a_recording_for_which_there_is_no_memory_leaves_large_results_as_they_w
     control.start()
     assert rig.star.payloads.are_recorded
     rig.clock.run(control.recorder.close())
+
+
+def test_a_recording_whose_folder_takes_no_file_is_refused_when_it_is_asked_for(rig: StarRig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path / "file" / "x")), rig.star)
+    asked = rig.loop.begin(control.record({"model": "m", "sample": 1.0, "for_s": 60.0, "max_bytes": 0}))
+    rig.clock.until(asked.done)
+    sentence = f"cannot write into '{tmp_path}/file/x': Not a directory. Have it written to, or start the server with"
+    with pytest.raises(UnavailableError, match=sentence):
+        asked.result()
+    assert not rig.batcher.heard()
+    rig.clock.run(control.recorder.close())
+
+
+def test_a_server_with_a_folder_that_takes_no_file_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    flags = ["--http-port=0", "--grpc-port=0", "--allow-metrics=false", f"--record={tmp_path}/file"]
+    done = subprocess.run(
+        [*SHOAL, "serve", str(SAMPLES), *flags], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    said = f"cannot write recordings into '{tmp_path}/file': it is no folder. Give another --record"
+    assert said in done.stderr + done.stdout
