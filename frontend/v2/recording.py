@@ -25,19 +25,23 @@ def recording(call: HandlerCall) -> Response:
 @blocking
 def record(call: HandlerCall) -> Response:
     """Record a model from now on; the answer is that of `recording`, once the batcher has been told. Raises
-    InvalidArgumentError."""
+    InvalidArgumentError, or NotFoundError for an unknown model."""
     said = read_json(call.body, call.state.http_max_input_size)
     if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
         raise InvalidArgumentError('a recording is as {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}')
     model = said["model"]
-    if not call.state.models.ready_entries(model):
-        raise InvalidArgumentError(f"Request for unknown model : {model}")
     for_s = duration_s(_text(said.get("for", "10m")))
     if for_s > MAX_LIVE_S:
         raise InvalidArgumentError(f"a model is recorded for at most {MAX_LIVE_S // 86400:.0f}d at a time")
     sample = share(_text(said.get("sample", "1")))
     max_bytes = size(_text(said["max"])) if "max" in said else 0
+    if for_s > 0 or not _is_recorded(call.ask, model):  # a recording of a model that is gone can be ended
+        call.state.models.lookup(model, None)
     return json_response(200, _asked(call.ask, model, for_s, sample, max_bytes))
+
+
+def _is_recorded(ask: Ask, model: str) -> bool:
+    return any(model in each["models"] for each in _asked(ask, "", 0.0, 1.0, 0)["recording"])
 
 
 def _asked(ask: Ask, model: str, for_s: float, sample: float, max_bytes: int) -> dict[str, Any]:

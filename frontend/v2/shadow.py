@@ -25,24 +25,29 @@ _SYNTAX = (
 
 @blocking
 def shadows(call: HandlerCall) -> Response:
-    """All pairs of versions that are or were mirrored, or those of one model, with figures and the worst examples."""
+    """All pairs of versions that are or were mirrored, or those of one model, with figures and the worst examples.
+    Raises NotFoundError for an unknown model."""
     asked = _asked(call.ask, primary=0)
     if names := parse_qs(call.query).get("model"):
-        asked["shadows"] = [each for each in asked["shadows"] if each["model"] == names[-1]]
+        model = names[-1]
+        asked["shadows"] = [each for each in asked["shadows"] if each["model"] == model]
+        if not asked["shadows"] and all(entry.name != model for entry in call.state.models.entries()):
+            call.state.models.lookup(model, None)
     return json_response(200, asked)
 
 
 @blocking
 def shadow(call: HandlerCall) -> Response:
-    """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError."""
+    """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError, or
+    NotFoundError for an unknown model."""
     given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict or not given.keys() <= _MEMBERS or type(given.get("model")) is not str:
         raise InvalidArgumentError(_SYNTAX)
     model, stop, compare = given["model"], given.get("stop", False), given.get("compare", "")
     if type(stop) is not bool or type(compare) is not str or not model:
         raise InvalidArgumentError(_SYNTAX)
-    if not (stop or call.state.models.ready_entries(model)):  # one that waits for its model can be ended
-        raise InvalidArgumentError(f"Request for unknown model : {model}")
+    if not stop:  # one that waits for its model can be ended
+        call.state.models.lookup(model, None)
     read_tolerance(compare)
     primary, version = _version(given, "of"), 0 if stop else _version(given, "version")
     part = given.get("share", 1)

@@ -217,7 +217,6 @@ def test_a_comparator_that_dies_has_a_successor(shadowed: Shadowed) -> None:
         ({"of": 7, "stop": True}, "version 7 of model 'digits' has no shadow"),
         ({"version": 2}, "'of' must be the number of a version"),
         ({"version": 2, "of": 1, "more": 1}, "a shadow is as"),
-        ({"model": "none", "version": 2, "of": 1}, "unknown model : none"),
     ],
 )
 def test_what_cannot_be_is_refused(shadowed: Shadowed, said: dict[str, Any], sentence: str) -> None:
