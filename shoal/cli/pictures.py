@@ -58,8 +58,10 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
                 shown = Image.fromarray((np.asarray(shown) / 257).round().astype(np.uint8))
             width = layout.width if layout.width > 0 else shown.width
             height = layout.height if layout.height > 0 else shown.height
-            mode = "RGBA" if layout.channels == 4 else "RGB"
-            colours = shown.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            colours = shown.convert("RGBA").resize((width, height), Image.Resampling.BILINEAR)
+            if layout.channels != 4:  # what shows through is white, as on a page; a hidden colour stays hidden
+                white = Image.new("RGBA", colours.size, "white")
+                colours = Image.alpha_composite(white, colours).convert("RGB")
             pixels = np.asarray(colours.convert("L") if layout.channels == 1 else colours, np.float64)
     except UnidentifiedImageError:
         raise PictureError(f"{path} is no picture") from None

@@ -124,3 +124,19 @@ def test_without_pillow_it_is_named(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_text_input_takes_the_files_bytes(path: Path) -> None:
     assert read(f"@{path}", [1], "STRING").tolist() == [path.read_bytes()]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_shows_through_is_white_whatever_colour_is_hidden_there(path: Path, mode: str) -> None:
+    hidden = np.full((2, 3, 4), [200, 0, 0, 0], np.uint8)  # red, and transparent
+    hidden[0, 0] = [0, 0, 0, 255]
+    picture = Image.fromarray(hidden)
+    if mode == "P":
+        picture = picture.quantize()
+    picture.convert(mode).save(path)
+    seen = np.full((2, 3, 3), 255)
+    seen[0, 0] = 0
+    np.testing.assert_array_equal(read(f"@{path}", [2, 3, 3]), seen)
+    np.testing.assert_array_equal(read(f"@{path}", [2, 3]), seen[..., 0])
+    whole = read(f"@{path}", [2, 3, 4])
+    np.testing.assert_array_equal(whole[..., 3], hidden[..., 3])  # an input of four channels gets what is there

@@ -89,6 +89,18 @@ def test_classes_are_named_and_a_picture_is_drawn_into_the_tensor(samples: Serve
     assert shown.page.locator("#answer .classes .name").first.inner_text() == "two"
 
 
+def test_what_shows_through_a_picture_is_white(samples: Server, tab: Open) -> None:
+    """As `shoal infer` takes it; an input of four channels gets what is there."""
+    read = """async (dims) => {
+        const { imageElements } = await import("/ui/media.js");
+        const file = await new OffscreenCanvas(1, 1).convertToBlob();
+        return (await imageElements(file, dims, "UINT8", "0 to 255")).elements;
+    }"""
+    page = tab(samples).open().page
+    shown = {channels: page.evaluate(read, [1, 1, channels]) for channels in (1, 3, 4)}
+    assert shown == {1: [255], 3: [255, 255, 255], 4: [0, 0, 0, 0]}
+
+
 def test_wrong_input_is_explained_beside_its_field_and_not_sent(samples: Server, tab: Open) -> None:
     shown = tab(samples).open_model("digits")
     shown.page.locator("#try textarea").fill("1 2 three")

@@ -35,6 +35,10 @@ export async function imageElements(file, dims, datatype, scale) {
   canvas.width = width;
   canvas.height = height;
   const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (layout.channels !== 4) {  // what shows through is white, as on a page
+    context.fillStyle = "white";
+    context.fillRect(0, 0, width, height);
+  }
   context.drawImage(bitmap, 0, 0, width, height);
   const pixels = context.getImageData(0, 0, width, height).data;
   const { channels, order } = layout;
