@@ -1,11 +1,13 @@
 """The verb `build-engine`: builds a TensorRT engine from an ONNX file, once, on the GPU that will run it."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 from shoal.errors import ShoalError
 
 PROG = "shoal build-engine"
@@ -32,8 +34,9 @@ def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         target = Path(given.plan)
         if not target.absolute().parent.is_dir():
             raise CommandLineError(f"there is no directory '{target.parent}' to put '{target.name}' into")
-        build(order, target, _cache_directory(given.cache_directory, environ), print)
-        print(f"Wrote {target}")
+        say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
+        build(order, target, _cache_directory(given.cache_directory, environ), say)
+        show({"wrote": [str(target)]}, f"Wrote {target}", as_json=given.json)
         return EXIT_DONE
 
     return run_verb(_parser(), argv, "", work, ShoalError, OSError)
@@ -97,5 +100,6 @@ def _parser() -> Parser:
         metavar="<directory>",
         help="where engines are kept (default: the user's cache)",
     )
+    options.add_argument("--json", action="store_true", help='print JSON: {"wrote": [engine]}')
     options.add_argument("--help", "-h", action="help", help="print this and exit")
     return parser

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 
 _USAGE = "shoal fleet haproxy --server <host[:http port[:gRPC port]]> [--server …] [options]"
 _HELP = """\
@@ -31,6 +31,7 @@ Options:
   --sequence-header <name>       requests with the same value of this header field go to the same server, while it lives
                                  (default: x-sequence-id). HTTP's `sequence_id` is found in the JSON, too, where it
                                  stands in the first 16 KiB
+  --json                         print JSON: {"balancer", "servers": […], "configuration": its text}
   --help                         print this and exit
 
 Health is asked at /v2/health/ready of each HTTP port, every second. A server that is stopped refuses connections before
@@ -77,6 +78,7 @@ def fleet(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--admin-socket", default="haproxy.sock")
     parser.add_argument("--sequence-header", default="x-sequence-id")
+    parser.add_argument("--json", action="store_true")
     return run_verb(parser, argv, _HELP, _print)
 
 
@@ -97,7 +99,13 @@ def _print(arguments: argparse.Namespace) -> int:
         servers(arguments.server), arguments.bind, arguments.grpc_bind, arguments.timeout, arguments.admin_socket,
         arguments.sequence_header.lower(),
     )  # fmt: skip
-    print(haproxy_configuration(made), end="")
+    text = haproxy_configuration(made)
+    told = {
+        "balancer": arguments.balancer,
+        "servers": [each._asdict() for each in made.servers],
+        "configuration": text,
+    }
+    show(told, text.removesuffix("\n"), as_json=arguments.json)
     return EXIT_DONE
 
 

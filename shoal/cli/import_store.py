@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
 from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 from shoal.model_config import files
 from shoal.repository.found import FoundModel
 from shoal.store_settings import ALL, StoreSettings
@@ -37,6 +37,8 @@ Examples:
 
 Options:
   --output <directory>  write the models as a repository of Triton's layout, into a directory that is not there yet
+  --json                print JSON: {"models": [{"name", "version", "handler", …} or {"name", "error"}, …],
+                        "notes": [sentences, as about keys of the file], "wrote": [directory]}
   --help                print this and exit
 
 Exit codes: 0 all is served; 1 the command is wrong; 2 an archive would be refused.
@@ -54,6 +56,7 @@ def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser = Parser(prog="shoal import", usage=_USAGE, add_help=False)
     parser.add_argument("source", nargs="?", type=Path)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", action="store_true")
     return run_verb(parser, argv, _HELP, lambda arguments: _import(arguments, environ), PropertiesError, OSError)
 
 
@@ -66,8 +69,6 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.output is not None and arguments.output.exists():
         raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
     source = _source(arguments.source, environ)
-    for sentence in source.sentences:
-        print(sentence)
     if not source.settings.directory.is_dir():
         raise CommandLineError(f"There is no model store '{source.settings.directory}'.")
     # All archives in the store, also those that the file does not load; nothing is downloaded.
@@ -75,14 +76,20 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="shoal-import-") as work:
         machine = Machine(len(os.sched_getaffinity(0)), ())
         found = list(TorchServeStore(settings, Path(work, "unpacked"), machine).load_at_start())
-        for model in found:
-            print(_line(model))
+        notes: list[str] = []
+        wrote: list[str] = []
         if not found:
-            print(f"no archive and no folder in '{settings.directory}'; `shoal check` looks at Triton's repositories")
+            notes.append(
+                f"no archive and no folder in '{settings.directory}'; `shoal check` looks at Triton's repositories"
+            )
         if arguments.output is not None:
-            for sentence in _write(arguments.output, [model for model in found if model.error is None]):
-                print(sentence)
-    return EXIT_FOUND if any(model.error is not None for model in found) else EXIT_DONE
+            notes += _write(arguments.output, [model for model in found if model.error is None])
+            wrote.append(str(arguments.output))
+    rows = [_row(model) for model in found]
+    lines = [*source.sentences, *map(_line, rows), *notes, *(f"Wrote {path}" for path in wrote)]
+    told = {"models": rows, "notes": [*source.sentences, *notes], "wrote": wrote}
+    show(told, "\n".join(lines), as_json=arguments.json)
+    return EXIT_FOUND if any("error" in row for row in rows) else EXIT_DONE
 
 
 def _source(path: Path, environ: Mapping[str, str]) -> _Source:
@@ -100,18 +107,33 @@ def _source(path: Path, environ: Mapping[str, str]) -> _Source:
     return _Source(fields["store"], [*honoured, *warnings, *more])
 
 
-def _line(model: FoundModel) -> str:
+def _row(model: FoundModel) -> dict[str, Any]:
+    """The settings by which a model of the store would be served, or why it would be refused."""
     if model.error is not None:
         fault = torchserve_fault(str(model.error))
-        return f"{model.name}: refused: {model.error if fault is None else fault.message}"
+        return {"name": model.name, "error": str(model.error) if fault is None else fault.message}
     said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
     num_waiting = said.get("ts_job_queue_size")  # of a model with sequences; others have it in their batching
     if num_waiting is None:
         num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
+    return {
+        "name": model.name,
+        "version": said["ts_version"],
+        "handler": said["ts_handler"],
+        "workers": int(said["ts_min_workers"]),
+        "batch_size": int(said["ts_batch_size"]),
+        "max_queue_size": int(num_waiting),
+        "response_timeout_s": int(said["ts_response_timeout_s"]),
+    }
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['name']}: refused: {row['error']}"
     return (
-        f"{model.name} {said['ts_version']}: handler {said['ts_handler']}, {said['ts_min_workers']} workers, "
-        f"batches of up to {said['ts_batch_size']}, {num_waiting} waiting requests, "
-        f"{said['ts_response_timeout_s']} s for a batch"
+        f"{row['name']} {row['version']}: handler {row['handler']}, {row['workers']} workers, "
+        f"batches of up to {row['batch_size']}, {row['max_queue_size']} waiting requests, "
+        f"{row['response_timeout_s']} s for a batch"
     )
 
 
@@ -132,4 +154,4 @@ def _write(output: Path, models: Iterable[FoundModel]) -> list[str]:
                 f"{model.name}: version {number} has the configuration of version 1, since a model has one in Triton's "
                 "layout"
             )
-    return [*sentences, f"Wrote {output}"]
+    return sentences

@@ -63,7 +63,10 @@ _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priorit
 def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
 
-    return ask_server("shoal infer …", lambda: run_verb(_parser(), argv, _HELP, lambda given: _infer(given, environ)))
+    def work(arguments: argparse.Namespace) -> int:
+        return _infer(arguments, environ)
+
+    return ask_server("shoal infer …", argv, lambda: run_verb(_parser(), argv, _HELP, work))
 
 
 def _parser() -> Parser:

@@ -4,9 +4,9 @@ For a model file the tensors are read by loading it once in this process, for on
 a model in Python a template is written.
 """
 
+import argparse
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -17,11 +17,9 @@ from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.served_paths import CHECKPOINT, FORESTS, forest
 from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
 from shoal.errors import ShoalError
 from shoal.model_config.files import CONFIG_FILENAME
-
-EXIT_FAILED = 2
 
 _USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
@@ -38,6 +36,7 @@ Examples:
 
 Options:
   --from <file>   the model's file
+  --json          print JSON: {"model": name, "wrote": [files]}
   --help          print this and exit
 
 Exit codes: 0 done; 1 the command is wrong; 2 the model could not be read.
@@ -85,10 +84,13 @@ def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser = Parser(prog="shoal init", usage=_USAGE, add_help=False)
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--from", dest="source", type=Path)
-    return run_verb(parser, argv, _HELP, lambda arguments: _init(arguments.directory, arguments.source))
+    parser.add_argument("--json", action="store_true")
+    return run_verb(parser, argv, _HELP, _init)
 
 
-def _init(directory: Path | None, source: Path | None) -> int:
+def _init(arguments: argparse.Namespace) -> int:
+    directory: Path | None = arguments.directory
+    source: Path | None = arguments.source
     if directory is None:
         raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
     if directory.exists():
@@ -115,15 +117,16 @@ def _init(directory: Path | None, source: Path | None) -> int:
         raise CommandLineError(f"'{error.filename or directory}' cannot be written: {error.strerror}") from None
     except (ShoalError, NoShapesError) as error:
         shutil.rmtree(directory)  # made above
-        said = (
+        raise FailedError(
             f"{error.words}: {error}" if isinstance(error, ShoalError) else f"'{source}' cannot be described: {error}"
-        )
-        print(said, file=sys.stderr)
-        return EXIT_FAILED
-    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
-        print(f"wrote {path}")
-    print(f"Try it:  shoal run {quote(str(directory))} --data {quote(str(directory / 'request.json'))}")
-    print(f"Serve it:  shoal serve {quote(str(directory))}")
+        ) from None
+    wrote = sorted(str(each) for each in directory.rglob("*") if each.is_file())
+    lines = [
+        *(f"wrote {path}" for path in wrote),
+        f"Try it:  shoal run {quote(str(directory))} --data {quote(str(directory / 'request.json'))}",
+        f"Serve it:  shoal serve {quote(str(directory))}",
+    ]
+    show({"model": directory.absolute().name, "wrote": wrote}, "\n".join(lines), as_json=arguments.json)
     return EXIT_DONE
 
 

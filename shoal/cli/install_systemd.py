@@ -17,7 +17,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser, parse
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 from shoal.cloud_url import is_cloud
 from shoal.options import Endpoint, ServerOptions, endpoints
 
@@ -48,19 +48,29 @@ def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _install(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> int:
-    path = Path(arguments.output or (INSTANCES if arguments.instances else UNIT))
+    is_printed = arguments.output == "-"
+    default = INSTANCES if arguments.instances else UNIT
+    path = default if is_printed else Path(arguments.output or default).absolute()
     units = render(arguments, serve_flags, environ, path)
-    if arguments.output == "-":
-        print("\n".join(units.values()), end="")
-        return EXIT_DONE
-    for each, text in units.items():
-        _write(each.absolute(), text, overwrite=arguments.force)
+    if not is_printed:
+        for each, text in units.items():
+            _write(each, text, overwrite=arguments.force)
     enabled = [each.name for each in units if each.suffix == ".socket"] + [path.name]
     if arguments.instances:
         enabled = [path.name.replace("@.", "@NAME.")]
-        print(f"An instance's own flags are SHOAL_FLAGS in {FLAGS_DIRECTORY}/NAME.env.")
-    written = ", ".join(str(each.absolute()) for each in units)
-    print(f"Wrote {written}. Next:\n\n  systemctl daemon-reload\n  systemctl enable --now {' '.join(enabled)}")
+    then = ["systemctl daemon-reload", f"systemctl enable --now {' '.join(enabled)}"]
+    names = [str(each) for each in units]
+    told = {
+        "units": dict(zip(names, units.values(), strict=True)),
+        "wrote": [] if is_printed else names,
+        "next": then,
+    }
+    if is_printed:
+        said = "\n".join(units.values()).removesuffix("\n")
+    else:
+        flags = f"An instance's own flags are SHOAL_FLAGS in {FLAGS_DIRECTORY}/NAME.env.\n" * arguments.instances
+        said = "\n  ".join([f"{flags}Wrote {', '.join(names)}. Next:\n", *then])
+    show(told, said, as_json=arguments.json)
     return EXIT_DONE
 
 
@@ -114,6 +124,11 @@ def _parser() -> Parser:
         help="exchange packets with these alone, name servers included: networks, or localhost, separated by commas",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a unit that is there already")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help='print JSON: {"units": {path: text}, "wrote": [paths], "next": [commands to type]}',
+    )
     parser.add_argument("--help", "-h", action="help", help="print this and exit")
     return parser
 

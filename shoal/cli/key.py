@@ -14,10 +14,8 @@ from typing import Any
 
 from shoal.api_keys import LIMITS, SCOPES, entry_of, new_key, parse_keys
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
 from shoal.errors import InvalidArgumentError
-
-EXIT_FAILED = 2
 
 _USAGE = "shoal key <name> [options]"
 _HELP = """\
@@ -38,6 +36,7 @@ Options:
   --burst <number>    most requests that may come at once (default: as many as --rate allows in a second)
   --max-in-flight <number>  most requests for inference at the same time
   --file <file>       add the entry to this file
+  --json              print JSON: {"name", "key", "entry", "wrote": [file]}; the key is in it, and nowhere else
   --help              print this and exit
 
 Exit codes: 0 done; 1 the command is wrong; 2 the file could not be changed.
@@ -54,6 +53,7 @@ def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--burst", type=int)
     parser.add_argument("--max-in-flight", type=int)
     parser.add_argument("--file")
+    parser.add_argument("--json", action="store_true")
     return run_verb(parser, argv, _HELP, _make)
 
 
@@ -68,16 +68,17 @@ def _make(arguments: argparse.Namespace) -> int:
         parse_keys(json.dumps(entries).encode())
     except InvalidArgumentError as error:
         raise CommandLineError(str(error)) from error
-    if arguments.file is None:
+    if arguments.file is None and not arguments.json:
         print(json.dumps(entries, indent=2), file=sys.stderr)
-    else:
+    elif arguments.file is not None:
         try:
             _add(Path(arguments.file), entries)
         except (OSError, InvalidArgumentError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            print(f"'{arguments.file}' is not changed: {why}", file=sys.stderr)
-            return EXIT_FAILED
-    print(text)
+            raise FailedError(f"'{arguments.file}' is not changed: {why}") from None
+    wrote = [] if arguments.file is None else [arguments.file]
+    told = {"name": arguments.name, "key": text, "entry": entry, "wrote": wrote}
+    show(told, text, as_json=arguments.json)
     return EXIT_DONE
 
 

@@ -29,7 +29,7 @@ _EXAMPLES = """\
 
 Options of this verb:
   --lines <count>        how many of the last lines (default: 20)
-  --follow, -f           go on with what is written from now on
+  --follow, -f           go on with what is written from now on; with --json a line {"log_file", "lines": […]} for each
 """
 #: Between two looks at the file (ours), in s.
 _INTERVAL_S = 0.2
@@ -52,11 +52,11 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
             with path.open("rb") as file:
                 last = [_text(line) for line in deque(file, maxlen=arguments.lines)]
                 if not arguments.follow:
-                    return json.dumps({"log_file": str(path), "lines": last}) if arguments.json else "\n".join(last)
-                for line in last:
-                    print(line, flush=True)
+                    return _shown(str(path), last, as_json=arguments.json)
+                if last:
+                    print(_shown(str(path), last, as_json=arguments.json), flush=True)
                 for data in coming(file, sleep):
-                    print(_text(data), flush=True)
+                    print(_shown(str(path), [_text(data)], as_json=arguments.json), flush=True)
         except OSError as error:  # another user's, or a container's
             try:
                 return _from_elsewhere(arguments, server, sleep)
@@ -77,13 +77,16 @@ def _from_elsewhere(arguments: argparse.Namespace, server: RemoteServer, sleep: 
     if not told["log_file"]:
         raise RefusedError(200, f"{server.url}: {told['note']}.")
     if not arguments.follow:
-        found = {"log_file": told["log_file"], "lines": told["lines"]}
-        return json.dumps(found) if arguments.json else "\n".join(told["lines"])
+        return _shown(told["log_file"], told["lines"], as_json=arguments.json)
     while True:
-        for line in told["lines"]:
-            print(line, flush=True)
+        if told["lines"]:
+            print(_shown(told["log_file"], told["lines"], as_json=arguments.json), flush=True)
         sleep(_ASK_S)
         told = server.log_lines(_MOST_LINES, told["position"])
+
+
+def _shown(file: str, lines: Sequence[str], *, as_json: bool) -> str:
+    return json.dumps({"log_file": file, "lines": lines}) if as_json else "\n".join(lines)
 
 
 def coming(file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ Every verb that asks a running server takes:
   --url <url>            the server (default: $SHOAL_URL, or {url})
   --header <name: value> a header to send, for a server with --http-restricted-api; repeat it for several
 {tls}  --timeout <seconds>    how long to wait for an answer (default: {timeout})
-  --json                 print JSON, for programs
+  --json                 print JSON, for programs; an error as {{"error": "…"}}
   --help                 print this and exit
 
 Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.
@@ -60,7 +60,7 @@ def operate(
             print(work(arguments, server))
         return EXIT_DONE
 
-    return ask_server(parser.prog, lambda: run_verb(parser, argv, "", ask))
+    return ask_server(parser.prog, argv, lambda: run_verb(parser, argv, "", ask))
 
 
 def client_at(given: str | None, environ: Mapping[str, str]) -> "Client":

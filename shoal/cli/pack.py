@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 from shoal.repository.torchserve.torch_use import BUILT_IN
 
 _USAGE = "shoal pack --model-name <name> --handler <file or name> --version <version> [options]"
@@ -36,6 +36,7 @@ Options:
   --config-file, -c <file>     model-config.yaml
   --export-path <directory>    where the archive is written (default: here)
   --force, -f                  replace an archive that is there
+  --json                       print JSON: {"model", "version", "wrote": [archive]}
   --help                       print this and exit
 
 Exit codes: 0 done; 1 the command is wrong, or the archive is there.
@@ -58,7 +59,9 @@ def pack(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    print(f"Wrote {_pack(arguments)}")
+    archive = str(_pack(arguments))
+    told = {"model": arguments.model_name, "version": arguments.version, "wrote": [archive]}
+    show(told, f"Wrote {archive}", as_json=arguments.json)
     return EXIT_DONE
 
 
@@ -71,6 +74,7 @@ def _parser() -> Parser:
         parser.add_argument(*flags, default="")
     parser.add_argument("--export-path", type=Path, default=Path())
     parser.add_argument("--force", "-f", action="store_true")
+    parser.add_argument("--json", action="store_true")
     return parser
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
 
 EXIT_FAILED, EXIT_LATE = 2, 3
 
@@ -29,6 +29,8 @@ Options:
   --address <address>         of the cluster (default: auto, the one that this node belongs to)
   --name <name>               of the application (default: shoal)
   --timeout <seconds>         to wait until it runs, or is deleted (default: 600)
+  --json                      print JSON: the applications in Serve's status, {"applications": {name: {"status", …}}};
+                              with --yaml {"configuration": its text}
 
 Options of deploy:
   --route-prefix <path>       where Serve has it (default: /). With another one, requests pass Serve's own Python
@@ -68,6 +70,7 @@ def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--num-cpus", type=float, default=1.0)
     parser.add_argument("--num-gpus", type=float, default=0.0)
     parser.add_argument("--yaml", action="store_true")
+    parser.add_argument("--json", action="store_true")
     return run_verb(parser, words, _HELP, lambda arguments: _run(arguments, flags))
 
 
@@ -85,7 +88,8 @@ def _run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
 def _deploy(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     args = application_arguments(arguments, flags)
     if arguments.yaml:
-        print(configuration(arguments.name, arguments.route_prefix, args), end="")
+        text = configuration(arguments.name, arguments.route_prefix, args)
+        show({"configuration": text}, text.removesuffix("\n"), as_json=arguments.json)
         return EXIT_DONE
     serve = _connect(arguments.address)
     from shoal.errors import InvalidArgumentError
@@ -99,23 +103,25 @@ def _deploy(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     end_s = time.monotonic() + arguments.timeout
     while True:
         found = serve.status().applications.get(arguments.name)
+        rows = described({} if found is None else {arguments.name: found})
         if found is not None and found.status == "RUNNING":
-            print(f"Application '{arguments.name}' runs.")
+            show({"applications": rows}, f"Application '{arguments.name}' runs.", as_json=arguments.json)
             return EXIT_DONE
         if found is not None and found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            print("\n".join(status_lines({arguments.name: found})))
+            show({"applications": rows}, "\n".join(status_lines(rows)), as_json=arguments.json)
             return EXIT_FAILED
         if time.monotonic() > end_s:
-            print(f"Application '{arguments.name}' does not run after {arguments.timeout:g} s:")
-            print("\n".join(status_lines({} if found is None else {arguments.name: found})))
+            late = f"Application '{arguments.name}' does not run after {arguments.timeout:g} s:"
+            show({"applications": rows}, "\n".join([late, *status_lines(rows)]), as_json=arguments.json)
             return EXIT_LATE
         time.sleep(_POLL_S)
 
 
 def _status(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     del flags
-    applications = _connect(arguments.address).status().applications
-    print("\n".join(status_lines(applications)) or "No application runs.")
+    rows = described(_connect(arguments.address).status().applications)
+    text = "\n".join(status_lines(rows)) or "No application runs."
+    show({"applications": rows}, text, as_json=arguments.json)
     return EXIT_DONE
 
 
@@ -128,10 +134,10 @@ def _delete(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     end_s = time.monotonic() + arguments.timeout
     while arguments.name in serve.status().applications:
         if time.monotonic() > end_s:
-            print(f"Application '{arguments.name}' is not deleted after {arguments.timeout:g} s.")
-            return EXIT_LATE
+            late = f"Application '{arguments.name}' is not deleted after {arguments.timeout:g} s."
+            raise FailedError(late, code=EXIT_LATE)
         time.sleep(_POLL_S)
-    print(f"Application '{arguments.name}' is deleted.")
+    show({"applications": {}}, f"Application '{arguments.name}' is deleted.", as_json=arguments.json)
     return EXIT_DONE
 
 
@@ -171,16 +177,35 @@ applications:
 """
 
 
-def status_lines(applications: Mapping[str, Any]) -> list[str]:
-    """Lines about applications in Serve's status: their state, each deployment's replicas, why one is unhealthy."""
+def described(applications: Mapping[str, Any]) -> dict[str, Any]:
+    """Applications in Serve's status, by name: their state, each deployment's replicas, why one is unhealthy."""
+    return {
+        name: {
+            "status": _word(application.status),
+            "message": application.message,
+            "deployments": {
+                deployment_name: {
+                    "status": _word(deployment.status),
+                    "message": deployment.message,
+                    "replicas": {_word(state): count for state, count in deployment.replica_states.items()},
+                }
+                for deployment_name, deployment in application.deployments.items()
+            },
+        }
+        for name, application in applications.items()
+    }
+
+
+def status_lines(rows: Mapping[str, Any]) -> list[str]:
+    """Lines about applications of `described`."""
     lines = []
-    for name, application in applications.items():
-        lines.append(f"{name}  {_word(application.status)}")
-        reasons = [application.message]
-        for deployment_name, deployment in application.deployments.items():
-            replicas = ", ".join(f"{count} {_word(state)}" for state, count in deployment.replica_states.items())
-            lines.append(f"  {deployment_name}  {_word(deployment.status)}  {replicas or 'no replicas'}")
-            reasons.append(deployment.message)
+    for name, application in rows.items():
+        lines.append(f"{name}  {application['status']}")
+        reasons = [application["message"]]
+        for deployment_name, deployment in application["deployments"].items():
+            replicas = ", ".join(f"{count} {state}" for state, count in deployment["replicas"].items())
+            lines.append(f"  {deployment_name}  {deployment['status']}  {replicas or 'no replicas'}")
+            reasons.append(deployment["message"])
         lines += [f"  {line}" for reason in reasons for line in reason.splitlines()]
     return lines
 

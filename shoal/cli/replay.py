@@ -61,7 +61,7 @@ def replay(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     def work(arguments: argparse.Namespace) -> int:
         return _replay(arguments, environ)
 
-    return ask_server("shoal replay …", lambda: run_verb(_parser(), argv, _HELP, work), "--against")
+    return ask_server("shoal replay …", argv, lambda: run_verb(_parser(), argv, _HELP, work), "--against")
 
 
 def _parser() -> Parser:

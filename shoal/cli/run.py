@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show_error
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -107,10 +107,9 @@ def _run(arguments: argparse.Namespace) -> int:
                     said |= {"sequence_id": 1, "sequence_start": not number, "sequence_end": request is requests[-1]}
                 _ask(server, model.name, request, said, arguments)
     except ShoalError as error:
-        print(f"{error.words}: {error}", file=sys.stderr)
-        if "Failed for execute the inference request" in str(error):
-            print("What the model calls is loaded from beside it: --load <model>.", file=sys.stderr)
-        return EXIT_FAILED
+        calls = "Failed for execute the inference request" in str(error)
+        advice = ["What the model calls is loaded from beside it: --load <model>."] if calls else []
+        raise FailedError(f"{error.words}: {error}", *advice) from None
     return EXIT_DONE
 
 
@@ -132,7 +131,8 @@ def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> 
     code = EXIT_DONE
     for request, answer in zip(batch, LocalModels(server, version).replay_batch(batch), strict=True):
         if answer.error is not None:
-            print(f"request {request.number}: {answer.error.words}: {answer.error}", file=sys.stderr)
+            said = f"request {request.number}: {answer.error.words}: {answer.error}"
+            show_error(said, as_json=arguments.json)
             code = EXIT_FAILED
         for outputs in answer.responses:
             printed = PrintedResponse(model, str(version or request.version), outputs, {}, request.id, signature)

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, run_verb, show
 
 _USAGE = "shoal samples <directory>"
 _HELP = """\
@@ -19,6 +19,7 @@ Example:
   shoal samples models && shoal serve models
 
 Options:
+  --json     print JSON: {"models": [names], "wrote": [directory]}
   --help     print this and exit
 
 Exit codes: 0 done; 1 the command is wrong, or the directory is there.
@@ -30,6 +31,7 @@ def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     del environ
     parser = Parser(prog="shoal samples", usage=_USAGE, add_help=False)
     parser.add_argument("directory", nargs="?")
+    parser.add_argument("--json", action="store_true")
     return run_verb(parser, argv, _HELP, _write)
 
 
@@ -46,8 +48,9 @@ def _write(arguments: argparse.Namespace) -> int:
         shutil.rmtree(directory, ignore_errors=True)  # it was not there before
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # of the first of many files
         raise CommandLineError(f"'{directory}' cannot be written: {why}") from None
-    num_models = sum(path.is_dir() for path in directory.iterdir())
-    print(f"Wrote {num_models} models into {directory}\nServe them:  shoal serve {quote(str(directory))}")
+    models = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    text = f"Wrote {len(models)} models into {directory}\nServe them:  shoal serve {quote(str(directory))}"
+    show({"models": models, "wrote": [str(directory)]}, text, as_json=arguments.json)
     return EXIT_DONE
 
 

@@ -1,17 +1,18 @@
 """The verb `upgrade`: the installed version takes a running server's place, on the same sockets and without a gap."""
 
 import argparse
+import json
 import os
 import re
 import select
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, EXIT_REFUSED, run_verb
+from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, FailedError, run_verb
 from shoal.control import ADDRESS_PREFIX, GONE, Channel, join, peer_of
 from shoal.messages.message import Message, MessageError
 from shoal.messages.upgrade import TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
@@ -46,7 +47,12 @@ SLACK_S = 120.0
 
 def upgrade(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Upgrade a server; returns the exit code."""
-    return run_verb(_parser(), argv, "", lambda given: _ask(*_choose(given, servers(_SOCKETS.read_text()))))
+
+    def work(given: argparse.Namespace) -> int:
+        pid, address = _choose(given, servers(_SOCKETS.read_text()))
+        return _ask(pid, address, as_json=given.json)
+
+    return run_verb(_parser(), argv, "", work)
 
 
 def _parser() -> Parser:
@@ -61,6 +67,12 @@ def _parser() -> Parser:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--pid", type=int, metavar="<pid>", help="the server's process (default: the only server here)")
     which.add_argument("--pid-file", metavar="<file>", help="the file with the server's pid")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help='print JSON, a line for each event: {"event": "started", "pid", "limit_s"}, '
+        '{"event": "serves", "pid", "version"}, {"event": "ended", "pid"}, or {"error"}',
+    )
     parser.add_argument("--help", "-h", action="help", help="print this and exit")
     return parser
 
@@ -100,7 +112,7 @@ def _shown(pid: int) -> str:
         return f"  {pid}"
 
 
-def _ask(pid: int, address: str) -> int:
+def _ask(pid: int, address: str, *, as_json: bool) -> int:
     """Ask a supervisor for an upgrade, and print the result; returns the exit code."""
     try:
         channel = join(UpgradeWanted(), address)
@@ -110,12 +122,12 @@ def _ask(pid: int, address: str) -> int:
         if _peer(channel) != pid:
             raise CommandLineError(f"what answers in place of process {pid} is another process; nothing was done")
         try:
-            return _follow(pid, _messages(channel))
+            return _follow(pid, _messages(channel), as_json=as_json)
         except (*GONE, MessageError):
-            print(f"Process {pid} has ended, or does not let this user ask it. Ask as its user.", file=sys.stderr)
+            said = f"Process {pid} has ended, or does not let this user ask it. Ask as its user."
         except TimeoutError:
-            print(f"Process {pid} does not say what has come of it; its log does.", file=sys.stderr)
-    return EXIT_NO_ANSWER
+            said = f"Process {pid} does not say what has come of it; its log does."
+    raise FailedError(said, code=EXIT_NO_ANSWER)
 
 
 def _peer(channel: Channel) -> int:
@@ -136,19 +148,26 @@ def _messages(channel: Channel) -> Iterator[Message]:
         yield message
 
 
-def _follow(pid: int, messages: Iterator[Message]) -> int:
+def _follow(pid: int, messages: Iterator[Message], *, as_json: bool) -> int:
+    """Print what becomes of an upgrade of the server `pid`; returns the exit code. Raises FailedError where there is
+    none."""
+
+    def show_event(text: str, **event: Any) -> None:
+        print(json.dumps(event) if as_json else text, flush=True)
+
     for message in messages:
         if isinstance(message, UpgradeBegun):
-            print(f"Process {message.pid} is started beside process {pid}, and has {message.limit_s:g} s.", flush=True)
+            said = f"Process {message.pid} is started beside process {pid}, and has {message.limit_s:g} s."
+            show_event(said, event="started", pid=message.pid, limit_s=message.limit_s)
         elif isinstance(message, UpgradeEnded) and message.reason:
-            print(f"No upgrade: {message.reason}.\nProcess {pid} goes on as before.", file=sys.stderr)
-            return EXIT_REFUSED
+            raise FailedError(f"No upgrade: {message.reason}.", f"Process {pid} goes on as before.")
         elif isinstance(message, UpgradeEnded):
-            print(f"Process {message.pid} (shoal {message.version}) serves in the place of process {pid}.", flush=True)
+            said = f"Process {message.pid} (shoal {message.version}) serves in the place of process {pid}."
+            show_event(said, event="serves", pid=message.pid, version=message.version)
             break
     try:
         for _ in messages:
             """Nothing more is said until the connection ends."""
     except GONE:
-        print(f"Process {pid} has answered what it had accepted, and has ended.")
+        show_event(f"Process {pid} has answered what it had accepted, and has ended.", event="ended", pid=pid)
     return EXIT_DONE

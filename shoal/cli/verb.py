@@ -1,8 +1,15 @@
-"""The frame of verbs: parse the arguments, print the help, an error in the command, or the server's sentence."""
+"""The frame of verbs: parse the arguments, print the help, the result, an error in the command, or the server's words.
+
+With --json all that stdout gets is JSON: the result, or {"error": sentence}, as the server answers. What is for people
+goes to stderr.
+"""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
 
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
@@ -26,6 +33,26 @@ _REMEDIES = {
 }
 
 
+class FailedError(Exception):
+    """A verb could not do what it was asked; the message says why. `advice` is for people, in lines of its own."""
+
+    def __init__(self, sentence: str, *advice: str, code: int = EXIT_REFUSED) -> None:
+        super().__init__(sentence)
+        self.advice = advice
+        self.code = code
+
+
+def is_json(argv: Sequence[str]) -> bool:
+    """Whether a command asks for JSON, also one that is wrong and has no parsed arguments. What follows `--` belongs to
+    another command."""
+    return "--json" in takewhile(lambda word: word != "--", argv)
+
+
+def show(document: Any, text: str, *, as_json: bool) -> None:
+    """Print the result of a verb: the document as JSON for a program, or else the text."""
+    print(json.dumps(document, indent=2) if as_json else text)
+
+
 def run_verb(
     parser: Parser,
     argv: Sequence[str],
@@ -36,7 +63,8 @@ def run_verb(
     """Call `work` with the arguments, and return the exit code that it returns; with --help, print `help_text` instead.
     Without a text the parser has its own --help.
 
-    A CommandLineError, and exceptions of the classes `misuse`, are printed with the usage; the exit code is then 1.
+    A CommandLineError, and exceptions of the classes `misuse`, are printed with the usage; the exit code is then 1. Of
+    a FailedError the code is its own.
     """
     wrong: tuple[type[Exception], ...] = (CommandLineError, *misuse)
     if help_text:
@@ -47,15 +75,17 @@ def run_verb(
             print(f"Usage: {parser.usage}\n\n{help_text}", end="")
             return EXIT_DONE
         return work(arguments)
+    except FailedError as error:
+        return _complain(error.code, str(error), *error.advice, as_json=is_json(argv))
     except wrong as error:
         said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        print(f"{said}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+        explained = f"'{parser.prog} --help' explains it."
+        return _complain(EXIT_MISUSED, str(said), f"Usage: {parser.usage}", explained, as_json=is_json(argv))
 
 
-def ask_server(program: str, work: Callable[[], int], flag: str = "--url") -> int:
-    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models"); `flag` names the
-    server.
+def ask_server(program: str, argv: Sequence[str], work: Callable[[], int], flag: str = "--url") -> int:
+    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models") with the arguments
+    `argv`; `flag` names the server.
 
     Where the server refuses or does not answer, its sentence is printed with advice; the exit code is then 2 or 3.
     """
@@ -69,19 +99,28 @@ def ask_server(program: str, work: Callable[[], int], flag: str = "--url") -> in
             "It accepts connections once its models have loaded. To start one, or to ask another:",
             "  shoal serve --model-repository <directory>",
             f"  {program} {flag} http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
+            as_json=is_json(argv),
         )
     except (NoResponseError, TimedOutError) as error:
-        return _complain(EXIT_NO_ANSWER, str(error))
+        return _complain(EXIT_NO_ANSWER, str(error), as_json=is_json(argv))
     except RefusedError as error:
-        return _complain(EXIT_REFUSED, str(error), *_remedies(str(error)))
+        return _complain(EXIT_REFUSED, str(error), *_remedies(str(error)), as_json=is_json(argv))
     except ShoalError as error:
-        return _complain(EXIT_REFUSED, f"{error.words}: {error}", *_remedies(str(error)))
+        said = f"{error.words}: {error}"
+        return _complain(EXIT_REFUSED, said, *_remedies(str(error)), as_json=is_json(argv))
 
 
 def _remedies(sentence: str) -> list[str]:
     return [_REMEDIES[piece] for piece in _REMEDIES if piece in sentence]
 
 
-def _complain(code: int, *lines: str) -> int:
-    print(*lines, sep="\n", file=sys.stderr)
+def show_error(sentence: str, *advice: str, as_json: bool) -> None:
+    """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines."""
+    print(sentence, *advice, sep="\n", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": sentence}), flush=True)
+
+
+def _complain(code: int, sentence: str, *advice: str, as_json: bool) -> int:
+    show_error(sentence, *advice, as_json=as_json)
     return code

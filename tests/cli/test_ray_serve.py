@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from shoal.cli import main
-from shoal.cli.ray_serve import status_lines
+from shoal.cli.ray_serve import described, status_lines
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -45,7 +45,7 @@ def test_the_status_has_the_reasons_of_a_replica_that_does_not_start() -> None:
         status=SimpleNamespace(value="UNHEALTHY"), replica_states={"STARTING": 2}, message="no\nGPU"
     )
     application = SimpleNamespace(status="DEPLOY_FAILED", message="", deployments={"shoal": deployment})
-    assert status_lines({"models": application}) == [
+    assert status_lines(described({"models": application})) == [
         "models  deploy_failed",
         "  shoal  unhealthy  2 starting",
         "  no",

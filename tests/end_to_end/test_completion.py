@@ -9,6 +9,8 @@ from tests.end_to_end.command_line import shoal_in
 from tests.end_to_end.server import Server
 
 ROOT = Path(__file__).parents[2]
+#: Some of the verbs that print JSON: with a help of their own, with argparse's, and of those that ask a server.
+JSON = ("init", "upgrade", "models")
 #: Completes each of its arguments as Tab does, a line for each.
 ASK = """
 eval "$(shoal completion bash)"
@@ -29,6 +31,7 @@ def environment(samples: Server, tmp_path: Path) -> dict[str, str]:
 
 def test_bash_completes_verbs_flags_values_and_models(environment: dict[str, str], tmp_path: Path) -> None:
     asked = ["shoal inf", "shoal bench --sample ", "shoal serve --http-po", "shoal top --int", "shoal infer simple_id"]
+    asked += [f"shoal {verb} --js" for verb in JSON]
     verbs = ["top", "top --model", "rollout", "record", "shadow", "scale"]
     asked += [f"shoal {verb} simple_id" for verb in verbs]
     done = subprocess.run(
@@ -37,7 +40,7 @@ def test_bash_completes_verbs_flags_values_and_models(environment: dict[str, str
     )  # fmt: skip
     answers = [line.split() for line in done.stdout.splitlines()]
     words = [["infer"], ["zeros", "ones", "random"], ["--http-port"], ["--interval"], ["simple_identity"]]
-    assert answers == words + [["simple_identity"]] * len(verbs)
+    assert answers == words + [["--json"]] * len(JSON) + [["simple_identity"]] * len(verbs)
 
 
 @pytest.mark.parametrize(("shell", "words"), [("zsh", "#compdef shoal"), ("fish", "complete --command shoal")])

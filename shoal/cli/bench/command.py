@@ -81,7 +81,7 @@ wait. Exit codes: 0 done; 1 the command is wrong; 2 requests failed; 3 no answer
 def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Measure and print; returns the exit code."""
     return ask_server(
-        "shoal bench …", lambda: run_verb(bench_parser(), argv, _HELP, lambda given: _bench(given, environ))
+        "shoal bench …", argv, lambda: run_verb(bench_parser(), argv, _HELP, lambda given: _bench(given, environ))
     )
 
 

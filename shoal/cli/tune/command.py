@@ -75,7 +75,11 @@ or the change was refused; 3 no answer; 4 no setting meets the goal.
 
 def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Search, print, and apply; returns the exit code."""
-    return ask_server("shoal tune …", lambda: run_verb(_parser(), argv, _HELP, lambda given: _tune(given, environ)))
+
+    def work(given: argparse.Namespace) -> int:
+        return _tune(given, environ)
+
+    return ask_server("shoal tune …", argv, lambda: run_verb(_parser(), argv, _HELP, work))
 
 
 def _parser() -> Parser:
