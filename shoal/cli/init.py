@@ -95,11 +95,8 @@ def _init(arguments: argparse.Namespace) -> int:
         raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
     if directory.exists():
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
-    if source is not None and not source.is_file():
-        raise CommandLineError(f"There is no file '{source}'.")
-    if source is not None and source.suffix not in {*_FILES, *_FOREST_ENDINGS}:
-        known = ", ".join([*_FILES, *_FOREST_ENDINGS])
-        raise CommandLineError(f"'{source}' is no file of {known}, whose inputs and outputs can be read.")
+    if source is not None:
+        _check(source)
     try:
         (directory / "1").mkdir(parents=True)
         if source is None:
@@ -114,7 +111,11 @@ def _init(arguments: argparse.Namespace) -> int:
         (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)  # made above
-        raise CommandLineError(f"'{error.filename or directory}' cannot be written: {error.strerror}") from None
+        place = error.filename or directory
+        if source is not None and str(place) == str(source):
+            to = "" if error.filename2 is None else f", or '{error.filename2}' cannot be written"
+            raise FailedError(f"'{place}' cannot be read{to}: {error.strerror}") from None
+        raise CommandLineError(f"'{place}' cannot be written: {error.strerror}") from None
     except (ShoalError, NoShapesError) as error:
         shutil.rmtree(directory)  # made above
         raise FailedError(
@@ -130,13 +131,34 @@ def _init(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def _check(source: Path) -> None:
+    """Raise CommandLineError for a model's file that is not there or of no known kind, FailedError for one that cannot
+    be read, as far as that shows before anything is written."""
+    try:
+        if not source.is_file():
+            raise CommandLineError(f"There is no file '{source}'.")
+        if source.suffix not in {*_FILES, *_FOREST_ENDINGS}:
+            known = ", ".join([*_FILES, *_FOREST_ENDINGS])
+            raise CommandLineError(f"'{source}' is no file of {known}, whose inputs and outputs can be read.")
+        for path in (source, *_beside(source)):
+            with path.open("rb") as file:
+                file.read(1)
+    except OSError as error:
+        raise FailedError(f"'{error.filename or source}' cannot be read: {error.strerror}") from None
+
+
+def _beside(source: Path) -> list[Path]:
+    """The files that belong to a model's file."""
+    companions = _FILES[source.suffix][2] if source.suffix in _FILES else ()
+    return [path for path in map(source.with_suffix, companions) if path.is_file()]
+
+
 def _copied(source: Path, directory: Path) -> dict[str, Any]:
     """Copy the file into the model's version 1; returns the fields that the configuration needs. Raises ShoalError."""
-    name, backend, companions = _FILES[source.suffix]
+    name, backend, _ = _FILES[source.suffix]
     shutil.copyfile(source, directory / "1" / name)
-    for ending in companions:
-        if (beside := source.with_suffix(ending)).is_file():
-            shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(ending))
+    for beside in _beside(source):
+        shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(beside.suffix))
     if backend == "pytorch":
         return {"backend": backend, **tensors_of(source)}
     if source.suffix == ".skops":

@@ -1,6 +1,8 @@
 """`shoal init`: what it writes is right at once, and nothing that exists is changed."""
 
 import json
+import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -99,3 +101,30 @@ def test_nothing_that_exists_is_changed(capsys: pytest.CaptureFixture[str], tmp_
     before = (tmp_path / "add_sub" / "config.pbtxt").read_bytes()
     assert init(capsys, tmp_path / "add_sub")[0] == 1
     assert (tmp_path / "add_sub" / "config.pbtxt").read_bytes() == before
+
+
+def test_a_source_that_cannot_be_read_is_said_to_be_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_text("secret")
+    (tmp_path / "m.onnx").chmod(0)
+    tmp_path.chmod(0o777)
+    is_root = os.getuid() == 0  # whom no mode keeps out
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    if is_root:
+        os.seteuid(pwd.getpwnam("daemon").pw_uid)
+    try:
+        said = init(capsys, "fresh", "--from", "m.onnx")
+    finally:
+        if is_root:
+            os.seteuid(0)
+        os.chdir(before)
+    assert said == (2, "", "'m.onnx' cannot be read: Permission denied\n")
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_a_source_that_fails_while_it_is_copied_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").symlink_to("/proc/self/mem")  # can be opened, and nothing is mapped at its beginning
+    code, printed, complaint = init(capsys, tmp_path / "fresh", "--from", tmp_path / "m.onnx")
+    assert (code, printed) == (2, "")
+    assert complaint == f"'{tmp_path}/m.onnx' cannot be read: Input/output error\n"
+    assert not (tmp_path / "fresh").exists()
