@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from shoal.certificate_expiry import expires_s
 from shoal.messages.to_client import CertificatesChanged
 from shoal.options import ServerOptions
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, gather
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.watched_files import WatchedFiles
 
@@ -37,10 +36,11 @@ class Certificates:
         self._star = star
         self._wall_s = wall_s
         self._watched = [
-            WatchedFiles(loop, files[:3], partial(self._renew, protocol)) for protocol, files in options.tls.items()
+            WatchedFiles(loop, files[:3], partial(self._read, protocol)) for protocol, files in options.tls.items()
         ]
-        # Changed by watch, and as files are read again: by protocol, of those that could be read.
-        self._expiries: dict[str, int] = {}
+        expiries = {protocol: self._read_expiry(protocol) for protocol in options.tls}
+        # Changed as files are read again: by protocol, of those that could be read.
+        self._expiries = {protocol: expires for protocol, expires in expiries.items() if expires is not None}
 
     def __bool__(self) -> bool:
         """Whether any protocol has TLS."""
@@ -55,35 +55,39 @@ class Certificates:
         """Start to watch the files, and the days on which certificates expire."""
         for files in self._watched:
             files.watch()
-        for protocol in self._files:
-            self._read_expiry(protocol)
         if self._files:
             self._loop.every(_DAY_S, lambda _late_s: self.warn())
 
-    def reload(self) -> None:
-        """Read the files again, changed or not."""
-        for files in self._watched:
-            files.reload()
+    async def reload(self) -> bool:
+        """Read the files again, changed or not. False where that takes long."""
+        return all(await gather(*[files.reload() for files in self._watched]))
 
-    def _renew(self, protocol: str) -> None:
+    def _read(self, protocol: str) -> Callable[[], None]:
+        """Read the files of a protocol; returns what the event loop is to call. Any thread may read."""
         from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
 
         try:
             server_context(*self._files[protocol], protocol)
         except OSError as error:
-            _log.error("%s. The certificates that were read before stay in force", error)
-            return
-        self._read_expiry(protocol)
+            return partial(_log.error, "%s. The certificates that were read before stay in force", error)
+        return partial(self._renew, protocol, self._read_expiry(protocol))
+
+    def _renew(self, protocol: str, expires: int | None) -> None:
+        if expires is not None:
+            self._expiries[protocol] = expires
         _log.info("certificates for %s are read again; connections from now on have the new ones", NAMES[protocol])
         self._warn(protocol)
         message = CertificatesChanged()
         self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
 
-    def _read_expiry(self, protocol: str) -> None:
+    def _read_expiry(self, protocol: str) -> int | None:
+        from shoal.certificate_expiry import expires_s  # here, as above
+
         try:
-            self._expiries[protocol] = expires_s(self._files[protocol][0])
+            return expires_s(self._files[protocol][0])
         except (OSError, ValueError) as error:
             _log.warning("it is not known when the certificate for %s expires: %s", NAMES[protocol], error)
+            return None
 
     def warn(self) -> None:
         """Log which certificates expire soon, or have expired."""

@@ -1,6 +1,8 @@
 """The file of --api-keys, which only the supervisor reads; it sends the digests in it to the front ends."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ class KeyFile:
     def __init__(self, path: str, star: Star, keys: tuple[ApiKey, ...] | None) -> None:
         self._path = path
         self._star = star
-        # Changed by reload.
+        # Changed by _admit.
         self.keys = keys
 
     @property
@@ -38,14 +40,16 @@ class KeyFile:
         """The keys as messages have them."""
         return None if self.keys is None else [list(key) for key in self.keys]
 
-    def reload(self) -> None:
-        """Read the file again, and send its keys to the front ends; a broken file leaves the keys that were there."""
+    def read(self) -> Callable[[], None]:
+        """Read the file again; returns what the event loop is to call with its keys. Any thread may read."""
         try:
-            self.keys = read_keys(self._path)
+            return partial(self._admit, read_keys(self._path))
         except InvalidArgumentError as error:
-            _log.error("%s. The keys that were read before stay in force", error)
-            return
-        _log.info("%d API keys are in force, read from '%s'", len(self.keys), self._path)
+            return partial(_log.error, "%s. The keys that were read before stay in force", error)
+
+    def _admit(self, keys: tuple[ApiKey, ...]) -> None:
+        self.keys = keys
+        _log.info("%d API keys are in force, read from '%s'", len(keys), self._path)
         members = [(client.member, self._message()) for client in self._star.front_ends]
         self._star.acknowledgements.announce(members)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from shoal.options import ServerOptions
 from shoal.supervisor.certificates import Certificates
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, gather
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.watched_files import WatchedFiles
@@ -44,7 +44,7 @@ class Reload:
         self._log_control = log_control
         self._log_settings = log_control.settings.copy()  # as the command line says
         self._poll = poll
-        self._keys = WatchedFiles(loop, [options.api_keys], key_file.reload)
+        self._keys = WatchedFiles(loop, [options.api_keys], key_file.read)
 
     def watch(self) -> None:
         """Look at the files from now on."""
@@ -53,15 +53,18 @@ class Reload:
 
     def on_hup(self) -> None:
         """Read all these files again, and log which could be read."""
-        options = self._options
-        self._keys.reload()
-        self._certificates.reload()
         self._loop.start(self._log_control.change({"changes": self._log_settings}))
+        self._loop.start(self._read_again(polls=self._poll()))
+
+    async def _read_again(self, *, polls: bool) -> None:
+        has_keys, has_certificates = await gather(self._keys.reload(), self._certificates.reload())
         done = ["log settings (those of the command line)"]
-        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * bool(self._certificates)
-        if self._poll():
+        done += ["API keys"] * bool(self._options.api_keys and has_keys)
+        done += ["certificates"] * bool(self._certificates and has_certificates)
+        if polls:
             done.append("repositories")
             left = _NOT_READ
         else:
-            left = f"models are loaded by request (--model-control-mode={options.model_control_mode}); {_NOT_READ}"
+            mode = self._options.model_control_mode
+            left = f"models are loaded by request (--model-control-mode={mode}); {_NOT_READ}"
         _log.info("SIGHUP: read again: %s; %s", ", ".join(done), left)

@@ -1,30 +1,40 @@
 """Files that are read again when they change: the API keys, the certificates. Runs in the supervisor.
 
 A file is checked once a second, by its inode, size and time: a mounted secret is replaced by renaming a link, which no
-event reports.
+event reports. A thread checks and reads: a disk that is slow, or one over a network that hangs, must not hold up the
+event loop.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.memory.measuring import MeasuringThread
 
-#: Seconds between two looks (ours).
-LOOK_S = 1.0
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks, and after which the log says that one has not ended (ours).
+LOOK_S, SLOW_S = 1.0, 5.0
 
 _Identity = tuple[tuple[int, int, int] | None, ...]
 
 
 class WatchedFiles:
-    """A group of files. `reload`, a function, is called when one of them has changed, and by the method of this
-    name."""
+    """A group of files. When one of them has changed, and by the method `reload`, a thread calls `read`, and the event
+    loop what `read` has returned: a function that puts the contents in force, or logs why they cannot be."""
 
-    def __init__(self, loop: EventLoop, paths: Sequence[str], reload: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, paths: Sequence[str], read: Callable[[], Callable[[], None]]) -> None:
         self._loop = loop
         self._paths = [path for path in paths if path]
-        self._reload = reload
-        # Changed by look and reload.
+        self._read = read
+        self._thread = MeasuringThread("files")
+        # Changed by look, reload and _look. The first identity is taken here, before the event loop runs.
         self._seen: _Identity = self._identity()
+        self._is_due = False  # whether the files are to be read, changed or not
+        self._looked: Future[None] = loop.future()
+        resolve(self._looked, None)
 
     def watch(self) -> None:
         """Start to check the files."""
@@ -32,15 +42,47 @@ class WatchedFiles:
             self._loop.every(LOOK_S, lambda _late_s: self.look())
 
     def look(self) -> None:
-        """Read the files again if they have changed."""
-        if self._identity() != self._seen:
-            self.reload()
+        """Have the files read again if they have changed, unless the last look has not ended."""
+        if self._looked.done():
+            self._looked = self._loop.start(self._look())
 
-    def reload(self) -> None:
-        """Read the files again, changed or not."""
+    async def reload(self) -> bool:
+        """Read the files again, changed or not. False where that takes longer than SLOW_S, which is logged, or the
+        system is short of descriptors or threads; then they are read as soon as they can be."""
         if self._paths:
-            self._seen = self._identity()
-            self._reload()
+            self._is_due = True
+            self.look()
+            await first(self._looked, limit_s=SLOW_S)
+        return self._looked.done() and not self._is_due
+
+    async def _look(self) -> None:
+        while True:
+            is_due, self._is_due = self._is_due, False
+            look = partial(self._read_if_changed, None if is_due else self._seen)
+            try:
+                looked = self._thread.answer(look, self._loop)
+            except OSError:  # the system is short of descriptors or threads: the next look is in a second
+                self._is_due = is_due
+                return
+            if not await first(looked, limit_s=SLOW_S):
+                _log.error(
+                    "%s: not read within %g s, their disk is slow or hangs. What was read before stays in force",
+                    ", ".join(self._paths), SLOW_S,
+                )  # fmt: skip
+            self._seen, put_in_force = await looked
+            put_in_force()
+            if not self._is_due:
+                return
+
+    def _read_if_changed(self, seen: _Identity | None) -> tuple[_Identity, Callable[[], None]]:
+        """The files' identity now, and what the event loop is to call. Runs in the thread."""
+        identity = self._identity()
+        if identity == seen:
+            return identity, _do_nothing
+        try:
+            return identity, self._read()
+        except Exception as error:  # noqa: BLE001 - the event loop raises it, in the failure domain of the files
+            return identity, partial(_raise, error)
 
     def _identity(self) -> _Identity:
         return tuple([_identity(path) for path in self._paths])
@@ -52,3 +94,11 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _do_nothing() -> None:
+    """Leave what is in force: nothing has changed."""
+
+
+def _raise(error: Exception) -> None:
+    raise error
