@@ -3,11 +3,15 @@
 import os
 from typing import Any
 
-import gunicorn.workers.base
-from gunicorn.app.wsgiapp import WSGIApplication
-from gunicorn.workers.workertmp import WorkerTmp
+from shoal.frontend.late_modules import imported_late
 
-from shoal.frontend.arbiter import FrontEndArbiter
+with imported_late():
+    import gunicorn.workers.base
+    import gunicorn.workers.gthread
+    from gunicorn.app.wsgiapp import WSGIApplication
+    from gunicorn.workers.workertmp import WorkerTmp
+
+    from shoal.frontend.arbiter import FrontEndArbiter
 
 
 class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no types

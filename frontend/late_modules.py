@@ -1,0 +1,60 @@
+"""Modules that gunicorn imports and that front ends need seldom or never: each is imported when something of it is
+used. They take 2.4 MiB of the arbiter. Used where gunicorn is imported first.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+
+class _NoTlsError(OSError):
+    """The error of gunicorn's own TLS, in the place of ssl.SSLError: front ends have theirs (frontend/tls)."""
+
+
+#: Module → what gunicorn takes from it when it is imported itself.
+UNUSED: Mapping[str, Mapping[str, Any]] = {
+    "email.utils": {},
+    "html": {},
+    "importlib.metadata": {},
+    "ssl": {"CERT_NONE": 0, "PROTOCOL_SSLv23": 2, "PROTOCOL_TLS": 2, "SSLError": _NoTlsError},
+}
+
+
+@contextmanager
+def imported_late(modules: Mapping[str, Mapping[str, Any]] = UNUSED) -> Iterator[None]:
+    """Have import statements of these modules in the body bind stand-ins, unless the module is there already.
+
+    A stand-in has the attributes that are given, and imports its module when it is asked for another.
+    """
+    made = {name: _stand_in(name, given) for name, given in modules.items() if name not in sys.modules}
+    for name, module in made.items():
+        package, _, child = name.rpartition(".")
+        if package:
+            setattr(importlib.import_module(package), child, module)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name, module in made.items():
+            _remove(name, module)
+
+
+def _stand_in(name: str, given: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name)
+
+    def find(attribute: str) -> Any:
+        if attribute.startswith("__"):  # of the import statement, which looks for __path__
+            raise AttributeError(attribute)
+        _remove(name, module)
+        return getattr(importlib.import_module(name), attribute)
+
+    vars(module).update(given, __getattr__=find)
+    return module
+
+
+def _remove(name: str, module: ModuleType) -> None:
+    if sys.modules.get(name) is module:
+        del sys.modules[name]
