@@ -63,6 +63,8 @@ def on_starting(_arbiter: Any) -> None:
     for role in _ROLES:
         importlib.import_module(WORKER_CLASSES[role].rpartition(".")[0])
         tls_context.read_in_arbiter(role)
+    if module := os.environ["SHOAL_MODULE"]:  # that front ends of this server need, and of others do not
+        importlib.import_module(module)
     _limit_arenas()
     _forward_log()
     gc.freeze()  # the children share these pages as long as the collector does not touch them

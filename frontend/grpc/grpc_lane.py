@@ -13,7 +13,6 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.access_log import CANCELLED, GrpcCalls
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.admissions import Admissions
 from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.connection import GrpcConnection
@@ -26,6 +25,7 @@ from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.lane_sockets import CallSocket
+from shoal.frontend.grpc.messages import REFLECTION_PATHS
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
@@ -34,8 +34,6 @@ from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
-from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions
-from shoal.frontend.grpc.torchserve.service import methods_of
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
@@ -50,7 +48,7 @@ _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
 _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
     **dict.fromkeys((MODEL_STREAM_INFER, STREAM_PREDICTIONS, STREAM_PREDICTIONS_2), StreamCall),
-    **dict.fromkeys(reflection.PATHS, ReflectionCall),
+    **dict.fromkeys(REFLECTION_PATHS, ReflectionCall),
 }
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
@@ -73,11 +71,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self.parking = Parking(self._port)
         self.admissions = Admissions(self)
         self._triton = Service(METHODS, self.inference.submission)
-        predictions = TorchServePredictions(self._state, self._port)
-        self._services = {
-            name: Service(methods_of(apis, self._state.torchserve), predictions)
-            for name, apis in self._state.torchserve_grpc_apis.items()
-        }
+        self._services = self._torchserve_services()
         self._frames = ExpectedFrames()
         self._kept = KeptMemory()
         self._recall = Recall(self._port, self._cut)
@@ -86,6 +80,19 @@ class GrpcLane(Lane[GrpcConnection]):
         self._dirty: list[GrpcConnection] = []
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
         self._deadlines = Deadlines()
+
+    def _torchserve_services(self) -> dict[str, Service]:
+        """The services of TorchServe's endpoints by the names of these."""
+        if not self._state.torchserve_grpc_apis:
+            return {}
+        from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions  # here: few servers have them,
+        from shoal.frontend.grpc.torchserve.service import methods_of  # and they take 1 MiB
+
+        predictions = TorchServePredictions(self._state, self._port)
+        return {
+            name: Service(methods_of(apis, self._state.torchserve), predictions)
+            for name, apis in self._state.torchserve_grpc_apis.items()
+        }
 
     def _forget_admitted(self) -> None:
         for connection in self._connections.values():

@@ -1,7 +1,8 @@
 """Server reflection, from which grpcurl and others learn the server's rpcs: a question in, an answer out. Pure.
 
 Both versions of the protocol have equal messages under two names. The descriptors lie in a pool of their own, so that
-only this server's services are listed, whatever else the process has loaded. gRPC front ends.
+only this server's services are listed, whatever else the process has loaded. gRPC front ends, with the first call of
+reflection: it takes 1.5 MiB.
 """
 
 from typing import Any
@@ -73,14 +74,6 @@ _made: Any = GetMessageClassesForFiles(["grpc_reflection/v1alpha/reflection.prot
 _messages: Any = {name.rpartition(".")[2]: made for name, made in _made.items()}
 Request, Response = _messages["ServerReflectionRequest"], _messages["ServerReflectionResponse"]
 
-SERVICES = (
-    "grpc.health.v1.Health",
-    "grpc.reflection.v1.ServerReflection",
-    "grpc.reflection.v1alpha.ServerReflection",
-    "inference.GRPCInferenceService",
-)
-PATHS = frozenset(f"/{service}/ServerReflectionInfo" for service in SERVICES if "reflection" in service)
-
 
 def answer(question: bytes | memoryview) -> bytes:
     """The answer to one question of a stream; an error in the question is part of the answer."""
@@ -102,7 +95,7 @@ def _answer(request: Any) -> Any:
     """The answer to a parsed question. Raises KeyError for an unknown name."""
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
-        return Response(list_services_response={"service": [{"name": name} for name in SERVICES]})
+        return Response(list_services_response={"service": [{"name": name} for name in messages.SERVICES]})
     if kind == "file_by_filename":
         return _files(_pool.FindFileByName(request.file_by_filename))
     if kind == "file_containing_symbol":

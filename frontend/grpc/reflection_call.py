@@ -7,7 +7,6 @@ from shoal.frontend.grpc.framing import HEADERS, decompress
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.reflection import answer
 
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
 #: Most bytes of answers that a client has not read yet (kilobytes each, with all descriptors).
@@ -35,6 +34,8 @@ class ReflectionCall:
         """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
+        from shoal.frontend.grpc.reflection import answer  # here: few clients ask, and it takes 1.5 MiB
+
         http2 = self._connection.http2
         for arrival in self._inbox.feed(data):
             if isinstance(arrival, LargeMessage) or http2.unsent_nbytes(self._stream_id) > _MAX_UNSENT_BYTES:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as AnyMessage
 from google.protobuf.wrappers_pb2 import StringValue
 
 from shoal.api_keys import ApiKey
@@ -31,8 +32,7 @@ from shoal.frontend.access.doors import Scope, scope_of
 from shoal.frontend.access.restrictions import missing
 from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
 from shoal.frontend.access.tokens import Tokens
-from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
+from shoal.frontend.grpc.messages import REFLECTION_PATHS, HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.model_name import check_name
 from shoal.frontend.state import ServerState
@@ -454,6 +454,6 @@ METHODS = {
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
         Method("/ray.serve.RayServeAPIService/Healthz", Empty, _healthz, "health"),
-        *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
+        *[Method(path, AnyMessage, None, "") for path in REFLECTION_PATHS],  # whose own messages reflection.py makes
     )
 }

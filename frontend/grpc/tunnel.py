@@ -23,16 +23,12 @@ from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.service import METHODS, GrpcCall, Method, check_access, find, run
-from shoal.frontend.grpc.torchserve import service as torchserve
 from shoal.frontend.grpc.torchserve.methods import PREDICTIONS
-from shoal.frontend.grpc.torchserve.predictions import predictions
 from shoal.frontend.response import Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 
 _LENGTH_BYTES = 4
-#: The rpcs of all endpoints: a lane has found out that the call's endpoint has its.
-_METHODS = {**METHODS, **torchserve.ALL}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -92,6 +88,8 @@ def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str,
 
 def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Response:
     if method.path == PREDICTIONS:
+        from shoal.frontend.grpc.torchserve.predictions import predictions  # here and below: few servers need them
+
         chunks, answer = predictions(call, message, call.road)
     else:
         chunks, answer = model_infer(call, message, call.road.infer)
@@ -99,11 +97,20 @@ def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Respo
     return response if answer is None else answer.send(response)
 
 
+def _find(path: str) -> Method:
+    """The rpc of a path, of whatever endpoint: a lane has found out that the call's endpoint has it."""
+    if path in METHODS:
+        return METHODS[path]
+    from shoal.frontend.grpc.torchserve.service import ALL
+
+    return find(path, ALL)
+
+
 def _answer(call: HandlerCall) -> Response:
     length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
     try:
-        method = find(call.name, _METHODS)
+        method = _find(call.name)
         key = check_access(method, call.state, metadata, peer)
         grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns, key)
         message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)

@@ -42,6 +42,8 @@ REFUSAL_S = 5
 #: The endpoints whose connections the lanes accept, HTTP's (beside all that have TLS) and gRPC's.
 HTTP_LANE_ENDPOINTS = ("http", "openai", "torchserve-inference")
 GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-management")
+#: What gRPC's lanes import for TorchServe's endpoints, for the arbiter to import before it forks them.
+TORCHSERVE_GRPC = "shoal.frontend.grpc.torchserve.service"
 
 
 class FrontEnds:
@@ -75,6 +77,7 @@ class FrontEnds:
             "SHOAL_LOG": json.dumps(log_settings),
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(options.exit_timeout_secs + REFUSAL_S),
+            "SHOAL_MODULE": TORCHSERVE_GRPC * bool(torchserve_grpc_apis(options)),
         }
         part = max(LEAST_UPLOAD_BYTES, available_nbytes() // UPLOAD_PART_OF_MEMORY)
         self._begun_s = int(time.time())

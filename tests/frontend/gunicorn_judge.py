@@ -47,6 +47,7 @@ def head_judge() -> Judge:
         "SHOAL_ROAD_LISTENER_FDS": "0",
         "SHOAL_ROAD_THREADS": "1",
         "SHOAL_GRACEFUL_TIMEOUT_S": "1",
+        "SHOAL_MODULE": "",
     }
     with patch.dict(os.environ, variables):
         conf = runpy.run_module("shoal.frontend.gunicorn_conf")

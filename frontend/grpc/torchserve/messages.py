@@ -8,7 +8,8 @@ from typing import Any
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, empty_pb2, message_factory
 
-INFERENCE = "org.pytorch.serve.grpc.inference"
+from shoal.frontend.grpc.torchserve.methods import INFERENCE
+
 MANAGEMENT = "org.pytorch.serve.grpc.management"
 OPEN_INFERENCE = "org.pytorch.serve.grpc.openinference"
 

@@ -1,7 +1,6 @@
-"""The paths of TorchServe's rpcs that infer."""
+"""The paths of TorchServe's rpcs that infer. Imports none of their messages, which few servers need."""
 
-from shoal.frontend.grpc.torchserve.messages import INFERENCE
-
+INFERENCE = "org.pytorch.serve.grpc.inference"
 _SERVICE = f"/{INFERENCE}.InferenceAPIsService"
 PREDICTIONS = f"{_SERVICE}/Predictions"
 STREAM_PREDICTIONS = f"{_SERVICE}/StreamPredictions"

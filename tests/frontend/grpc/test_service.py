@@ -12,9 +12,8 @@ from shoal.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
+from shoal.frontend.grpc.messages import REFLECTION_PATHS, HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.grpc.reflection import PATHS
 from shoal.frontend.grpc.service import (
     METHODS,
     MODEL_INFER,
@@ -76,9 +75,10 @@ def lane(call: Caller) -> Caller:
 def test_every_rpc_of_the_service_is_there_and_only_inference_has_no_handler() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     paths = {RPC + method.name for method in service.methods}
-    assert set(METHODS) == paths | PATHS | {"/grpc.health.v1.Health/Check", "/ray.serve.RayServeAPIService/Healthz"}
+    paths |= REFLECTION_PATHS
+    assert set(METHODS) == paths | {"/grpc.health.v1.Health/Check", "/ray.serve.RayServeAPIService/Healthz"}
     streams = {path for path, method in METHODS.items() if method.handler is None}
-    assert streams == {MODEL_INFER, MODEL_STREAM_INFER, *PATHS}
+    assert streams == {MODEL_INFER, MODEL_STREAM_INFER, *REFLECTION_PATHS}
     with pytest.raises(UnsupportedError, match=r"^unknown method ./grpc\.health\.v1\.Health/Watch."):
         find("/grpc.health.v1.Health/Watch")
 
