@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
-from shoal.cli.skops_files import described
-from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model
 from shoal.repository.scan import is_version_name
@@ -187,6 +185,8 @@ def _described(path: Path) -> LinkedModel:
         directory = path.absolute().parent
         name = (directory.parent if is_version_name(directory.name) else directory).name or name
     if path.suffix in _PYTORCH:
+        from shoal.cli.torch_files import NoShapesError, tensors_of  # here and below: 0.6 MiB, which a server keeps
+
         try:
             tensors = tensors_of(path)
         except NoShapesError as error:
@@ -196,6 +196,9 @@ def _described(path: Path) -> LinkedModel:
             ) from None
         return LinkedModel(name, path, as_pbtxt({"backend": "pytorch", "default_model_filename": path.name, **tensors}))
     if path.suffix == _SKOPS:
+        from shoal.cli.skops_files import described
+        from shoal.cli.torch_files import NoShapesError
+
         try:
             config, program = described(path)
         except NoShapesError as error:

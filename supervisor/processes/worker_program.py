@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE
-from shoal.environments import enter
-from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
 from shoal.messages.from_worker import ModelIOFound
 from shoal.messages.message import MessageError
@@ -51,6 +49,9 @@ def worker_program(
             f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, has_low_priority=has_low_priority
         )
         return _kind(version), program
+    from shoal.environments import enter  # these two here: few models have an environment of their own
+    from shoal.environments.cache import cache_directory
+
     directory = cache_directory(options.environment_cache_directory, os.environ)
     module = enter.program(own, version.name, name, directory, context.log_settings)
     return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, has_low_priority=has_low_priority)
