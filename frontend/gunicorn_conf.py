@@ -19,7 +19,7 @@ from typing import Any
 from shoal import log
 from shoal.frontend.arbiter import WORKER_CLASSES, listener_fds
 from shoal.frontend.tls import context as tls_context
-from shoal.process import die_with_parent, set_title
+from shoal.process import die_with_parent, set_title, trim_heap
 
 #: From glibc's malloc.h.
 _M_ARENA_MAX = -8
@@ -67,6 +67,7 @@ def on_starting(_arbiter: Any) -> None:
         importlib.import_module(module)
     _limit_arenas()
     _forward_log()
+    trim_heap()  # as in shoal/zygote.py
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve

@@ -38,7 +38,7 @@ from shoal.messages.to_zygote import (
     ZygoteReady,
     ZygoteUnfit,
 )
-from shoal.process import die_with_parent, finish, ignore_group_signals, set_title
+from shoal.process import die_with_parent, finish, ignore_group_signals, set_title, trim_heap
 
 
 def main() -> int:
@@ -53,6 +53,7 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=fd))
     gc.disable()  # garbage that it freed would be filled by the children, each in a copy of the page
     reason = _preload(modules)
+    trim_heap()  # modules that were compiled, as there was no bytecode of them, leave holes
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     try:
         channel.send(ZygoteUnfit(reason) if reason else ZygoteReady())

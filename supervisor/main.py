@@ -11,7 +11,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.errors import ShoalError, UnavailableError
 from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
-from shoal.process import set_title
+from shoal.process import set_title, trim_heap
 from shoal.repository.cloud_cache import take_slot
 from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
@@ -80,6 +80,7 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
         return EXIT_FAILED
     origin = Origin(launch, predecessor, pid_file)
     supervisor = Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys, origin)
+    trim_heap()  # as in shoal/zygote.py
     try:
         return supervisor.run()
     finally:
