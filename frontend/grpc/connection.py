@@ -40,6 +40,8 @@ READ_BYTES = 64 * 1024
 LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
+#: Bytes of whole responses that may wait behind unsent output though the lane keeps as much as it may (ours).
+_LEAST_BEHIND_BYTES = 1024 * 1024
 _RESOURCE_EXHAUSTED = 8
 _BLOCKS = ResponseHeaderBlocks.of(HEADERS, OK)
 
@@ -52,7 +54,7 @@ class GrpcConnection:
     """One client's connection. Responses are queued, and leave with `flush`."""
 
     __slots__ = (
-        "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
+        "_behind", "_behind_bytes", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
         "_waiting_bytes", "access", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
         "is_blocked", "is_dirty", "is_ending", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
         "progress_s", "service", "silent_until_s", "socket", "template", "unfinished", "unsent",
@@ -89,6 +91,7 @@ class GrpcConnection:
         self._tokens: list[Token] = []  # replies in whose blocks pieces of `unsent` lie
         self._filled_s = now_s  # when `unsent` was filled last
         self._own_unsent_bytes = 0  # bytes of `unsent` once it is copied into our own memory; 0 before that
+        self._behind_bytes = 0  # bytes of whole responses, which are copies, that wait for `unsent` to be sent
         self._waiting_bytes = 0  # bytes of copied answers that wait for others of their streams
         self._counted_bytes = 0  # this connection's part of `kept`
         self.is_late = self.is_slow = False  # since the client last had read all, responses lay for long, or were cut
@@ -112,7 +115,8 @@ class GrpcConnection:
     @property
     def kept_bytes(self) -> int:
         """Number of bytes that the client has not read and that are kept in this process's own memory."""
-        return max(self.http2.num_queued - self.http2.lent_bytes, 0) + self._own_unsent_bytes + self._waiting_bytes
+        queued_bytes = max(self.http2.num_queued - self.http2.lent_bytes, 0)
+        return queued_bytes + self._own_unsent_bytes + self._behind_bytes + self._waiting_bytes
 
     def has_room(self, nbytes: int) -> bool:
         """Whether `nbytes` more bytes may be kept until the client reads them."""
@@ -140,7 +144,8 @@ class GrpcConnection:
             return 0
 
     def flush(self, now_s: float) -> bool:
-        """Send output as far as the socket takes it. False if the client is gone."""
+        """Send output as far as the socket takes it. False if the client is gone, or asks without reading while the
+        lane keeps as much for its clients as it may."""
         self.is_dirty = False
         unsent, http2 = self.unsent, self.http2
         if not unsent:
@@ -153,18 +158,20 @@ class GrpcConnection:
             if not unsent:
                 pieces, self._tokens = http2.output()
                 unsent.extend(pieces)
-                self._filled_s, self._own_unsent_bytes = now_s, 0
+                self._filled_s, self._own_unsent_bytes, self._behind_bytes = now_s, 0, 0
             if not self._send():
                 return False
             if unsent or not http2.has_output:
                 break
         if len(unsent) < before or not unsent:
             self.progress_s = now_s
-        if not unsent:
+        if unsent:  # no window holds up a whole response: only here is it seen that the client does not read them
+            self._behind_bytes += http2.join_waiting()
+        else:
             self._own_unsent_bytes = 0
-        if http2.num_queued or self._counted_bytes:
+        if http2.num_queued or self._counted_bytes or self._behind_bytes:
             self._count()
-        return True
+        return self._behind_bytes <= _LEAST_BEHIND_BYTES or self._kept.fits(0)
 
     def _send_only(self, piece: bytes) -> bool:
         """Send a piece that is the whole output. False if some of it is unsent."""
@@ -334,7 +341,7 @@ class GrpcConnection:
         self.http2.close()
         self._release(self._tokens + self.http2.output()[1])
         self.unsent.clear()
-        self._own_unsent_bytes = 0
+        self._own_unsent_bytes = self._behind_bytes = 0
         self._count()
         self.socket.close()
 

@@ -28,6 +28,7 @@ class Sending:
     __slots__ = (
         "_block_prefix",
         "_max_frame",
+        "_num_counted",
         "_pieces",
         "_ready",
         "_small",
@@ -55,6 +56,7 @@ class Sending:
         self._pieces: list[Chunk] = []
         self._small: list[Chunk] = [*greeting(limits)]
         self._tokens: list[Any] = []
+        self._num_counted = 0  # how many of `_pieces` `join_waiting` has counted
         #: Numbers of HEADERS and DATA framed, and of streams ended here, since the beginning; and of answers, since the
         #: last output.
         self.num_sent = 0
@@ -274,6 +276,7 @@ class Sending:
         self._join()
         output = self._pieces, self._tokens
         self._pieces, self._tokens, self.num_answers = [], [], 0
+        self._num_counted = 0
         return output
 
     def small_output(self) -> bytes:
@@ -290,6 +293,14 @@ class Sending:
         else:
             self._join()
             self._pieces.append(piece)
+
+    def join_waiting(self) -> int:
+        """Join the small pieces that wait for an `output`; returns how many bytes have come to wait since the last
+        call."""
+        self._join()
+        nbytes = sum([len(piece) for piece in self._pieces[self._num_counted :]])
+        self._num_counted = len(self._pieces)
+        return nbytes
 
     def _join(self) -> None:
         if self._small:

@@ -258,6 +258,34 @@ def test_a_stream_that_its_client_resets_holds_nothing_though_its_socket_takes_n
     assert (stream_id, 0) in pair.released
 
 
+def test_a_client_that_asks_on_without_reading_is_disconnected_once_the_lane_keeps_all_it_may(pair: Pair) -> None:
+    """No window holds up a whole response, which is a copy."""
+    stream_id = fill(pair, bytearray(MEMORY))
+    response, num_responses = MEMORY[:10_000], 0
+    while pair.connection.flush(0.0):
+        assert num_responses < 200
+        num_responses += 1
+        stream_id += 2
+        pair.call(stream_id)
+        pair.connection.respond(stream_id, [response], None)
+    assert len(response) * num_responses > pair.kept.most_bytes
+    pair.connection.close()
+    assert pair.kept.nbytes == 0
+
+
+def test_whole_responses_behind_unsent_output_come_in_order_and_count_until_they_are_sent(pair: Pair) -> None:
+    last = fill(pair, bytearray(MEMORY))
+    for _ in range(10):
+        last += 2
+        pair.call(last)
+        pair.connection.respond(last, [MEMORY[:10_000]], None)
+        assert pair.connection.flush(0.0)
+    assert 100_000 < pair.kept.nbytes < 102_000
+    ends = [each.stream_id for each in frames_in(read_all(pair, last)) if each.kind == HEADERS and each.flags & 1]
+    assert ends[-10:] == list(range(last - 18, last + 2, 2))
+    assert pair.kept.nbytes == 0
+
+
 def test_what_is_a_copy_takes_no_room_again(pair: Pair) -> None:
     """Of a stream's two messages there is room for one: it leaves in part, and there is room for the other."""
     shut(pair, 1)
