@@ -73,8 +73,9 @@ class AbuseLimits:
             raise BrokenError(ENHANCE_YOUR_CALM, "too many streams cancelled")
 
     def fault(self, stream: Stream, error_code: int, events: list[Event]) -> None:
-        """Reset a stream whose rule the client broke. Raises BrokenError for too many."""
-        self.nuisance()
+        """Reset a stream whose rule the client broke, which ends its call like a cancellation. Raises BrokenError for
+        too many."""
+        self.cancellation()
         self._sending.reset(stream.number, error_code)
         events.append(StreamReset(stream.number, error_code))
 

@@ -66,9 +66,13 @@ NUISANCES: dict[str, Callable[[int], bytes]] = {
     "GOAWAY": lambda count: frame(7, 0, 0, b"\0" * 8),
     "RST_STREAM of closed streams": lambda count: frame(RST_STREAM, 0, 5, number(8)),
     "malformed calls": lambda count: frame(HEADERS, 5, stream_id_of(count), PLAIN_CALL + b"\x83"),
-    "calls that break their streams": lambda count: (
-        frame(HEADERS, 5, stream_id_of(count), PLAIN_CALL) + frame(DATA, 0, stream_id_of(count), b"x")
-    ),
+}
+#: The ends of calls that their client does not wait for: by itself, and by frames for which the server resets them.
+RESETS: dict[str, Callable[[int], bytes]] = {
+    "RST_STREAM": lambda stream_id: frame(RST_STREAM, 0, stream_id, number(8)),
+    "DATA behind the end": lambda stream_id: frame(DATA, 0, stream_id, b"x"),
+    "a window widened by nothing": lambda stream_id: frame(WINDOW_UPDATE, 0, stream_id, number(0)),
+    "a window beyond its bound": lambda stream_id: frame(WINDOW_UPDATE, 0, stream_id, number((1 << 31) - 1)),
 }
 
 
@@ -106,14 +110,16 @@ def test_work_done_pays_for_the_windows_that_it_needs() -> None:
         assert not connection.is_failed, count
 
 
-def test_rapid_reset() -> None:
+@pytest.mark.parametrize("kind", RESETS)
+def test_rapid_reset(kind: str) -> None:
     def call_and_cancel(count: int) -> bytes:
-        return frame(HEADERS, 5, stream_id_of(count), PLAIN_CALL) + frame(RST_STREAM, 0, stream_id_of(count), number(8))
+        return frame(HEADERS, 5, stream_id_of(count), PLAIN_CALL) + RESETS[kind](stream_id_of(count))
 
     assert flood(busy(), call_and_cancel) == 50
     connection = busy()
     for count in range(500):  # ten a second
         connection.receive(call_and_cancel(count), count * 0.11)
+        taken(connection)
     assert not connection.is_failed
 
 
