@@ -75,9 +75,8 @@ class Batcher:
         self._bell = bell = Doorbell(settings.bell)
         self._counters = counters = CounterTable(Segment.attach(settings.counters, populate=False))
         self._limiter = None if settings.rate_limits is None else RateLimiter(settings.rate_limits)
-        wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._exchange = Exchange(
-            wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns, settings.poison_refusal_ns
+            wall_offset_ns(), settings.max_in_flight, self._limiter, settings.deadline_ns, settings.poison_refusal_ns
         )
         self.handlers = table(
             on(to_batcher.Resume, self._on_resume),
@@ -175,6 +174,7 @@ class Batcher:
                 for model in exchange.models.values():
                     model.finished.turn(now_ns)
                 exchange.reports += exchange.mirror.counts()
+                exchange.wall.offset_ns = wall_offset_ns()
                 look_ns = now_ns + LOOK_NS
             if exchange.reports:
                 self._report()
@@ -428,6 +428,11 @@ class Batcher:
                 blocks_cached=num_cached,
             )
         )
+
+
+def wall_offset_ns() -> int:
+    """Wall clock minus monotonic clock, as it is now."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -> "RedisConnection":

@@ -44,7 +44,7 @@ class Ensembles:
         holders: Holders,
         blocks: Blocks,
         *,
-        wall_offset_ns: int,
+        wall: statistics.WallClock,
         send_cancel: Callable[[int, ScheduledModel], None],
         on_shortage: Callable[[int], None],
     ) -> None:
@@ -54,7 +54,7 @@ class Ensembles:
         self._models = models
         self._requests = requests
         self._holders = holders
-        self._wall_offset_ns = wall_offset_ns
+        self._wall = wall
         self._blocks = blocks
         self._asked = EnsembleRequests()
         self._results = StepResults(blocks, holders)
@@ -346,7 +346,7 @@ class Ensembles:
         """Send the final reply; after several responses it may be empty, if the last one could not be known to be
         the last."""
         compute = run.compute()
-        statistics.count_execution(run.ensemble.row, run.queued.rows, compute, now_ns + self._wall_offset_ns)
+        statistics.count_execution(run.ensemble.row, run.queued.rows, compute, now_ns + self._wall.offset_ns)
         ref, span, num_pieces = run.answer
         self._requests.answer(run.key, 0, ref, span, compute, now_ns, num_pieces)
         self._close(run, now_ns)

@@ -56,9 +56,9 @@ def words_of(
 class EntryPacker:
     """The packing of noted requests into entries."""
 
-    def __init__(self, blocks: Blocks, wall_offset_ns: int) -> None:
+    def __init__(self, blocks: Blocks, wall: statistics.WallClock) -> None:
         self._blocks = blocks
-        self._wall_offset_ns = wall_offset_ns
+        self._wall = wall
 
     def pack(
         self, description: bytes, group: Sequence[Noted], *, is_sampled: bool
@@ -75,7 +75,7 @@ class EntryPacker:
             requests.append((*each.words, len(data), header, span if output else 0, base))
         parts, nbytes = entry.pack(
             description, requests, [content for _, (content, _) in found], output, is_sampled=is_sampled,
-            wall_offset_ns=self._wall_offset_ns,
+            wall_offset_ns=self._wall.offset_ns,
         )  # fmt: skip
         return parts, nbytes, len(found)
 

@@ -30,7 +30,7 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.split_requests import SplitRequests
 from shoal.batcher.splits import Splits
-from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
+from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT, WallClock
 from shoal.batcher.succession import Succession
 from shoal.fault import IS_ARMED, reached
 from shoal.messages.from_batcher import ProcessDistrusted
@@ -60,7 +60,8 @@ class Exchange:
         deadline_ns: int = 0,
         poison_refusal_ns: int = 0,
     ) -> None:
-        """`wall_offset_ns`: wall clock minus monotonic clock, for the one figure that clients read as a date."""
+        """`wall_offset_ns`: wall clock minus monotonic clock, as it is now."""
+        self.wall = WallClock(wall_offset_ns)
         self._max_in_flight = max_in_flight  # per client; front ends keep to this limit, a guest may not
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
         # by owner id, models by model id.
@@ -81,7 +82,7 @@ class Exchange:
         )
         self._awake, self.busy = self._dispatch.awake, self._dispatch.busy
         self.splits.wake_later = self._dispatch.deadlines.set
-        self._executions = Executions(self._requests, self._awake, wall_offset_ns)
+        self._executions = Executions(self._requests, self._awake, self.wall)
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._arrivals = Arrivals(
             self.models, self.workers, self._requests, self._counted, self._awake,
@@ -96,7 +97,7 @@ class Exchange:
             self._requests,
             self.holders,
             self.blocks,
-            wall_offset_ns=wall_offset_ns,
+            wall=self.wall,
             send_cancel=self._send_cancel,
             on_shortage=self._on_shortage,
         )
@@ -116,9 +117,8 @@ class Exchange:
         self.recording: Recording | None = None  # the recording, with --record
         self.mirror = Mirror(
             self.clients, self.models, self.workers, self._requests, self.holders, self.blocks, self._written_clients,
-            wall_offset_ns,
+            self.wall,
         )  # fmt: skip
-        self._wall_offset_ns = wall_offset_ns
 
     @property
     def num_open(self) -> int:
@@ -146,7 +146,7 @@ class Exchange:
 
     def record(self, ring: ByteRingWriter) -> Recording:
         """Record into this ring from now on. No effect for a model before its `recording` is set."""
-        self.recording = Recording(ring, self.blocks, self._counted, self._wall_offset_ns)
+        self.recording = Recording(ring, self.blocks, self._counted, self.wall)
         return self.recording
 
     def add_ensemble(self, ensemble: Ensemble) -> None:

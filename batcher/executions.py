@@ -13,11 +13,11 @@ from shoal.shm.ring import Record
 class Executions:
     """The executions under way in all workers; their state is in `WorkerPeer.missing`."""
 
-    def __init__(self, requests: OpenRequests, awake: dict[int, ScheduledModel], wall_offset_ns: int) -> None:
-        """`awake` gets each model whose instance is free again; `wall_offset_ns` is as for Exchange."""
+    def __init__(self, requests: OpenRequests, awake: dict[int, ScheduledModel], wall: statistics.WallClock) -> None:
+        """`awake` gets each model whose instance is free again."""
         self._requests = requests
         self._awake = awake
-        self._wall_offset_ns = wall_offset_ns
+        self._wall = wall
 
     def ready(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a READY: the instance is free again, though responses of its batch are missing."""
@@ -57,6 +57,6 @@ class Executions:
     def _end(self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int) -> None:
         model = worker.model
         worker.free_ns = now_ns
-        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
+        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall.offset_ns)
         model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
         self._awake[model.id] = model

@@ -127,7 +127,7 @@ class Mirror:
     def __init__(
         self, clients: Mapping[int, ClientPeer], models: Mapping[int, ScheduledModel],
         workers: Mapping[int, WorkerPeer], requests: OpenRequests, holders: Holders, blocks: Blocks,
-        written: set[ClientPeer], wall_offset_ns: int,
+        written: set[ClientPeer], wall: statistics.WallClock,
     ) -> None:  # fmt: skip
         self._clients = clients
         self._models = models
@@ -136,7 +136,7 @@ class Mirror:
         self._holders = holders
         self._blocks = blocks
         self._written = written
-        self._packer = EntryPacker(blocks, wall_offset_ns)
+        self._packer = EntryPacker(blocks, wall)
         self._client = InnerClient(MIRROR_OWNER, "shadow")
         # Changed by bind and connect: pairs by their versions, their shadows if these are served, and the ring to the
         # comparator.

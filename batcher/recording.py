@@ -38,9 +38,11 @@ class _Chosen(NamedTuple):
 class Recording:
     """The ring to the recorder, and the requests that are to be copied into it."""
 
-    def __init__(self, ring: ByteRingWriter, blocks: Blocks, counted: set[ScheduledModel], wall_offset_ns: int) -> None:
+    def __init__(
+        self, ring: ByteRingWriter, blocks: Blocks, counted: set[ScheduledModel], wall: statistics.WallClock
+    ) -> None:
         self._ring = ring
-        self._packer = EntryPacker(blocks, wall_offset_ns)
+        self._packer = EntryPacker(blocks, wall)
         self._counted = counted
         # Changed by the notes and by write.
         self.noted: list[_Chosen] = []

@@ -21,6 +21,20 @@ Compute = tuple[int, int, int, int]
 NO_COMPUTE: Compute = (0, 0, 0, 0)
 
 
+class WallClock:
+    """The wall clock, by its difference from the monotonic clock: what clients read as dates is counted by it.
+
+    The difference changes where the wall clock is set, as minutes after a machine's start, so it is looked at again
+    from time to time.
+    """
+
+    __slots__ = ("offset_ns",)
+
+    def __init__(self, offset_ns: int) -> None:
+        #: Wall clock minus monotonic clock. Changed by the loop.
+        self.offset_ns = offset_ns
+
+
 #: Longer than any step of the batcher (ours; it is killed after a second of silence).
 _STEP_NS = 1_000_000_000
 

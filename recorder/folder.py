@@ -5,7 +5,8 @@
                                                   MAX_DEATHS are kept, whatever the size and age of the others
 
 Files are their owner's alone (mode 0600), since they hold clients' tensors. A file is begun by each recorder anew and
-never written by two. Runs in the recorder.
+never written by two. A file whose date is to come was begun before the wall clock was set back, and is older than all
+others. Runs in the recorder.
 """
 
 import logging
@@ -54,9 +55,9 @@ class RecordingFolder:
         if self._fd >= 0 and (self._nbytes + len(frame) > self._file_nbytes or self._is_old(self._begun_s)):
             self.end_file()
         if self._fd < 0:
-            self._fd = self._begin("")
+            self._fd, path = self._begin("")
             self._nbytes, self._begun_s = len(file_head()), self._wall_s()
-            self._trim()
+            self._trim(path)
         try:
             _write_all(self._fd, frame)
         except OSError:
@@ -66,12 +67,12 @@ class RecordingFolder:
 
     def write_death(self, entries: Sequence[bytes | memoryview]) -> None:
         """Write a file of its own with the entries before an instance's death and its own. Raises OSError."""
-        fd = self._begin("died-")
+        fd, begun = self._begin("died-")
         try:
             _write_all(fd, pack_frame(entries))
         finally:
             os.close(fd)
-        for path in sorted(self._files(is_death=True))[:-MAX_DEATHS]:
+        for path in self._files_before(begun, is_death=True)[: 1 - MAX_DEATHS]:
             path.unlink(missing_ok=True)
 
     def end_file(self) -> None:
@@ -80,7 +81,8 @@ class RecordingFolder:
         if fd >= 0:
             os.close(fd)
 
-    def _begin(self, kind: str) -> int:
+    def _begin(self, kind: str) -> tuple[int, Path]:
+        """The descriptor and the path of a new file with nothing but its head. Raises OSError."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         date = datetime.fromtimestamp(self._wall_s(), timezone.utc).strftime(_DATE)
         while True:
@@ -95,26 +97,27 @@ class RecordingFolder:
             except OSError:
                 os.close(fd)
                 raise
-            return fd
+            return fd, path
 
     def _is_old(self, begun_s: float) -> bool:
-        return self._max_age_s > 0 and self._wall_s() - begun_s > self._max_age_s / _NUM_FILES
+        return self._max_age_s > 0 and abs(self._wall_s() - begun_s) > self._max_age_s / _NUM_FILES
 
-    def _files(self, *, is_death: bool) -> list[Path]:
-        found = [(path, _NAME.fullmatch(path.name)) for path in self._path.iterdir()]
-        return [path for path, match in found if match is not None and bool(match[1]) is is_death]
+    def _files_before(self, begun: Path, *, is_death: bool) -> list[Path]:
+        """All files of one kind but the one that has just begun, the oldest first."""
+        matches = [(path, _NAME.fullmatch(path.name)) for path in self._path.iterdir() if path != begun]
+        found = [path for path, match in matches if match is not None and bool(match[1]) is is_death]
+        return sorted(found, key=lambda path: (path.name < begun.name, path.name))
 
-    def _trim(self) -> None:
+    def _trim(self, begun: Path) -> None:
         """Remove the oldest files beyond the bounds, so that there is room for the one that has just begun."""
-        found = sorted(self._files(is_death=False))[:-1]
+        found = self._files_before(begun, is_death=False)
         sizes = {path: path.stat().st_size for path in found}
         nbytes = self._file_nbytes + sum(sizes.values())
         for path, size in sizes.items():
-            is_too_old = self._max_age_s > 0 and self._wall_s() - _begun_s(path) > self._max_age_s
-            if nbytes <= self._max_bytes and not is_too_old:
-                break
-            path.unlink(missing_ok=True)
-            nbytes -= size
+            is_too_old = self._max_age_s > 0 and abs(self._wall_s() - _begun_s(path)) > self._max_age_s
+            if is_too_old or nbytes > self._max_bytes:
+                path.unlink(missing_ok=True)
+                nbytes -= size
 
 
 def _begun_s(path: Path) -> float:
@@ -122,7 +125,7 @@ def _begun_s(path: Path) -> float:
     try:
         begun = datetime.strptime(path.name[:22], _DATE)
     except ValueError:  # a date that there is not: another program's file
-        return float("inf")
+        return float("nan")
     return begun.replace(tzinfo=timezone.utc).timestamp()
 
 

@@ -16,6 +16,7 @@ from shoal.messages.message import Message
 from shoal.messages.shared import Acknowledged
 from shoal.messages.to_batcher import BatcherActivated, ClientJoined, ModelAdded, WorkerJoined, WorkerReady
 from shoal.shm import counters, layout, segment
+from shoal.shm.counters import CounterTableView
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CLIENT, COUNTERS, DONE, LINK, REQUEST, WORKER, B
 from shoal.shm.ring import RingReader, RingWriter
@@ -30,9 +31,10 @@ CONFIG = {"backend": "identity", "input": [], "output": [], "instance_group": []
 class Supervisor:
     """The supervisor's end, and what it hears."""
 
-    def __init__(self, channel: Channel, bell: Doorbell) -> None:
+    def __init__(self, channel: Channel, bell: Doorbell, counters: CounterTableView) -> None:
         self.channel = channel
         self.bell = bell
+        self.counters = counters
 
     def send_message(self, message: Message) -> None:
         """Say something, and wait until it is in force. What the batcher says before it acknowledges fails the test."""
@@ -91,6 +93,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     ours.settimeout(10)
     bell = Doorbell.create()
     table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
+    view = CounterTableView(SegmentView.attach(os.dup(table)))
     settings = BatcherActivated(
         log={}, max_queue_size=100, max_in_flight=100, deadline_ns=0, counts_first_responses=False, cache_bytes=0,
         redis=None, is_successor=is_successor, rate_limits=None, latency_target_ms=0, spin_ns=0, poison_refusal_ns=0,
@@ -105,7 +108,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        supervisor = Supervisor(Channel(ours), bell)
+        supervisor = Supervisor(Channel(ours), bell, view)
         supervisor.send_message(
             ModelAdded(model_id=MODEL, row=0, version=1, config=CONFIG, groups=[], may_run_again=True, revision="")
         )

@@ -87,6 +87,24 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher, "MAX_SLEEP_S", NEVER_S)
 
 
+def test_the_wall_clock_may_be_set_while_the_batcher_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset_ns = 0
+    monkeypatch.setattr(batcher, "wall_offset_ns", lambda: offset_ns)
+    monkeypatch.setattr(batcher, "LOOK_NS", 0)
+    with batching() as supervisor:
+        client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
+        last_ms = []
+        for number in (1, 2):
+            supervisor.send_message(Ping())  # a turn of the loop, at whose end the clock is looked at
+            ask(client, number)
+            answer(worker, worker.receive())
+            client.receive()
+            supervisor.send_message(Ping())
+            last_ms.append(supervisor.counters.read(0).cells["last_inference_ms"])
+            offset_ns = 86_400_000_000_000
+        assert 86_400_000 <= last_ms[1] - last_ms[0] < 86_460_000
+
+
 @pytest.mark.usefixtures("no_looks")
 def test_a_bell_says_whose_ring_is_read_and_the_supervisor_or_the_own_bell_that_all_are() -> None:
     other = FRONT_END + 1

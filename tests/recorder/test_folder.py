@@ -74,6 +74,36 @@ def test_deaths_are_kept_beside_the_ring_and_bounded(tmp_path: Path) -> None:
     assert [entries_of(path) for path in deaths] == [[b"%d" % number] for number in range(3, MAX_DEATHS + 3)]
 
 
+def test_what_is_recorded_after_the_wall_clock_was_set_back_is_kept(tmp_path: Path) -> None:
+    """Each new file went at once, as the oldest, until the clock had come to the dates of those before."""
+    clock, noise = Clock(), random.Random(1)
+    folder = RecordingFolder(tmp_path, 16 * MIB, 0, clock)
+    for number in range(20):
+        clock.now_s += 1
+        folder.write([noise.randbytes(MIB - 200)])
+        folder.write_death([b"%d" % number])
+    clock.now_s -= 3600
+    for number in range(20, 30):
+        clock.now_s += 1
+        folder.write([b"%d" % number, noise.randbytes(MIB - 200)])
+        folder.write_death([b"%d" % number])
+    files = files_of(tmp_path)
+    kept = [entries_of(path)[0] for path in files if "died" not in path.name]
+    assert [each for each in kept if len(each) == 2] == [b"%d" % number for number in range(20, 30)]
+    assert 14 <= len(kept) <= 16
+    deaths = [entries_of(path)[0] for path in files if "died" in path.name]
+    assert sorted(deaths) == [b"%d" % number for number in range(30 - MAX_DEATHS, 30)]
+
+
+def test_files_of_a_date_to_come_go_as_old_ones_do_and_a_file_of_before_is_ended(tmp_path: Path) -> None:
+    clock = Clock()
+    folder = RecordingFolder(tmp_path, 16 * MIB, 160.0, clock)
+    for jump_s in (0, 10 * 365 * 86400, -10 * 365 * 86400, 11, -11):
+        clock.now_s += jump_s
+        folder.write([b"%d" % jump_s])
+    assert [entries_of(path) for path in files_of(tmp_path)] == [[b"-315360000"], [b"-11"], [b"11"]]
+
+
 def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     other = tmp_path / "notes.shoalrec"
     other.write_bytes(bytes(20 * MIB))
