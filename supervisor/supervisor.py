@@ -24,7 +24,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
-from shoal.messages.message import Handlers, on, table
+from shoal.messages.message import Handlers, Message, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
 from shoal.open_files import explain
@@ -202,6 +202,7 @@ class Supervisor:
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
+        self._endings = list[Message]()  # the messages by which front ends learn of the server's end, so far
         self._is_serving = False
         self._is_hup_due = False  # SIGHUP has come before the server serves
         self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
@@ -257,8 +258,7 @@ class Supervisor:
 
     async def _refuse_rest(self) -> None:
         """Have the front ends refuse all requests that are still open; returns when they have ended, or soon."""
-        for front_end in self._star.front_ends:
-            front_end.member.send(to_client.ExitTimeoutExpired())
+        self._announce_ending(to_client.ExitTimeoutExpired())
         await first(self._drained, self._signals.second, self._failed, limit_s=REFUSAL_S)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
@@ -357,8 +357,9 @@ class Supervisor:
         self._guests.close(keeps_socket=is_handed_over)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
         self._star.send_to_clients(to_client.ServerStopping(), only_guests=is_handed_over)
-        for front_end in self._star.front_ends:
-            front_end.member.send(to_client.ConnectionsEnding())
+        if not is_handed_over:
+            self._endings.append(to_client.ServerStopping())
+        self._announce_ending(to_client.ConnectionsEnding())
         await self._front_ends.stop(keeps_files=is_handed_over)
         await self._registrations.snapshots.save_last()
         self._drained.set_result(None)
@@ -374,6 +375,12 @@ class Supervisor:
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)
+
+    def _announce_ending(self, message: Message) -> None:
+        """Send a message about the server's end to all front ends, also to those that join later."""
+        self._endings.append(message)
+        for front_end in self._star.front_ends:
+            front_end.member.send(message)
 
     # --- joining ---
 
@@ -465,6 +472,8 @@ class Supervisor:
         self._tracing.send_to(client)
         self._regions.send_to(client)
         self._key_file.send_to(client)
+        for ending in self._endings:
+            client.member.send(ending)
 
     def _on_hup(self) -> None:
         if self._is_serving:
