@@ -42,8 +42,10 @@ _log = logging.getLogger(__name__)
 
 _MIRRORED = "mirrored"
 #: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
-#: which is not served (ours).
+#: which is not served while its model serves others (ours).
 MAX_ENDED = 32
+#: Rules of clients that wait for a version which is not served, those of models that are not loaded included (ours).
+MAX_WAITING = 1024
 #: The key of the state file's rows, and the first part of the file's name.
 SHADOWS = "shadows"
 
@@ -143,7 +145,10 @@ class ShadowControl:
         except (OutOfSharedMemoryError, OSError) as error:
             self._asked = before
             raise UnavailableError(f"the shadows stay as they are: {error}") from error
-        for name in forgettable(tuple(asked), {each for each in asked if self._serves(*each)}):
+        known, in_force = tuple(asked), {each for each in asked if self._serves(*each)}
+        unloaded = {each for each in asked if not self._serving(each[0])}
+        forgotten = {*forgettable(known, in_force | unloaded), *forgettable(known, in_force, MAX_WAITING)}
+        for name in forgotten:
             del asked[name]
         self._writer.write(asked.items())
 
@@ -165,10 +170,14 @@ class ShadowControl:
 
     def _serves(self, name: str, version: int) -> bool:
         """Whether a version serves; without it a rule takes no place among MAX_PAIRS, and waits for it."""
+        return version in self._serving(name)
+
+    def _serving(self, name: str) -> Collection[int]:
+        """The versions of a model that serve; none if the model is not loaded."""
         try:
-            return version in self._models.get(name).serving
+            return self._models.get(name).serving
         except ShoalError:
-            return False
+            return ()
 
     def _with_function(self, rule: ShadowRule) -> ShadowRule:
         """The rule with the path of the model's own comparison, where the rule asks for it and the shadow serves."""
@@ -246,11 +255,11 @@ class ShadowControl:
         }
 
 
-def forgettable(known: Sequence[T], in_force: Collection[T]) -> list[T]:
-    """The oldest of the pairs, or rules, that are not in force, beyond the MAX_ENDED last ones: else a server to which
-    a new version comes every day would keep examples and rules of each."""
+def forgettable(known: Sequence[T], in_force: Collection[T], most: int = MAX_ENDED) -> list[T]:
+    """The oldest of the pairs, or rules, that are not in force, beyond the last ones: else a server to which a new
+    version comes every day would keep examples and rules of each."""
     ended = [each for each in known if each not in in_force]
-    return ended[: max(0, len(ended) - MAX_ENDED)]
+    return ended[: max(0, len(ended) - most)]
 
 
 def shadow_file(options: ServerOptions) -> "StateFile[tuple[_Name, ShadowRule | None]]":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
 from shoal.messages.to_comparator import ComparisonsChanged
@@ -22,6 +22,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import outside_process, ring_readers
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.outside_process import OutsideProcess
+from shoal.supervisor.questions import shadow
 from shoal.supervisor.questions.shadow import MAX_ENDED, ShadowControl, forgettable, shadow_file
 from tests.supervisor.star_rig import OPTIONS, StarRig
 
@@ -183,6 +184,31 @@ def test_rules_for_versions_that_are_gone_are_bounded_and_the_last_ones_are_kept
     serving.update({1: served, 2: served, waiting[0][1]: served})
     control.begin(ShadowRule("m", 1, 2))
     assert waiting[0] in control._asked  # served again: it does not wait any more
+
+
+def test_rules_for_models_that_are_not_loaded_wait_for_them(
+    control: ShadowControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's models are loaded one at a time, each of which has a shadow."""
+    model, loaded = control._models.get("m"), list[str]()
+
+    def get(name: str) -> Any:
+        if name not in loaded:
+            raise NotFoundError(f"model '{name}' is not loaded")
+        return model
+
+    monkeypatch.setattr(control._models, "get", get)
+    names = [f"m{number}" for number in range(MAX_ENDED + 10)]
+    for name in names:
+        loaded[:] = [name]
+        control.begin(ShadowRule(name, 1, 2))
+    assert [name for (name, _), _ in kept(control)] == names
+    loaded[:] = names[:1]
+    control.on_models_changed()
+    assert [each.model for each in control._rules] == names[:1]
+    monkeypatch.setattr(shadow, "MAX_WAITING", MAX_ENDED)
+    control.begin(ShadowRule("m0", 1, 2, 0.5))
+    assert [name for (name, _), _ in kept(control)] == [*names[-MAX_ENDED:], "m0"]
 
 
 def test_a_version_in_the_file_that_no_message_can_carry_costs_its_row(
