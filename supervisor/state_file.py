@@ -88,9 +88,15 @@ class StateFile(Generic[T]):
 
     def complain_of_disk(self, seconds: float) -> None:
         """Log that the file is still being written after so long."""
-        _log.error(
-            "%s: %s has not been written within %g s; a restart may forget the last", self._name, self._path, seconds
-        )
+        _log.error("%s; a restart may forget the last", self.not_written(seconds))
+
+    def not_written(self, seconds: float) -> str:
+        """The sentence that the file is still being written after so long."""
+        return f"{self._name}: {self._path} has not been written within {seconds:g} s"
+
+    def changed(self) -> str:
+        """The sentence that the values have changed, and the file has not."""
+        return f"{self._name} have changed since {self._path} was read"
 
     def _set_aside(self, path: Path) -> None:
         beside = path.with_name(f"{path.name}.damaged")
@@ -123,12 +129,18 @@ class StateFile(Generic[T]):
 
 class StateWriter(Generic[T]):
     """Replaces a state file's contents in a thread: a disk that is slow, or one over a network that hangs, must not
-    hold up the event loop."""
+    hold up the event loop.
+
+    At an upgrade the file has one writer at a time: the old server, from the beginning none, and then the new one.
+    """
 
     def __init__(self, file: StateFile[T], loop: EventLoop) -> None:
         self._file = file
         self._loop = loop
         self._thread = MeasuringThread("state")
+        #: Whether the contents wait, since another server may read or write the file. Changed by upgrades: `hold` and
+        #: `release`, and before the first `write`.
+        self.is_held = False
         # Changed by write and _write_all: the next contents, and whether all before are written.
         self._next: list[T] | None = None
         self._written: Future[None] = loop.future()
@@ -137,8 +149,32 @@ class StateWriter(Generic[T]):
     def write(self, values: Iterable[T]) -> None:
         """Have the file's contents replaced; of several contents that wait for the disk, only the last are written."""
         self._next = list(values)
-        if self._written.done():
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._written.done() and not self.is_held:
             self._written = self._loop.start(self._write_all())
+
+    async def hold(self) -> None:
+        """Write nothing more until `release`; returns when the file has its last contents. Raises TimeoutError, and holds
+        nothing, where the disk takes longer than SETTLE_S."""
+        ends_s = self._loop.now_s() + SETTLE_S
+        while not self._written.done():
+            if not await first(self._written, limit_s=ends_s - self._loop.now_s()):
+                raise TimeoutError(self._file.not_written(SETTLE_S))
+        self.is_held = True
+
+    def check_held(self) -> None:
+        """Raise ValueError where the contents have changed since `hold`: a server that has read the file knows the ones
+        before."""
+        if self.is_held and self._next is not None:
+            raise ValueError(self._file.changed())
+
+    def release(self) -> None:
+        """Write again, first what has waited since `hold`."""
+        self.is_held = False
+        if self._next is not None:
+            self._begin()
 
     async def settle(self) -> None:
         """Return when the file has its last contents, or after SETTLE_S, which is logged."""
@@ -146,8 +182,9 @@ class StateWriter(Generic[T]):
             self._file.complain_of_disk(SETTLE_S)
 
     def close(self) -> None:
-        """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly."""
-        if self._written.done():
+        """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly. A file
+        that is held is another server's."""
+        if self._written.done() or self.is_held:
             return
         if not self._thread.close():
             self._file.complain_of_disk(LAST_S)

@@ -81,6 +81,7 @@ from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
+from shoal.supervisor.state_file import StateWriter
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
 from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
@@ -181,9 +182,12 @@ class Supervisor:
         self._guests = Guests(self._loop, self._star, options, questions, self._clients.send_models)
         is_main, timeout_s = self._predecessor is None, options.model_load_timeout_secs
         self._service = Service(self._loop, self._star, notifier, timeout_s, is_main=is_main)
+        self._state_writers: tuple[StateWriter[Any], ...] = (self._rollouts.writer, self._shadows.writer)
+        for writer in self._state_writers:
+            writer.is_held = self._predecessor is not None
         self._upgrade = Upgrade(
             self._loop, options, self._star.acknowledgements, address, origin, self._carried, listeners, self._guests,
-            self._service,
+            self._service, self._state_writers,
         )  # fmt: skip
         self._certificates = Certificates(self._loop, options, self._star)
         self._reload = Reload(
@@ -309,6 +313,8 @@ class Supervisor:
         await shared(started)
         if old is not None:
             await old.take_over()
+            for writer in self._state_writers:
+                writer.release()
             self._service.take_over()
         self._is_serving = True
         self._upgrade.allow()

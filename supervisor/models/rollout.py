@@ -116,8 +116,8 @@ class Rollout:
             return self.plan.steps[self.step]
         return 100.0 if self.phase is Phase.PROMOTED else 0.0
 
-    def observe(self, now_s: float, figures: Figures) -> Verdict:
-        """Look at the figures of the present step, and move on if it is over."""
+    def observe(self, now_s: float, figures: Figures, *, keeps_step: bool = False) -> Verdict:
+        """Look at the figures of the present step, and move on if it is over, unless the step is to be kept."""
         if not self.phase.is_open:
             return Verdict.STAY
         self.figures = figures
@@ -125,7 +125,7 @@ class Rollout:
             self.baseline = figures.stable
         if reason := self._tripped():
             return self.roll_back(reason)
-        if self.phase is Phase.PAUSED or not self._is_over(now_s):
+        if self.phase is Phase.PAUSED or keeps_step or not self._is_over(now_s):
             return Verdict.STAY
         if self.step + 1 < len(self.plan.steps):
             self.step += 1

@@ -58,7 +58,7 @@ class Rollouts:
         self._models = models
         self.traffic = traffic
         self._file = file
-        self._writer = StateWriter(file, loop)
+        self.writer = StateWriter(file, loop)  # held at an upgrade
         self._is_registered = is_registered
         self._figure_of_shadow = figure_of_shadow
         # Changed by the verbs, and as rollouts go on.
@@ -87,7 +87,7 @@ class Rollouts:
         elif action:
             await self._change(model, action)
         if action:
-            await self._writer.settle()
+            await self.writer.settle()
         return self.describe(model)
 
     async def begin(self, model: Model, plan: RolloutPlan, step: int = 0) -> None:
@@ -252,7 +252,8 @@ class Rollouts:
             VersionFigures.unpack(counted.stable), VersionFigures.unpack(counted.canary), tuple(counted.waiting),
             self._comparison(model.identifier, rollout),
         )  # fmt: skip
-        verdict = rollout.observe(self._loop.now_s(), figures)
+        # At an upgrade both servers are at the step in the file.
+        verdict = rollout.observe(self._loop.now_s(), figures, keeps_step=self.writer.is_held)
         if verdict is Verdict.ADVANCE:
             self._enter_step(model, rollout)
         elif verdict is not Verdict.STAY:
@@ -352,7 +353,7 @@ class Rollouts:
 
     def close(self) -> None:
         """Write the last changes to the file, at the end of the server."""
-        self._writer.close()
+        self.writer.close()
 
     def _keep(self) -> None:
         """Write the file; an error is logged, and the rollout goes on."""
@@ -360,7 +361,7 @@ class Rollouts:
             Kept(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
             for identifier, each in self._rollouts.items()
         ]
-        self._writer.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
+        self.writer.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
 
     async def restore(self) -> None:
         """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does

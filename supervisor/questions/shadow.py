@@ -76,7 +76,7 @@ class ShadowControl:
         self._star = star
         self._models = models
         self._file = file
-        self._writer = StateWriter(file, loop)
+        self.writer = StateWriter(file, loop)  # held at an upgrade
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
         # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary,
         # in the order of their requests; None: the configuration's is ended.
@@ -100,7 +100,7 @@ class ShadowControl:
 
     def close(self) -> None:
         """Write the last changes to the file, at the end of the server."""
-        self._writer.close()
+        self.writer.close()
 
     def begin(self, rule: ShadowRule) -> None:
         """Begin to mirror by a rule. Raises InvalidArgumentError, or UnavailableError without memory for it."""
@@ -150,7 +150,7 @@ class ShadowControl:
         forgotten = {*forgettable(known, in_force | unloaded), *forgettable(known, in_force, MAX_WAITING)}
         for name in forgotten:
             del asked[name]
-        self._writer.write(asked.items())
+        self.writer.write(asked.items())
 
     def _apply(self) -> None:
         rules = {(each.model, each.primary): each for each in self._configured()}
@@ -235,7 +235,7 @@ class ShadowControl:
             names = ("model", "primary", "shadow", "share", "compare")
             self.begin(ShadowRule(*[arguments[name] for name in names]))
         if model:
-            await self._writer.settle()
+            await self.writer.settle()
         # The comparator reports sooner than the batcher: without this more would be compared than was mirrored.
         await self._star.acknowledgements.announce(self._star.to_batcher(CountMirrored()))
         rules = {rule.pair: rule for rule in self._rules}

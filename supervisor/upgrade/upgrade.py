@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from shoal.errors import UnavailableError
@@ -27,6 +27,7 @@ from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.service import Service
+from shoal.supervisor.state_file import StateWriter
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.launch import (
     DESCRIPTORS_VARIABLE,
@@ -159,8 +160,10 @@ class Upgrade:
         listeners: Listeners,
         guests: Guests,
         service: Service,
+        state_writers: Sequence[StateWriter[Any]],
     ) -> None:
-        """`address` is the supervisor's; the new server inherits the sockets of `listeners` and of `guests`."""
+        """`address` is the supervisor's; the new server inherits the sockets of `listeners` and of `guests`, and reads the
+        files of `state_writers`."""
         self._loop = loop
         self._options = options
         self._acknowledgements = acknowledgements
@@ -170,6 +173,7 @@ class Upgrade:
         self._listeners = listeners
         self._guests = guests
         self._service = service
+        self._state_writers = state_writers
         # Changed by ask, join and close, and as an upgrade goes on.
         self._new: NewServer | None = None
         self._why_not = "this server does not serve yet"  # why no upgrade can begin now
@@ -272,6 +276,8 @@ class Upgrade:
             _log.error("upgrade: failed: %s. This server goes on as before", error)
             await new.end(self._options.exit_timeout_secs)
             self._carried.discard()
+            for writer in self._state_writers:
+                writer.release()
             self._new = None
             send(messages.UpgradeEnded(new.child.pid, new.version, str(error)))
             return
@@ -290,17 +296,38 @@ class Upgrade:
     async def _bring_up(self, new: NewServer) -> None:
         await new.reported(messages.NewServerConnected, "read its command line")
         assert new.member is not None
+        await self._hold_state()
         new.member.send(self._carried.models())
         settled = await new.reported(messages.ModelsSettled, "loaded its models")
         missing = set(self._carried.serving()) - {(name, version) for name, version in settled.serving}
         if missing:
             lost = [f"'{name}' version {version}" for name, version in sorted(missing)]
             raise UpgradeError(f"the new server does not serve what this one does: {', '.join(lost)}; see its log")
+        self._check_state()
         self._carried.follow(new.member)
         new.member.send(self._carried.settings())
         await new.reported(messages.NewServerServes, "started its front ends")
+        self._check_state()
         taken_over = self._acknowledgements.announce([(new.member, messages.TakeOver())])
         await new.done(taken_over, "taken over")
+
+    async def _hold_state(self) -> None:
+        """Have the state files written to their ends, and not again: the new server reads them at its start, which waits
+        for the first message. Raises UpgradeError where a disk is too slow."""
+        for writer in self._state_writers:
+            try:
+                await writer.hold()
+            except TimeoutError as error:
+                raise UpgradeError(str(error)) from error
+
+    def _check_state(self) -> None:
+        """Raise UpgradeError where the new server has read what no longer holds, such as a rollout that has been rolled
+        back since."""
+        for writer in self._state_writers:
+            try:
+                writer.check_held()
+            except ValueError as error:
+                raise UpgradeError(f"{error} by the new server; upgrade again") from error
 
 
 def guarded(verbs: Mapping[str, Verb], is_under_way: Callable[[], bool]) -> dict[str, Verb]:

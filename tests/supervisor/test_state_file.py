@@ -75,6 +75,56 @@ def test_the_last_contents_are_written_behind_those_that_the_disk_has_kept_waiti
     assert file.read() == [2]
 
 
+def test_a_file_that_is_held_is_another_servers_until_it_is_released(clock: ClockLoop, tmp_path: Path) -> None:
+    """At an upgrade the old server wrote its last contents over those of the new one."""
+    file = numbers(tmp_path / "numbers.json")
+    old, new = (StateWriter(file, EventLoop(clock)) for _ in range(2))
+    old.write([1])
+    clock.until(old._loop.begin(old.hold()).done)
+    assert file.read() == [1]
+    old.check_held()
+    new.is_held = True
+    new.write([2])
+    clock.settle()
+    assert file.read() == [1]
+    new.release()
+    clock.until(new._written.done)
+    assert file.read() == [2]
+    old.write([3])
+    with pytest.raises(ValueError, match=r"numbers have changed since .*numbers.json was read"):
+        old.check_held()
+    clock.settle()
+    old.close()
+    assert file.read() == [2]
+
+
+def test_what_has_changed_in_a_held_file_is_written_when_the_upgrade_has_failed(
+    clock: ClockLoop, tmp_path: Path
+) -> None:
+    file = numbers(tmp_path / "numbers.json")
+    writer = StateWriter(file, EventLoop(clock))
+    clock.run(writer.hold())
+    writer.write([1])
+    clock.run(writer.settle())
+    assert file.read() == []
+    writer.release()
+    writer.check_held()
+    clock.until(writer._written.done)
+    assert file.read() == [1]
+
+
+def test_a_file_is_not_held_as_long_as_its_disk_hangs(clock: ClockLoop, tmp_path: Path) -> None:
+    file, writer, beside = hanging(clock, tmp_path)
+    writer.write([2])
+    held = writer._loop.begin(writer.hold())
+    clock.pass_time(SETTLE_S + 0.1)
+    assert str(held.exception()) == f"numbers: {tmp_path / 'numbers.json'} has not been written within 5 s"
+    reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
+    clock.until(writer._loop.begin(writer.hold()).done)
+    os.close(reader)
+    assert file.read() == [2]
+
+
 def test_a_disk_that_hangs_does_not_hold_up_the_end(
     clock: ClockLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

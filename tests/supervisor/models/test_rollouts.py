@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,30 @@ def test_a_version_that_is_not_ready_is_not_promoted(version: Version, rollouts:
     with pytest.raises(UnavailableError, match="version 2 is not READY: its instances have died"):
         asked.result()
     assert rollouts.describe(model)["phase"] == "running"
+
+
+def test_a_rollout_keeps_its_step_while_another_server_reads_its_file(
+    version: Version, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an upgrade the old server went on to a step of which the new one did not know; a guard ends it all the same."""
+    model, rig = rollouts._models.get("m"), version.rig
+    num_failed = 0
+
+    async def count(_: Any) -> Any:
+        return {model.identifier: SimpleNamespace(stable=[500, 0], canary=[500, num_failed], waiting=())}
+
+    monkeypatch.setattr(rollouts.traffic, "count", count)
+    plan = read_plan({"version": 2, "steps": "20,50,100", "every": "1s", "min_requests": 1, "guard": "errors<1%"})
+    rollouts._rollouts[model.identifier].roll_back("for another plan")
+    rig.clock.until(rig.loop.begin(rollouts.writer.hold()).done)
+    begun = rig.loop.begin(rollouts.begin(model, plan))
+    rig.settle()
+    begun.result()
+    rig.clock.pass_time(10.0)
+    assert rollouts.describe(model)["step"] == 1
+    num_failed = 500
+    rig.clock.pass_time(10.0)
+    assert rollouts.describe(model)["phase"] == "rolled back"
+    rollouts.writer.release()
+    rig.clock.until(rollouts.writer._written.done)
+    assert [each.phase for each in rollouts._file.read()] == ["rolled back"]

@@ -43,8 +43,8 @@ def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def kept(control: ShadowControl) -> list[Any]:
-    clock: Any = control._writer._loop._loop
-    clock.until(control._writer._written.done)
+    clock: Any = control.writer._loop._loop
+    clock.until(control.writer._written.done)
     return control._file.read()
 
 

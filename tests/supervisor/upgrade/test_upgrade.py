@@ -1,13 +1,29 @@
-"""upgrade.py: what clients may ask while a new server starts."""
+"""upgrade.py: what clients may ask while a new server starts, and which of both servers has the state files."""
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.messages.upgrade import (
+    MainProcessNamed,
+    ModelsCarried,
+    ModelsSettled,
+    NewServerConnected,
+    NewServerServes,
+    SettingsCarried,
+    TakeOver,
+    UpgradeEnded,
+)
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.upgrade.upgrade import guarded
+from shoal.supervisor.state_file import SETTLE_S, StateWriter
+from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
+from tests.supervisor.star_rig import OPTIONS, StarRig
+from tests.supervisor.test_state_file import numbers
 
 
 @pytest.mark.parametrize(
@@ -41,3 +57,92 @@ def test_what_the_new_server_would_not_know_of_is_refused(
         assert outcome.result() == "answered"
     is_under_way = False
     assert clock.run(asked(arguments)) == "answered"
+
+
+class Upgrading:
+    """An upgrade of a server that keeps numbers in a file; the test plays the new server."""
+
+    def __init__(self, rig: StarRig, directory: Path) -> None:
+        loop = rig.loop
+        self.file = numbers(directory / "numbers.json")
+        self.writer = StateWriter(self.file, loop)
+        self.new = rig.start()
+        self.ended = list[Any]()
+        exited = loop.future()
+        child: Any = SimpleNamespace(pid=1, exited=exited, signal=lambda _number: exited.done() or exited.set_result(0))
+        carried: Any = SimpleNamespace(
+            models=lambda: ModelsCarried(None, [], [], [], None, [], 0), settings=lambda: SettingsCarried({}, {}),
+            serving=list, follow=lambda _member: None, discard=lambda: None,
+        )  # fmt: skip
+        service: Any = SimpleNamespace(hand_over=lambda _pid: None)
+        nothing: Any = None
+        self.upgrade = Upgrade(
+            loop, OPTIONS, rig.star.acknowledgements, "@", BY_HAND, carried, nothing, nothing, service, [self.writer]
+        )
+        self._server = NewServer(loop, child, loop.now_s() + 600)
+        self._server.join(self.new.member, NewServerConnected("x"))
+
+    def begin(self) -> None:
+        self.upgrade._loop.start(self.upgrade._run(self._server, self.ended.append))
+
+    @property
+    def reason(self) -> str:
+        """Why it has failed; "": it has not."""
+        (ended,) = self.ended
+        assert isinstance(ended, UpgradeEnded)
+        return ended.reason
+
+
+def test_a_new_server_is_sent_nothing_while_a_state_file_that_it_reads_is_being_written(
+    rig: StarRig, tmp_path: Path
+) -> None:
+    """It read the contents before, and the old server wrote the last ones over its own later."""
+    upgrading = Upgrading(rig, tmp_path)
+    beside = tmp_path / f".numbers.json.{os.getpid()}"
+    os.mkfifo(beside)
+    for number in (1, 2):
+        upgrading.writer.write([number])
+        rig.settle()
+    upgrading.begin()
+    rig.clock.pass_time(SETTLE_S + 0.1)
+    assert upgrading.new.heard() == []
+    assert upgrading.reason == f"numbers: {tmp_path / 'numbers.json'} has not been written within 5 s"
+    reader = os.open(beside, os.O_RDONLY | os.O_NONBLOCK)
+    rig.clock.until(upgrading.writer._written.done)
+    os.close(reader)
+    assert upgrading.file.read() == [2]
+
+
+def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig: StarRig, tmp_path: Path) -> None:
+    """A rollout that was rolled back went on in the new server."""
+    upgrading = Upgrading(rig, tmp_path)
+    upgrading.writer.write([1])
+    upgrading.begin()
+    rig.clock.until(lambda: bool(upgrading.new.read()))
+    assert upgrading.file.read() == [1]
+    upgrading.writer.write([2])
+    upgrading.new.say(ModelsSettled([]))
+    rig.clock.until(lambda: bool(upgrading.ended))
+    assert upgrading.reason.startswith("numbers have changed since ")
+    rig.clock.until(upgrading.writer._written.done)
+    assert upgrading.file.read() == [2]
+
+
+def test_a_server_that_was_replaced_writes_no_state_file(rig: StarRig, tmp_path: Path) -> None:
+    upgrading, new = Upgrading(rig, tmp_path), StateWriter(numbers(tmp_path / "numbers.json"), rig.loop)
+    upgrading.begin()
+    assert [type(each) for each in upgrading.new.heard()] == [ModelsCarried]
+    upgrading.new.say(ModelsSettled([]))
+    assert [type(each) for each in upgrading.new.heard()] == [SettingsCarried]
+    upgrading.new.say(NewServerServes())
+    assert [type(each) for each in upgrading.new.heard()] == [TakeOver]
+    upgrading.new.channel.acknowledge(upgrading.new.unacknowledged.pop())
+    upgrading.new.member.drain()
+    assert [type(each) for each in upgrading.new.heard()] == [MainProcessNamed]
+    assert upgrading.reason == ""
+    new.write([2])
+    rig.clock.until(new._written.done)
+    upgrading.writer.write([1])
+    rig.settle()
+    upgrading.writer.close()
+    assert upgrading.file.read() == [2]
