@@ -156,8 +156,8 @@ class StateWriter(Generic[T]):
             self._written = self._loop.start(self._write_all())
 
     async def hold(self) -> None:
-        """Write nothing more until `release`; returns when the file has its last contents. Raises TimeoutError, and holds
-        nothing, where the disk takes longer than SETTLE_S."""
+        """Write nothing more until `release`; returns when the file has its last contents. Raises TimeoutError, and
+        holds nothing, where the disk takes longer than SETTLE_S."""
         ends_s = self._loop.now_s() + SETTLE_S
         while not self._written.done():
             if not await first(self._written, limit_s=ends_s - self._loop.now_s()):
@@ -182,8 +182,8 @@ class StateWriter(Generic[T]):
             self._file.complain_of_disk(SETTLE_S)
 
     def close(self) -> None:
-        """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly. A file
-        that is held is another server's."""
+        """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly. A
+        file that is held is another server's."""
         if self._written.done() or self.is_held:
             return
         if not self._thread.close():

@@ -162,8 +162,8 @@ class Upgrade:
         service: Service,
         state_writers: Sequence[StateWriter[Any]],
     ) -> None:
-        """`address` is the supervisor's; the new server inherits the sockets of `listeners` and of `guests`, and reads the
-        files of `state_writers`."""
+        """`address` is the supervisor's; the new server inherits the sockets of `listeners` and of `guests`, and reads
+        the files of `state_writers`."""
         self._loop = loop
         self._options = options
         self._acknowledgements = acknowledgements
@@ -312,8 +312,8 @@ class Upgrade:
         await new.done(taken_over, "taken over")
 
     async def _hold_state(self) -> None:
-        """Have the state files written to their ends, and not again: the new server reads them at its start, which waits
-        for the first message. Raises UpgradeError where a disk is too slow."""
+        """Have the state files written to their ends, and not again: the new server reads them at its start, which
+        waits for the first message. Raises UpgradeError where a disk is too slow."""
         for writer in self._state_writers:
             try:
                 await writer.hold()

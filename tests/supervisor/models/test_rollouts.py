@@ -80,7 +80,7 @@ def test_a_version_that_is_not_ready_is_not_promoted(version: Version, rollouts:
 def test_a_rollout_keeps_its_step_while_another_server_reads_its_file(
     version: Version, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At an upgrade the old server went on to a step of which the new one did not know; a guard ends it all the same."""
+    """At an upgrade the old server went on to a step that the new one did not know; a guard ends it all the same."""
     model, rig = rollouts._models.get("m"), version.rig
     num_failed = 0
 
