@@ -47,7 +47,13 @@ def max_connections() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return min(MAX_CONNECTIONS, limit - min(limit // 2, RESERVE))
+    return min(MAX_CONNECTIONS, limit - reserve())
+
+
+def reserve() -> int:
+    """The number of descriptors that this process keeps free of connections."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return RESERVE if limit == resource.RLIM_INFINITY else min(limit // 2, RESERVE)
 
 
 class GunicornHandle(NamedTuple):

@@ -23,6 +23,11 @@ class CallLane(LaneSockets, Protocol):
 
     admissions: Admissions
 
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether one call more may be handed over to the road: it takes a descriptor until it is answered."""
+        ...
+
     def has_output(self, connection: GrpcConnection) -> None:
         """Note that a connection has bytes to send at the end of this pass."""
         ...

@@ -36,7 +36,7 @@ from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane, reserve
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
 
@@ -53,6 +53,11 @@ _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
+#: Of the descriptors that are kept free of connections, one in so many may be a call's on the road (ours: a client has
+#: up to 1024 calls on each of its connections, and the others are for segments, without which a lane ends).
+_RESERVE_PER_CALL = 4
+
+
 class GrpcLane(Lane[GrpcConnection]):
     """Every gRPC connection of one lane."""
 
@@ -66,6 +71,7 @@ class GrpcLane(Lane[GrpcConnection]):
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
             max_pings_without_data=self._settings.http2_max_pings_without_data,
         )
+        self._max_handed_over = reserve() // _RESERVE_PER_CALL
         self.buffers = MessageBuffers(self._port, self._state.upload_pace)
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
@@ -316,6 +322,10 @@ class GrpcLane(Lane[GrpcConnection]):
 
     def free(self, block: Block) -> None:
         self._port.slab.free(block.ref)
+
+    @property
+    def may_hand_over(self) -> bool:
+        return len(self._listeners) < self._max_handed_over
 
     def listen(self, listener: CallSocket) -> None:
         self._listeners[listener.fd] = listener

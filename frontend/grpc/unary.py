@@ -17,10 +17,12 @@ from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.prepared import RoadOnlyError
+from shoal.open_files import explain
 from shoal.shm.port import NoRoomError, Reply
 
 _log = logging.getLogger("shoal")
 
+TOO_MANY_HANDED_OVER = "too many large calls, and calls that may wait, are under way: try again later"
 _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 
 
@@ -182,10 +184,19 @@ class UnaryCall:
         self._take_road(LargeMessage(len(data), data, is_compressed=is_compressed))
 
     def _take_road(self, message: LargeMessage) -> None:
-        """Have the road answer this call, because it may wait."""
+        """Have the road answer this call, because it may wait; refuse it if the lane has no descriptor left for it."""
         self._close_inbox()
-        road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
-        self._connection.calls[self._stream_id] = road
+        sentence = TOO_MANY_HANDED_OVER
+        if self._lane.may_hand_over:
+            try:
+                road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
+            except OSError as error:
+                sentence = explain(error)
+            else:
+                self._connection.calls[self._stream_id] = road
+                return
+        self._end()
+        self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, sentence)
 
     # --- the answer goes out ---
 

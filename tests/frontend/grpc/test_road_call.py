@@ -3,6 +3,8 @@
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import find
+from shoal.frontend.grpc.unary import TOO_MANY_HANDED_OVER, UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
 from tests.frontend.grpc.connection_pair import Pair
-from tests.frontend.grpc.http2.peer import PREFACE, SETTINGS, frame, frames_in, number
+from tests.frontend.grpc.http2.peer import HEADERS, PREFACE, SETTINGS, frame, frames_in, number
+from tests.scarcity import no_descriptors_left
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 MIB = 1 << 20
@@ -39,6 +43,22 @@ class Lane:
     def forget(self, _listener: Any) -> None: ...
 
     def has_output(self, _connection: Any) -> None: ...
+
+
+class ScarceLane(Lane):
+    """A lane that has no memory for large messages, and may have so many calls more on the road."""
+
+    def __init__(self, num_more: int) -> None:
+        super().__init__()
+        self._num_more = num_more
+        self.buffers = SimpleNamespace(allocate=lambda *_: None)
+
+    @property
+    def may_hand_over(self) -> bool:
+        return self._num_more > 0
+
+    def deadline_s(self, _opening: Opening) -> float:
+        return 1e9
 
 
 class Reader:
@@ -118,3 +138,28 @@ def _all_of(reader: Reader) -> bytes:
     while data := reader.pair.read():
         received += data
     return received
+
+
+@pytest.mark.parametrize(
+    ("num_more", "sentence"), [(0, TOO_MANY_HANDED_OVER), (1, "no file descriptor is left, a process of the server's")]
+)
+def test_a_call_for_which_there_is_no_descriptor_is_refused_and_no_other_of_its_connection(
+    num_more: int, sentence: str
+) -> None:
+    """The connection was closed with all its calls."""
+    pair, lane = Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()), ScarceLane(num_more)
+    pair.call(1)
+    any_lane: Any = lane
+    call = UnaryCall(any_lane, pair.connection, 1, Opening(find(INFER), {}, None, "identity", "identity", None))  # type: ignore[arg-type]
+    pair.connection.calls[1] = call
+    with no_descriptors_left() if num_more else nullcontext():
+        call.take(b"\0" + NBYTES.to_bytes(4, "big") + b"x")
+    assert lane.road is None
+    assert pair.connection.calls == {}
+    assert pair.connection.flush(0.0)
+    (end,) = frames_in(pair.read())
+    assert (end.kind, end.stream_id) == (HEADERS, 1)
+    assert b"grpc-status" in end.payload
+    assert sentence.encode() in end.payload.replace(b"%2C", b",").replace(b"%27", b"'")
+    pair.connection.close()
+    pair.client.close()
