@@ -24,7 +24,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
-from shoal.messages.message import Handlers, Message, on, table
+from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
 from shoal.open_files import explain
@@ -81,7 +81,6 @@ from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
-from shoal.supervisor.state_file import StateWriter
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
 from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
@@ -182,12 +181,9 @@ class Supervisor:
         self._guests = Guests(self._loop, self._star, options, questions, self._clients.send_models)
         is_main, timeout_s = self._predecessor is None, options.model_load_timeout_secs
         self._service = Service(self._loop, self._star, notifier, timeout_s, is_main=is_main)
-        self._state_writers: tuple[StateWriter[Any], ...] = (self._rollouts.writer, self._shadows.writer)
-        for writer in self._state_writers:
-            writer.is_held = self._predecessor is not None
         self._upgrade = Upgrade(
             self._loop, options, self._star.acknowledgements, address, origin, self._carried, listeners, self._guests,
-            self._service, self._state_writers,
+            self._service, (self._rollouts.writer, self._shadows.writer),
         )  # fmt: skip
         self._certificates = Certificates(self._loop, options, self._star)
         self._reload = Reload(
@@ -206,7 +202,6 @@ class Supervisor:
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
-        self._endings = list[Message]()  # the messages by which front ends learn of the server's end, so far
         self._is_serving = False
         self._is_hup_due = False  # SIGHUP has come before the server serves
         self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
@@ -262,7 +257,7 @@ class Supervisor:
 
     async def _refuse_rest(self) -> None:
         """Have the front ends refuse all requests that are still open; returns when they have ended, or soon."""
-        self._announce_ending(to_client.ExitTimeoutExpired())
+        self._clients.announce_ending(to_client.ExitTimeoutExpired())
         await first(self._drained, self._signals.second, self._failed, limit_s=REFUSAL_S)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
@@ -313,8 +308,6 @@ class Supervisor:
         await shared(started)
         if old is not None:
             await old.take_over()
-            for writer in self._state_writers:
-                writer.release()
             self._service.take_over()
         self._is_serving = True
         self._upgrade.allow()
@@ -362,10 +355,9 @@ class Supervisor:
             self._service.stopping(self._models.versions)
         self._guests.close(keeps_socket=is_handed_over)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
-        self._star.send_to_clients(to_client.ServerStopping(), only_guests=is_handed_over)
-        if not is_handed_over:
-            self._endings.append(to_client.ServerStopping())
-        self._announce_ending(to_client.ConnectionsEnding())
+        self._star.send_to_guests(to_client.ServerStopping())
+        stopping = () if is_handed_over else (to_client.ServerStopping(),)
+        self._clients.announce_ending(*stopping, to_client.ConnectionsEnding())
         await self._front_ends.stop(keeps_files=is_handed_over)
         await self._registrations.snapshots.save_last()
         self._drained.set_result(None)
@@ -381,12 +373,6 @@ class Supervisor:
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)
-
-    def _announce_ending(self, message: Message) -> None:
-        """Send a message about the server's end to all front ends, also to those that join later."""
-        self._endings.append(message)
-        for front_end in self._star.front_ends:
-            front_end.member.send(message)
 
     # --- joining ---
 
@@ -478,8 +464,6 @@ class Supervisor:
         self._tracing.send_to(client)
         self._regions.send_to(client)
         self._key_file.send_to(client)
-        for ending in self._endings:
-            client.member.send(ending)
 
     def _on_hup(self) -> None:
         if self._is_serving:

@@ -45,10 +45,10 @@ class Participants:
         """Front ends that have been sent all segments and are announced."""
         return [client for client in self.joined if client.is_front_end]
 
-    def send_to_clients(self, message: Message, *, only_guests: bool = False) -> None:
-        """Send a message to every client that has joined, or to the guests among them."""
+    def send_to_guests(self, message: Message) -> None:
+        """Send a message to every guest that has joined."""
         for client in self.joined:
-            if client.is_guest or not only_guests:
+            if client.is_guest:
                 client.member.send(message)
 
     def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:

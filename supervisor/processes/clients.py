@@ -10,7 +10,7 @@ from functools import partial
 
 from shoal.errors import UnavailableError
 from shoal.messages.from_client import QuestionAsked
-from shoal.messages.message import Handlers, on, table
+from shoal.messages.message import Handlers, Message, on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
 from shoal.messages.to_client import ModelsKnown
 from shoal.open_files import explain
@@ -48,6 +48,7 @@ class Clients:
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # in a row
+        self._endings = list[Message]()  # by which front ends learn of the server's end. Changed by announce_ending
 
     async def join_front_end(self, member: Member) -> None:
         """Take in a front end: send it its memory and all models. Where there is no memory now, try again later."""
@@ -69,10 +70,19 @@ class Clients:
             else:
                 self._num_refused = 0
                 self._send_settings(client)
+                for ending in self._endings:
+                    member.send(ending)
                 await self.send_models(client)
                 if member.is_open:
                     self._front_ends.on_client_started()
                 return
+
+    def announce_ending(self, *messages: Message) -> None:
+        """Send messages about the server's end to all front ends, also to those that join later."""
+        self._endings += messages
+        for front_end in self._star.front_ends:
+            for message in messages:
+                front_end.member.send(message)
 
     async def join_caller(self, member: Member) -> None:
         """Take in a worker whose model calls another for the first time; only the call fails without memory."""

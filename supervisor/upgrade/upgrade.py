@@ -174,6 +174,8 @@ class Upgrade:
         self._guests = guests
         self._service = service
         self._state_writers = state_writers
+        for writer in state_writers:
+            writer.is_held = origin.predecessor is not None
         # Changed by ask, join and close, and as an upgrade goes on.
         self._new: NewServer | None = None
         self._why_not = "this server does not serve yet"  # why no upgrade can begin now
@@ -191,8 +193,10 @@ class Upgrade:
         return self._new is not None
 
     def allow(self) -> None:
-        """Take requests for an upgrade from now on: the server serves."""
+        """Take requests for an upgrade from now on: the server serves, and its state files are its own."""
         self._why_not = ""
+        for writer in self._state_writers:
+            writer.release()
 
     async def close(self) -> None:
         """Allow no upgrade any more, since the server stops; returns when a new server that was being brought up has
