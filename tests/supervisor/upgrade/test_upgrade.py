@@ -18,7 +18,7 @@ from shoal.messages.upgrade import (
     TakeOver,
     UpgradeEnded,
 )
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, resolve
 from shoal.supervisor.state_file import SETTLE_S, StateWriter
 from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
@@ -69,7 +69,7 @@ class Upgrading:
         self.new = rig.start()
         self.ended = list[Any]()
         exited = loop.future()
-        child: Any = SimpleNamespace(pid=1, exited=exited, signal=lambda _number: exited.done() or exited.set_result(0))
+        child: Any = SimpleNamespace(pid=1, exited=exited, signal=lambda _number: resolve(exited, 0))
         carried: Any = SimpleNamespace(
             models=lambda: ModelsCarried(None, [], [], [], None, [], 0), settings=lambda: SettingsCarried({}, {}),
             serving=list, follow=lambda _member: None, discard=lambda: None,
