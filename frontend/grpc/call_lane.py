@@ -23,9 +23,9 @@ class CallLane(LaneSockets, Protocol):
 
     admissions: Admissions
 
-    @property
-    def may_hand_over(self) -> bool:
-        """Whether one call more may be handed over to the road: it takes a descriptor until it is answered."""
+    def may_hand_over(self, num_calls: int) -> bool:
+        """Whether a connection with so many calls on the road may have one more there: each takes a descriptor until
+        it is answered."""
         ...
 
     def has_output(self, connection: GrpcConnection) -> None:

@@ -55,7 +55,7 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 
 #: Of the descriptors that are kept free of connections, one in so many may be a call's on the road (ours: a client has
 #: up to 1024 calls on each of its connections, and the others are for segments, without which a lane ends).
-_RESERVE_PER_CALL = 4
+_RESERVE_PER_CALL = 2
 
 
 class GrpcLane(Lane[GrpcConnection]):
@@ -323,9 +323,9 @@ class GrpcLane(Lane[GrpcConnection]):
     def free(self, block: Block) -> None:
         self._port.slab.free(block.ref)
 
-    @property
-    def may_hand_over(self) -> bool:
-        return len(self._listeners) < self._max_handed_over
+    def may_hand_over(self, num_calls: int) -> bool:
+        # A connection may have half as many as there is room for: every other one finds some.
+        return 2 * num_calls < self._max_handed_over - len(self._listeners)
 
     def listen(self, listener: CallSocket) -> None:
         self._listeners[listener.fd] = listener

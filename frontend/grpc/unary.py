@@ -187,7 +187,7 @@ class UnaryCall:
         """Have the road answer this call, because it may wait; refuse it if the lane has no descriptor left for it."""
         self._close_inbox()
         sentence = TOO_MANY_HANDED_OVER
-        if self._lane.may_hand_over:
+        if self._lane.may_hand_over(sum([isinstance(each, RoadCall) for each in self._connection.calls.values()])):
             try:
                 road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
             except OSError as error:

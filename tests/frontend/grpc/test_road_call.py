@@ -53,9 +53,8 @@ class ScarceLane(Lane):
         self._num_more = num_more
         self.buffers = SimpleNamespace(allocate=lambda *_: None)
 
-    @property
-    def may_hand_over(self) -> bool:
-        return self._num_more > 0
+    def may_hand_over(self, num_calls: int) -> bool:
+        return num_calls < self._num_more
 
     def deadline_s(self, _opening: Opening) -> float:
         return 1e9
