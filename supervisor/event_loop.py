@@ -27,14 +27,17 @@ if not _has_ssl:
     del sys.modules["ssl"]
 
 __all__ = [
-    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Semaphore", "Task", "first", "gather", "reject",
-    "resolve", "shared", "sleep",
+    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Semaphore", "Task", "first", "first_awake", "gather",
+    "reject", "resolve", "shared", "sleep",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
 #: How long a listening socket pauses after descriptors have run out (ours).
 ACCEPT_AGAIN_S = 0.5
+
+#: Seconds between two looks of `first_awake` (ours).
+LOOK_S = 1.0
 
 Callback = Callable[[], None]
 T = TypeVar("T")
@@ -169,6 +172,18 @@ async def first(*futures: Future[Any], limit_s: float | None = None) -> set[Futu
     future's error is raised."""
     done, _ = await asyncio.wait(futures, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     return done
+
+
+async def first_awake(*futures: Future[Any], limit_s: float) -> set[Future[Any]]:
+    """Like `first`, but time in which this process did not run is not counted, as that of a suspended machine: what is
+    waited for did not run either."""
+    left_s = limit_s
+    while left_s > 0:
+        look_s = min(left_s, LOOK_S)
+        if done := await first(*futures, limit_s=look_s):
+            return done
+        left_s -= look_s  # however late this look is
+    return set()
 
 
 async def shared(future: Future[T]) -> T:

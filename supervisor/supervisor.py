@@ -35,7 +35,7 @@ from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.certificates import Certificates
 from shoal.supervisor.descriptors import Descriptors
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, first_awake, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.key_file import KeyFile
@@ -245,7 +245,7 @@ class Supervisor:
         starting.cancel()
         stopping = self._loop.begin(self._stop())
         limit_s = self._options.exit_timeout_secs
-        done = await first(stopping, batchers, self._signals.second, self._failed, limit_s=limit_s)
+        done = await first_awake(stopping, batchers, self._signals.second, self._failed, limit_s=limit_s)
         if stopping in done and stopping.exception() is None:
             return EXIT_OK
         if self._signals.second in done:

@@ -74,6 +74,10 @@ class ClockLoop(OneThread):
         self.run(asyncio.sleep(seconds))
         self.settle()
 
+    def stand_still(self, seconds: float) -> None:
+        """Let so much time pass in which nothing runs, as while a machine is suspended: timers are late by then."""
+        self._now_s += seconds
+
     def until(self, is_enough: Callable[[], bool]) -> None:
         """Let everything happen but time, and real processes work, until nothing is left to do and `is_enough`."""
         self._is_enough = is_enough

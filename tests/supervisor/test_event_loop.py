@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from shoal.supervisor.event_loop import EventLoop, first, shared
+from shoal.supervisor.event_loop import LOOK_S, EventLoop, first, first_awake, shared
 from tests.supervisor.clock import ClockLoop
 
 
@@ -115,6 +115,23 @@ def test_first_of_several_futures_or_none_within_the_limit(clock: ClockLoop) -> 
 
     clock.run(flow())
     assert isinstance(late.exception(), OSError)
+
+
+def test_time_in_which_the_machine_stood_still_is_no_part_of_a_limit(clock: ClockLoop) -> None:
+    loop = EventLoop(clock)
+    future = loop.future()
+    waits = loop.begin(first_awake(future, loop.future(), limit_s=30.0))
+    clock.pass_time(20.5)
+    clock.stand_still(44.9)
+    clock.pass_time(9.0 - LOOK_S)
+    assert not waits.done()
+    clock.pass_time(2 * LOOK_S)
+    assert waits.result() == set()
+    waits = loop.begin(first_awake(future, loop.future(), limit_s=30.0))
+    clock.pass_time(29.5)
+    future.set_result(None)
+    clock.settle()
+    assert waits.result() == {future}
 
 
 def test_who_is_cancelled_while_waiting_for_a_shared_future_leaves_it_to_the_others(clock: ClockLoop) -> None:
