@@ -162,7 +162,11 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
     if backend == "pytorch":
         return {"backend": backend, **tensors_of(source)}
     if source.suffix == ".skops":
-        config, program = described(directory / "1" / name)
+        copied = directory / "1" / name
+        found = described([copied])[copied]
+        if isinstance(found, NoShapesError):
+            raise found
+        config, program = found
         (directory / "1" / "model.py").write_text(program)
         return config
     return {"backend": backend, **_read(directory)}

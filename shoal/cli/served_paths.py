@@ -12,15 +12,22 @@ import shutil
 import signal
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model
 from shoal.repository.scan import is_version_name
+
+if TYPE_CHECKING:
+    from shoal.cli.skops_files import Described
+    from shoal.cli.torch_files import NoShapesError
+
+    #: Files of skops, and what they were found to hold.
+    OfSkops = Mapping[Path, Described | NoShapesError]
 
 #: The most entries of a model file's directory that are linked beside it: more are no model's own (ours).
 MAX_BESIDE = 100
@@ -89,14 +96,16 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     linked: list[LinkedModel] = []
     made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}")
     with _removed(made) if paths else nullcontext():
-        for path in _expanded(paths):
+        files = list(_expanded(paths))
+        of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
+        for path in files:
             if path.is_dir() and not is_model(path):
                 repositories.append(path)
                 continue
             if made not in repositories:
                 made.mkdir(mode=0o700)
                 repositories.append(made)
-            linked.append(_link(path, made))
+            linked.append(_link(path, made, of_skops))
         yield repositories, linked
 
 
@@ -150,12 +159,20 @@ def _is_served(path: Path) -> bool:
     return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(forest(path))
 
 
-def _link(path: Path, repository: Path) -> LinkedModel:
+def _of_skops(files: list[Path]) -> "OfSkops":
+    if not files:
+        return {}
+    from shoal.cli.skops_files import described
+
+    return described(files)
+
+
+def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
     """Link a model's directory or file into the temporary repository. Raises PathError."""
     if path.is_dir():
         model = LinkedModel(path.resolve().name, path, "")
     elif path.is_file():
-        model = _described(path)
+        model = _described(path, of_skops)
     else:
         raise PathError(f"There is no file or directory '{path}'.")
     directory = repository / model.name
@@ -175,7 +192,7 @@ def _link(path: Path, repository: Path) -> LinkedModel:
     return model
 
 
-def _described(path: Path) -> LinkedModel:
+def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
     """The name and configuration of the model in a file: its stem or, if that is `model`, the name of its directory, or
     of the model whose version the directory is."""
     if (why := _REFUSED.get(path.suffix)) is not None:
@@ -196,16 +213,13 @@ def _described(path: Path) -> LinkedModel:
             ) from None
         return LinkedModel(name, path, as_pbtxt({"backend": "pytorch", "default_model_filename": path.name, **tensors}))
     if path.suffix == _SKOPS:
-        from shoal.cli.skops_files import described
-        from shoal.cli.torch_files import NoShapesError
-
-        try:
-            config, program = described(path)
-        except NoShapesError as error:
+        found = of_skops[path]
+        if isinstance(found, Exception):
             raise PathError(
-                f"'{path}' is not served as it is: {error}. A model.py serves any model of scikit-learn "
+                f"'{path}' is not served as it is: {found}. A model.py serves any model of scikit-learn "
                 "(docs/python_models.md)."
-            ) from None
+            )
+        config, program = found
         return LinkedModel(name, path, as_pbtxt(config), program)
     backend = _BACKENDS.get(path.suffix)
     more = "" if backend else forest(path)

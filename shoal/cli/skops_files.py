@@ -1,21 +1,26 @@
 """Models of scikit-learn in skops's format, which holds no code, for `shoal serve` and `shoal init`: the tensors of a
 file, and the model.py that serves it.
 
-The file is read in a process of its own (skops_trial.py), since scikit-learn takes seconds to import.
+Files are read in a process of their own (skops_trial.py), all of a command in one, since scikit-learn takes seconds to
+import.
 """
 
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.cli.torch_files import Config, NoShapesError, config
 
+#: How long a trial may take for each of its files (ours).
 _TIMEOUT_S = 120.0
 #: The most rows of a batch (ours): a row costs most estimators microseconds, a call a tenth of a millisecond or more.
 _MOST_ROWS = 1024
 _MODULE = "shoal.workers.backends.skops_trial"
+#: The beginning of a line that a trial prints of a file.
+_ANSWER = b'{"skops":'
 _MODEL_PY = '''\
 """A model of scikit-learn in skops's format: a file with types that skops does not trust is refused."""
 
@@ -53,9 +58,21 @@ _KINDS = {"BOOL": "bool", "INT64": "int64", "FP64": "float64", "STRING": "object
 _METHODS = {"label": "predict", "probabilities": "predict_proba"}
 
 
-def described(path: Path) -> tuple[Config, str]:
-    """The configuration of a file's model, and the text of its model.py. Raises NoShapesError."""
-    found = _tried(path)
+#: A configuration, and the text of a model.py.
+Described = tuple[Config, str]
+
+
+def described(paths: Sequence[Path]) -> Mapping[Path, Described | NoShapesError]:
+    """Of each file the configuration of its model, and the text of its model.py; or why there are none."""
+    found = list[Any]()
+    while len(found) < len(paths):  # a file that ends the process leaves the rest to another
+        found += _tried(paths[len(found) :])
+    return {path: _described(path, each) for path, each in zip(paths, found, strict=True)}
+
+
+def _described(path: Path, found: Any) -> Described | NoShapesError:
+    if "error" in found:
+        return NoShapesError(found["error"])
     inputs, outputs = (
         [(name, kind, _dims(shape)) for name, kind, shape in found[role]] for role in ("inputs", "outputs")
     )
@@ -69,23 +86,24 @@ def _dims(shape: list[int]) -> list[int | str]:
     return ["rows", *(shape[1:] or [1])]
 
 
-def _tried(path: Path) -> Any:
+def _tried(paths: Sequence[Path]) -> list[Any]:
+    """What a trial says of the first files, of one at least; the last one may be that which has ended the trial."""
     from shoal.supervisor.memory.available_memory import available_nbytes  # a server's, which few commands need
 
+    limit_s, why = _TIMEOUT_S * len(paths), ""
+    command = [sys.executable, "-m", _MODULE, f"{available_nbytes()}", *(f"{path.absolute()}" for path in paths)]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _MODULE, f"{path.absolute()}", f"{available_nbytes()}"],
-            capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-            cwd="/",  # no file beside the model is taken for a module of Python's
+            command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL,
+            cwd="/",  # no file beside a model is taken for a module of Python's
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise NoShapesError(f"it was not read within {_TIMEOUT_S:g} s") from None
-    if "No module named 'skops'" in done.stderr or "No module named 'sklearn'" in done.stderr:
-        raise NoShapesError("skops and scikit-learn are not installed (pip install 'shoal[skops]')")
-    try:
-        found = dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):
-        found = {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
-    if "error" in found:
-        raise NoShapesError(found["error"])
-    return found
+        printed, said = done.stdout, done.stderr.decode(errors="replace")
+        why = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if "No module named 'skops'" in said or "No module named 'sklearn'" in said:
+            why = "skops and scikit-learn are not installed (pip install 'shoal[skops]')"
+            return [{"error": why}] * len(paths)
+    except subprocess.TimeoutExpired as late:
+        printed, why = late.stdout or b"", f"it was not read within {limit_s:g} s"
+    # Beside these lines there may be some that scikit-learn prints.
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith(_ANSWER)]
+    return found if len(found) == len(paths) else [*found, {"error": why}]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from skops import io
 
-from shoal.cli import main
+from shoal.cli import main, skops_files
 from shoal.cli.served_paths import PathError, served_paths
+from shoal.cli.torch_files import NoShapesError
 from shoal.supervisor.memory import available_memory
 from shoal.workers.backends import skops_trial
 
@@ -56,45 +58,88 @@ def test_a_classifier_answers_as_in_scikit_learn(capsys: pytest.CaptureFixture[s
     np.testing.assert_array_equal(answer["probabilities"], model.predict_proba(ROWS[:5]))
 
 
-@pytest.mark.parametrize(
-    ("model", "datatype", "dims"),
-    [
-        (LinearRegression().fit(ROWS, ROWS[:, 1]), "FP64", "1"),
-        (LinearRegression().fit(ROWS, ROWS[:, 1:]), "FP64", "2"),
-        (KMeans(2, n_init=1, random_state=1).fit(ROWS), "INT64", "1"),
-    ],
-    ids=["numbers", "several", "clusters"],
-)
-def test_a_file_is_served_as_what_it_predicts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Any, datatype: str, dims: str
+def test_files_are_served_as_what_they_predict_and_read_by_one_process(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path / "nets", model)
+    """The directory of the files stands for them. One model refuses zeros, and is asked with ones."""
+    positive = 1 + np.abs(ROWS)
+    logarithm = make_pipeline(FunctionTransformer(np.log), LinearRegression()).fit(positive, positive[:, 1])
+    models = {
+        "clusters": (KMeans(2, n_init=1, random_state=1).fit(ROWS), ROWS, "INT64", "1"),
+        "logarithm": (logarithm, positive, "FP64", "1"),
+        "numbers": (LinearRegression().fit(ROWS, ROWS[:, 1]), ROWS, "FP64", "1"),
+        "several": (LinearRegression().fit(ROWS, ROWS[:, 1:]), ROWS, "FP64", "2"),
+    }
+    nets = tmp_path / "nets"
+    for name, (model, *_) in models.items():
+        written(nets, model, f"{name}.skops")
     for name in ("model.py", "pandas.py", "requirements.txt"):
-        (tmp_path / "nets" / name).write_text("raise SystemExit('a program that lies beside it')")
-    with served_paths([path]) as ((repository,), (linked,)):
-        assert linked.config.splitlines() == [
-            'backend: "python"',
-            "max_batch_size: 1024",
-            'input { name: "X" data_type: TYPE_FP64 dims: [ 3 ] }',
-            f'output {{ name: "label" data_type: TYPE_{datatype} dims: [ {dims} ] }}',
-            "dynamic_batching { }",
-        ]
-        assert sorted(each.name for each in (repository / "net" / "1").iterdir()) == ["model.py", "net.skops"]
-        found = run(capsys, repository / "net", ROWS[:4])["label"]
-    np.testing.assert_array_equal(found, model.predict(ROWS[:4]).reshape(4, -1))
+        (nets / name).write_text("raise SystemExit('a program that lies beside it')")
+    trials, start = list[list[str]](), subprocess.run
+
+    def run_counted(command: list[str], **more: Any) -> Any:
+        trials.append(command)
+        return start(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", run_counted)
+    with served_paths([nets]) as ((repository,), linked):
+        assert len(trials) == 1
+        for each, (name, (model, rows, datatype, dims)) in zip(linked, models.items(), strict=True):
+            assert each.name == name
+            assert each.config.splitlines() == [
+                'backend: "python"',
+                "max_batch_size: 1024",
+                'input { name: "X" data_type: TYPE_FP64 dims: [ 3 ] }',
+                f'output {{ name: "label" data_type: TYPE_{datatype} dims: [ {dims} ] }}',
+                "dynamic_batching { }",
+            ]
+            assert {file.name for file in (repository / name / "1").iterdir()} == {"model.py", f"{name}.skops"}
+            found = run(capsys, repository / name, rows[:4])["label"]
+            np.testing.assert_array_equal(found, model.predict(rows[:4]).reshape(4, -1))
 
 
-def test_a_directory_with_such_a_file_stands_for_it(tmp_path: Path) -> None:
-    written(tmp_path, LinearRegression().fit(ROWS, ROWS[:, 1]))
-    with served_paths([tmp_path]) as (_, models):
-        assert [each.name for each in models] == ["net"]
+def said(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Why a trial refuses a file: as its process does it, in this one, which has imported scikit-learn."""
+    monkeypatch.setattr(skops_trial, "bound_memory", lambda _nbytes: None)  # this process is to go on
+    skops_trial.main(["0", str(path)])
+    return str(json.loads(capsys.readouterr().out)["error"])
 
 
-def test_a_file_with_code_is_refused(tmp_path: Path) -> None:
+def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, *names: str) -> list[str]:
+    """Why files of these names are refused by an interpreter that is a script, which does `ends` at each named bad."""
+    answer = json.dumps({"skops": "1", "inputs": [["X", "FP64", [2, 3]]], "outputs": [["label", "FP64", [2]]]})
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+shift 3
+for file; do
+    case $file in *bad*) {ends} ;; esac
+    printf '%s\\n' 'a line of scikit-learn' '{answer}'
+done
+"""
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    found = skops_files.described([tmp_path / f"{name}.skops" for name in names])
+    return [str(each) if isinstance(each, NoShapesError) else "" for each in found.values()]
+
+
+def test_a_file_that_ends_a_trial_leaves_the_others_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reasons(tmp_path, monkeypatch, "exit 7", "bad1", "good", "bad2")
+    assert found == ["exit code 7", "", "exit code 7"]
+
+
+def test_a_file_that_is_never_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skops_files, "_TIMEOUT_S", 0.01)
+    assert reasons(tmp_path, monkeypatch, "exec sleep 60", "bad") == ["it was not read within 0.01 s"]
+
+
+def test_a_file_with_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = make_pipeline(FunctionTransformer(double), LinearRegression()).fit(ROWS, ROWS[:, 1])
-    sentence = r"is not served as it is: it has types that skops does not trust: .*test_skops_files\.double"
-    with pytest.raises(PathError, match=sentence), served_paths([written(tmp_path, model)]):
-        pass
+    sentence = r"it has types that skops does not trust: .*test_skops_files\.double"
+    assert re.fullmatch(sentence, said(written(tmp_path, model), monkeypatch, capsys))
 
 
 @pytest.mark.parametrize(
@@ -111,22 +156,11 @@ def test_a_file_with_code_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_model_of_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Any, sentence: str
 ) -> None:
-    """As its process does it, in this one, which has imported scikit-learn."""
     path = tmp_path / "net.skops"
     path.write_text("no archive")
     if model is not None:
         written(tmp_path, model)
-    monkeypatch.setattr(skops_trial, "bound_memory", lambda _nbytes: None)  # this process is to go on
-    skops_trial.main([str(path), "0"])
-    assert json.loads(capsys.readouterr().out) == {"error": sentence}
-
-
-def test_a_model_that_refuses_zeros_is_asked_with_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = 1 + np.abs(ROWS)
-    model = make_pipeline(FunctionTransformer(np.log), LinearRegression()).fit(rows, rows[:, 1])
-    with served_paths([written(tmp_path, model)]) as ((repository,), _):
-        found = run(capsys, repository / "net", rows[:4])["label"]
-    np.testing.assert_array_equal(found, model.predict(rows[:4]).reshape(4, 1))
+    assert said(path, monkeypatch, capsys) == sentence
 
 
 def test_a_small_file_that_unpacks_to_more_than_the_memory_is_refused(
@@ -137,19 +171,23 @@ def test_a_small_file_that_unpacks_to_more_than_the_memory_is_refused(
         archive.writestr("schema.json", bytes(256 << 20))
     assert path.stat().st_size < 2 << 20
     monkeypatch.setattr(available_memory, "available_nbytes", lambda: 64 << 20)
-    with pytest.raises(PathError, match="it takes more memory than this machine has left"), served_paths([path]):
+    with (
+        pytest.raises(PathError, match="is not served as it is: it takes more memory than this machine has left"),
+        served_paths([path]),
+    ):
         pass
 
 
-def test_an_old_version_of_skops_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_version_of_skops_reads_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path, LinearRegression().fit(ROWS, ROWS[:, 1]))
     (tmp_path / "skops-0.14.0.dist-info").mkdir()
     (tmp_path / "skops-0.14.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: skops\nVersion: 0.14.0\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")
-    with pytest.raises(PathError, match=r"skops 0\.14\.0 trusts trees"), served_paths([path]):
-        pass
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "skops 0.14.0 trusts trees" in said(path, monkeypatch, capsys)
 
 
 def test_the_extra_installs_a_version_that_is_trusted() -> None:

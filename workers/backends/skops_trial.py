@@ -1,9 +1,9 @@
-"""Reads a model in skops's format and prints its tensors as JSON:
-python -m shoal.workers.backends.skops_trial FILE BYTES
+"""Reads models in skops's format and prints of each its tensors, as a line of JSON:
+python -m shoal.workers.backends.skops_trial BYTES FILE…
 
-The model is loaded, as the server's model.py (shoal/cli/skops_files.py) loads it, and asked with two rows of zeros, or
-of ones where zeros are refused. A file with types that skops does not know as harmless is not loaded, nor one that
-takes more than so many bytes of memory: an archive of some kilobytes may unpack to any number of gigabytes.
+A model is loaded, as the server's model.py (shoal/cli/skops_files.py) loads it, and asked with two rows of zeros, or of
+ones where zeros are refused. A file with types that skops does not know as harmless is not loaded, nor one that takes
+more than so many bytes of memory: an archive of some kilobytes may unpack to any number of gigabytes.
 """
 
 import json
@@ -77,18 +77,25 @@ def bound_memory(nbytes: int) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the tensors, or why there are none."""
+    """Print of each file the tensors, or why there are none."""
     warnings.simplefilter("ignore")  # of another version of scikit-learn, which the server's log has, too
+    nbytes, *paths = argv
+    for path in paths:
+        said = {"skops": version("skops"), **_said(path, int(nbytes))}
+        sys.stdout.write(f"\n{json.dumps(said)}\n")  # on a line of its own, whatever scikit-learn has printed
+        sys.stdout.flush()
+
+
+def _said(path: str, nbytes: int) -> dict[str, Any]:
     try:
-        bound_memory(int(argv[1]))
-        said = tensors_of(argv[0])
+        bound_memory(nbytes)
+        return tensors_of(path)
     except NoShapesError as error:
-        said = {"error": str(error)}
+        return {"error": str(error)}
     except MemoryError:
-        said = {"error": "it takes more memory than this machine has left"}
+        return {"error": "it takes more memory than this machine has left"}
     except Exception as error:  # noqa: BLE001  whatever a damaged file makes skops or scikit-learn raise
-        said = {"error": f"{type(error).__name__}: {error}"}
-    sys.stdout.write(json.dumps(said) + "\n")
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":
