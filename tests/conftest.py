@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import gc
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -45,6 +44,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file: str = super()._split_scope(nodeid)
             return _session_server(config.rootpath / file) or file
 
+        def _reschedule(self, node: Any) -> None:
+            # One file beside that which is run is enough, and may be waited for in the end.
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
+
     return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -54,34 +58,84 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"SHOAL_COMPILED does not fit this Shoal: {interpreter.describe()}")
 
 
-def pytest_collection(session: pytest.Session) -> None:
+def pytest_collection() -> None:
     """No garbage collection while tests are found: it took a fifth of that time and found nothing."""
     gc.disable()
-    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
-    if worker is not None:
-        _import_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_finish() -> None:
-    """No collection looks at what was made as tests were found: the first would take 0.7 s, in each process."""
+    """No collection looks at what was made as tests were found: the first would take 0.7 s."""
     gc.freeze()
 
 
-def _import_share(config: pytest.Config, number: int, count: int) -> None:
-    """Import the `number`th of `count` parts of the folders' test files, before all are. So each process rewrites and
-    compiles a part of a fresh checkout, and of what its tests import, and finds the others' done; where all go in the
-    same order, each does everything."""
-    folders = [path for each in config.args if (path := config.invocation_params.dir / each).is_dir()]
-    files = sorted({file for folder in folders for file in folder.rglob("test_*.py")})
-    for file in files[len(files) * number // count : len(files) * (number + 1) // count]:
-        with suppress(Exception, pytest.skip.Exception):  # which is told when the file is collected
-            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
+# --- a process of tests imports only the files that it runs ---
+
+
+class WholeFile(pytest.Item):
+    """All tests of a file, in the place of each, until a process runs them: to find them all, each of several processes
+    imported every file and what that needs, PyTorch and scikit-learn among others."""
+
+    def runtest(self) -> None:
+        """Do nothing: the tests are run one by one."""
+
+    def run_all(self, nextitem: pytest.Item | None) -> None:
+        """Find and run the tests of the file."""
+        assert self.parent is not None
+        session, config = self.session, self.config
+        gc.disable()  # until the module's first fixture
+        module = pytest.Module.from_parent(self.parent.parent, path=self.path)
+        items = list(session.genitems(module))
+        config.hook.pytest_collection_modifyitems(session=session, config=config, items=items)
+        number = session.items.index(self)
+        for place, item in enumerate(items, 1):
+            session.items[number] = item  # the one of which xdist expects reports now
+            following = items[place] if place < len(items) else nextitem
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail or session.shouldstop:
+                break
+        session.items[number] = self
+
+
+class UnreadFile(pytest.File):
+    """A file that is not imported yet."""
+
+    def collect(self) -> Iterator[WholeFile]:
+        yield WholeFile.from_parent(self, name="all")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of tests whether it runs whole files, and so may find tests late."""
+    config = node.config
+    are_single = any("::" in each for each in config.args)
+    node.workerinput["finds_late"] = config.getoption("dist") == "loadfile" and not (
+        are_single or config.getoption("lf")
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Keep unread files where tests are chosen by words or marks, which those of each file are once they are found."""
+    unread = [item for item in items if isinstance(item, WholeFile)]
+    yield
+    if unread:
+        items[:] = unread
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Leave a file unread where its tests are found late."""
+    if not getattr(parent.config, "workerinput", {}).get("finds_late"):
+        return None
+    return UnreadFile.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """A test that passes is told to xdist once, in place of five messages, which take 0.5 ms of CPU. All are sent where
     the durations of fixtures are asked for, or a report in XML, which is made of them."""
+    if isinstance(item, WholeFile):
+        item.run_all(nextitem)
+        return True
     options = item.config.option
     if not hasattr(item.config, "workerinput") or options.durations is not None or options.xmlpath is not None:
         return None
