@@ -69,7 +69,7 @@ class SpinPolicy:
 class SpinningPoller:
     """The waits of one thread for an epoll instance, which stays the caller's."""
 
-    __slots__ = ("_clock_ns", "_poll", "_policy", "_yield_core")
+    __slots__ = ("_clock_ns", "_policy", "_poll", "_yield_core")
 
     def __init__(
         self,

@@ -98,8 +98,8 @@ class Loop:
         gpu: int = NO_GPU,
         spin_ns: int = 0,
     ) -> None:
-        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` the longest spin before a sleep,
-        0 for none."""
+        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` is the longest spin before a
+        sleep, 0 for none."""
         self._sequences = sequences
         self._backend = backend
         self._signature = signature

@@ -113,9 +113,10 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
             memory.keep_on_gpu(pool := GpuPool(order.gpu, order.gpu_pool_nbytes))
             backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
+        spin_ns = order.spin_ns
         loop = Loop(
-            backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu, spin_ns=order.spin_ns
-        )  # fmt: skip
+            backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu, spin_ns=spin_ns
+        )
         loop.auditor = auditor
         threads = InstanceThreads(lambda channel: serve(channel, backend))
         loop.start_instance = threads.start

@@ -95,8 +95,7 @@ SERVER = (
     honour(
         "spin-us",
         integer(0, 1000),
-        "microseconds for which the batcher, and an idle instance, look for requests before they sleep, while requests "
-        "come that soon and no other program wants their cores; 0: they sleep at once",
+        "longest microseconds for which batcher and instances look for work before they sleep; 0: they sleep at once",
     ),
     honour(
         "upgrade-timeout-secs",
