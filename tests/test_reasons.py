@@ -126,6 +126,13 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "[request id: r7] model 'simple' batches sequences, whose requests cannot be 'deterministic': leave that "
         "parameter out",
     ),
+    (
+        20,
+        errors.UnavailableError,
+        "[request id: r7] no memory is left for a request to ensemble 'simple': requests to ensembles under way, and "
+        "responses of ensembles that clients hold, take all that there is for them together. Try again; a client in "
+        "shared memory that keeps such results should copy them",
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ import signal
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,10 +92,13 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
 
     The temporary repository is removed afterwards. Raises PathError for a path that is no model and no repository.
     """
+    if not paths:  # as in a container without a directory for temporary files
+        yield [], []
+        return
     repositories: list[Path] = []
     linked: list[LinkedModel] = []
     made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}")
-    with _removed(made) if paths else nullcontext():
+    with _removed(made):
         files = list(_expanded(paths))
         of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
         for path in files:

@@ -56,8 +56,10 @@ def test_a_stream_is_printed_as_it_comes(samples: Server, capsys: pytest.Capture
         assert code == 0
         assert [json.loads(line)["outputs"][0]["data"] for line in printed.splitlines()] == [[4], [2]]
     code, printed, complaint = infer(capsys, *asked, "--url", samples.url)
-    assert (code, printed) == (2, "")
-    assert complaint.startswith("Unsupported: HTTP has no stream of tensors: ask model 'repeat' at a grpc:// URL")
+    refusal = (
+        "Unsupported: HTTP has no stream of tensors: ask model 'repeat' at a grpc:// URL, or at the server's socket"
+    )
+    assert (code, json.loads(printed), complaint) == (2, {"error": refusal}, f"{refusal}\n")
 
 
 def test_sequences(samples: Server, capsys: pytest.CaptureFixture[str], place: str) -> None:
