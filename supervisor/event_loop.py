@@ -178,12 +178,9 @@ async def first_awake(*futures: Future[Any], limit_s: float) -> set[Future[Any]]
     """Like `first`, but time in which this process did not run is not counted, as that of a suspended machine: what is
     waited for did not run either."""
     left_s = limit_s
-    while left_s > 0:
-        look_s = min(left_s, LOOK_S)
-        if done := await first(*futures, limit_s=look_s):
-            return done
-        left_s -= look_s  # however late this look is
-    return set()
+    while not (done := await first(*futures, limit_s=min(left_s, LOOK_S))) and left_s > LOOK_S:
+        left_s -= LOOK_S  # however late this look is
+    return done
 
 
 async def shared(future: Future[T]) -> T:

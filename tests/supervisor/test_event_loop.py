@@ -134,6 +134,14 @@ def test_time_in_which_the_machine_stood_still_is_no_part_of_a_limit(clock: Cloc
     assert waits.result() == {future}
 
 
+def test_a_limit_of_no_time_leaves_one_look(clock: ClockLoop) -> None:
+    loop = EventLoop(clock)
+    future = loop.future()
+    future.set_result(None)
+    assert clock.run(first_awake(future, loop.future(), limit_s=0.0)) == {future}
+    assert clock.run(first_awake(loop.future(), limit_s=0.0)) == set()
+
+
 def test_who_is_cancelled_while_waiting_for_a_shared_future_leaves_it_to_the_others(clock: ClockLoop) -> None:
     loop = EventLoop(clock)
     result = loop.future()
