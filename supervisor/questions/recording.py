@@ -16,7 +16,7 @@ from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.recording_settings import RecordRule, read_settings
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.ring_readers import RecorderProcess
@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: Recordings that clients have asked for at once (ours).
 MAX_LIVE = 64
+#: How long a request to record waits until its folder has taken a file (ours).
+CHECK_S = 5.0
 
 
 def why_unwritable(folder: Path) -> str:
@@ -53,6 +55,7 @@ class RecordingControl:
         self._rule, self._limits = read_settings(options.record_config)
         self.recorder = RecorderProcess(loop, control_address, log_settings, star)
         self._thread = MeasuringThread("recordings")
+        self._checked: Future[str] | None = None  # the last check of the folder, which may be under way
         # Changed by the verb and as time passes: rules of clients by number, with the time at which each ends.
         self._live: dict[int, tuple[RecordRule, float]] = {}
         self._num_asked = 0
@@ -82,15 +85,23 @@ class RecordingControl:
         folder = self._folder()
         if not folder:
             raise UnavailableError("the server's user has no home directory; start the server with --record=FOLDER")
-        try:
-            why = await self._thread.answer(partial(why_unwritable, Path(folder)), self._loop)
-        except OSError as error:
-            why = error.strerror or str(error)
-        if why:
+        if why := await self._why_unwritable(folder):
             raise UnavailableError(
                 f"nothing is recorded: the server's user cannot write into '{folder}': {why}. Have it written to, or "
                 "start the server with another --record=FOLDER"
             )
+
+    async def _why_unwritable(self, folder: str) -> str:
+        """As the function, in a thread. While a disk hangs there is one check, for which all requests wait."""
+        if self._checked is None or self._checked.done():
+            try:
+                self._checked = self._thread.answer(partial(why_unwritable, Path(folder)), self._loop)
+            except OSError as error:  # no descriptor is left, or no thread starts
+                return error.strerror or str(error)
+        checked = self._checked
+        if await first(checked, limit_s=CHECK_S):
+            return checked.result()
+        return f"it has taken no file within {CHECK_S:g} s, its disk is slow or hangs"
 
     def _begin(self, rule: RecordRule, for_s: float, max_bytes: int) -> None:
         if len(self._live) >= MAX_LIVE:

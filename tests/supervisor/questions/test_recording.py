@@ -1,5 +1,6 @@
 """supervisor/questions/recording.py: recordings that clients begin; no process runs."""
 
+import os
 import pwd
 import subprocess
 from dataclasses import replace
@@ -11,7 +12,8 @@ from shoal.errors import UnavailableError
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.processes import ring_readers
 from shoal.supervisor.processes.outside_process import OutsideProcess
-from shoal.supervisor.questions.recording import RecordingControl
+from shoal.supervisor.questions import recording
+from shoal.supervisor.questions.recording import CHECK_S, RecordingControl
 from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES
 from tests.supervisor.star_rig import OPTIONS, StarRig
@@ -64,6 +66,39 @@ def test_a_recording_whose_folder_takes_no_file_is_refused_when_it_is_asked_for(
     with pytest.raises(UnavailableError, match=sentence):
         asked.result()
     assert not rig.batcher.heard()
+    rig.clock.run(control.recorder.close())
+
+
+def test_a_disk_that_hangs_is_asked_once_and_no_recording_begins_when_it_goes_on(
+    rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request waited for as long as the disk, kept a descriptor, and began to record long after its client had
+    left. The disk is played by a pipe whose writer has yet to come."""
+    pipe, num_checks = tmp_path / "pipe", 0
+    os.mkfifo(pipe)
+
+    def why_unwritable(_folder: Path) -> str:
+        nonlocal num_checks
+        num_checks += 1
+        return pipe.read_text()
+
+    monkeypatch.setattr(recording, "why_unwritable", why_unwritable)
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    control = RecordingControl(rig.loop, "@", {}, OPTIONS, rig.star)
+    arguments = {"model": "m", "sample": 1.0, "for_s": 60.0, "max_bytes": 0}
+    asked = [rig.loop.begin(control.record(arguments)) for _ in range(3)]
+    rig.clock.pass_time(CHECK_S + 0.1)
+    for each in asked:
+        with pytest.raises(UnavailableError, match=r"has taken no file within 5 s, its disk is slow or hangs"):
+            each.result()
+    later = rig.loop.begin(control.record(arguments))
+    rig.clock.settle()
+    pipe.write_text("No space left on device")
+    rig.clock.until(later.done)
+    with pytest.raises(UnavailableError, match="No space left on device"):
+        later.result()
+    assert num_checks == 1
+    assert control._described()["recording"] == []
     rig.clock.run(control.recorder.close())
 
 
