@@ -6,10 +6,11 @@ connection, so most are made once. (gRPC's PROTOCOL-HTTP2.md.)
 
 import re
 import struct
+import zlib
 from collections.abc import Mapping
 
 from shoal.errors import UnsupportedError
-from shoal.frontend.v2.compression import WBITS, inflate
+from shoal.frontend.v2.compression import AUTO_WBITS, WBITS, inflate
 from shoal.memo import memoized
 
 #: The prefix of a message: one byte, 1 if it is compressed, and its length in four bytes.
@@ -130,6 +131,17 @@ def decompress(encoding: str, message: bytes | memoryview, max_nbytes: int) -> b
     if encoding not in WBITS:
         raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
     return inflate(message, max_nbytes)
+
+
+def decompressed_start(encoding: str, start: bytes | memoryview, max_nbytes: int) -> bytes:
+    """The first bytes of a message, at most `max_nbytes`, of whose compressed bytes these are the first; b"" if they
+    are damaged, or the encoding is unknown."""
+    if encoding not in WBITS:
+        return b""
+    try:
+        return zlib.decompressobj(AUTO_WBITS).decompress(start, max_nbytes)
+    except zlib.error:
+        return b""
 
 
 def response_encoding(level: str, accepted: str) -> str:

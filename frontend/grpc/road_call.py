@@ -10,12 +10,12 @@ import socket
 
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.framing import HEADERS, prefix
+from shoal.frontend.grpc.framing import HEADERS, IDENTITY, decompressed_start, prefix
 from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
-from shoal.frontend.grpc.wire import leading_text
+from shoal.frontend.grpc.wire import MAX_LEADING_BYTES, leading_text
 from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
 
@@ -208,7 +208,8 @@ class RoadCall:
 
 def _head(opening: Opening, peer: str, message: LargeMessage, deadline_ns_: int) -> bytes:
     path, metadata = opening.method.path, opening.metadata
+    begun, encoding = message.begun, IDENTITY
     if message.is_compressed:
-        return pack_head(path, peer, metadata, message.nbytes, opening.encoding, deadline_ns_)
-    model = leading_text(message.begun)
-    return pack_head(path, peer, metadata, message.nbytes, deadline_ns=deadline_ns_, model=model)
+        encoding = opening.encoding
+        begun = decompressed_start(encoding, begun, MAX_LEADING_BYTES)
+    return pack_head(path, peer, metadata, message.nbytes, encoding, deadline_ns_, leading_text(begun))

@@ -37,6 +37,8 @@ _DOUBLE = struct.Struct("<d")
 
 #: In front of an id or a name of at most 127 bytes: its tag, and its length.
 ID_HEAD_BYTES = 2
+#: The most bytes of a message that `leading_text` reads.
+MAX_LEADING_BYTES = ID_HEAD_BYTES + 127
 
 
 class Split(NamedTuple):

@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from shoal.frontend.grpc.http2.frames import PREFACE
+from shoal.frontend.grpc.inbox import SMALL_BYTES
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.raw_client import Client, number_in, numbers
@@ -129,6 +130,24 @@ def test_calls_that_wait_for_a_slow_model_hold_up_no_call_to_another(server: Ser
             signal_worker(server, model, signal.SIGCONT)
         for calls in waiting.values():
             assert [number_of(call.result(DEADLINE_S)) for call in calls] == list(range(many))
+
+
+def test_compressed_calls_on_the_road_wait_for_their_own_model_alone(server: Server) -> None:
+    """Large ones, more to a slow model than the eight that may have a thread."""
+
+    def padded(model: str, number: int) -> bytes:
+        rest = service.ModelInferRequest()
+        rest.parameters["pad"].string_param = os.urandom(2 * SMALL_BYTES).hex()
+        return message(model, number) + bytes(rest.SerializeToString())
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        infer: Any = channel.unary_unary(INFER)
+        gzip = grpc.Compression.Gzip
+        with held(server, "slow"):
+            waiting = [infer.future(padded("slow", number), compression=gzip) for number in range(12)]
+            wait_for_queued(server, "slow", 8)
+            assert number_of(infer(padded("idle", 7), timeout=DEADLINE_S, compression=gzip)) == 7
+        assert [number_of(call.result(DEADLINE_S)) for call in waiting] == list(range(12))
 
 
 def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(server: Server) -> None:

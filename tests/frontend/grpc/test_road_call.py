@@ -1,7 +1,10 @@
 """frontend/grpc/road_call.py: how long the road waits for a client that does not read what it answers."""
 
+import gzip
+import random
 import select
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.frontend.grpc.framing import decompressed_start
 from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
@@ -30,11 +34,12 @@ class Lane:
 
     def __init__(self) -> None:
         self.road: socket.socket | None = None
+        self.head = b""
         self.protocol = None
 
-    def hand_over(self, theirs: socket.socket, _data: bytes) -> None:
+    def hand_over(self, theirs: socket.socket, data: bytes) -> None:
         theirs.settimeout(10)
-        self.road = theirs
+        self.road, self.head = theirs, data
 
     def listen(self, _listener: Any) -> None: ...
 
@@ -137,6 +142,36 @@ def _all_of(reader: Reader) -> bytes:
     while data := reader.pair.read():
         received += data
     return received
+
+
+@pytest.mark.parametrize(
+    ("encoding", "begun"),
+    [
+        ("gzip", gzip.compress(b"\x0a\x05slow\xc3" + bytes(NBYTES))),
+        ("gzip", gzip.compress(b"\x0a\x05slow\xc3" + random.randbytes(NBYTES))[:500]),
+        ("deflate", zlib.compress(b"\x0a\x05slow\xc3" + random.randbytes(NBYTES))[:500]),
+        ("identity", b"\x0a\x05slow\xc3"),
+    ],
+)
+def test_the_road_is_sent_the_name_of_the_model_of_a_compressed_message_too(encoding: str, begun: bytes) -> None:
+    """Without it compressed calls to all models shared the threads of one."""
+    pair, lane = Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()), Lane()
+    pair.call(1)
+    any_lane: Any = lane
+    opening = Opening(find(INFER), {}, None, encoding, "identity", lane.protocol)  # type: ignore[arg-type]
+    message = LargeMessage(NBYTES, begun, is_compressed=encoding != "identity")
+    pair.connection.calls[1] = RoadCall(any_lane, pair.connection, 1, opening, message, 1e9)
+    assert b"\r\nModel: slow%C3\r\n" in lane.head
+    pair.connection.close()
+    pair.client.close()
+    assert lane.road is not None
+    lane.road.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x1f\x8b", b"no stream", gzip.compress(b"")])
+@pytest.mark.parametrize("encoding", ["gzip", "identity", "snappy"])
+def test_a_message_that_cannot_be_decompressed_has_no_beginning(encoding: str, begun: bytes) -> None:
+    assert decompressed_start(encoding, begun, 100) == b""
 
 
 @pytest.mark.parametrize(
