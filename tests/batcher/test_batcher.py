@@ -95,7 +95,8 @@ def test_the_wall_clock_may_be_set_while_the_batcher_runs(monkeypatch: pytest.Mo
         client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
         last_ms = []
         for number in (1, 2):
-            supervisor.send_message(Ping())  # a turn of the loop, at whose end the clock is looked at
+            for _ in range(2):  # a turn of the loop, at whose end the clock is looked at, and the beginning of the next
+                supervisor.send_message(Ping())
             ask(client, number)
             answer(worker, worker.receive())
             client.receive()
