@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -224,17 +224,18 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if self._application.state.is_draining and not self._is_draining:
             self._drain()
         self._uploads.expire()
-        self._refuse_waiting(self._application.request_timeout_s)
+        self._refuse_waiting((Work.REQUEST,), self._application.request_timeout_s)
         if self._application.state.gives_up and not self._has_given_up:
             self._has_given_up = True
             self._uploads.refuse_all(self._application.state.no_answer(0.0))
-            self._refuse_waiting(0.0)
+            self._refuse_waiting(Work, 0.0)
             self._application.refuse_all()
 
-    def _refuse_waiting(self, limit_s: float) -> None:
-        """Refuse the requests to models that have waited for a thread for so long."""
-        for connection in self._turns[Work.REQUEST].expire(time.monotonic() - limit_s):
-            self._uploads.refuse(connection, self._application.state.no_answer(limit_s))
+    def _refuse_waiting(self, works: Iterable[Work], limit_s: float) -> None:
+        """Refuse the requests of these kinds that have waited for a thread for so long."""
+        for work in works:
+            for connection in self._turns[work].expire(time.monotonic() - limit_s):
+                self._uploads.refuse(connection, self._application.state.no_answer(limit_s))
 
     def _drain(self) -> None:
         """Keep lanes' connections from now on, which end with their next response: the lanes are about to end."""

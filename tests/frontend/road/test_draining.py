@@ -136,18 +136,20 @@ def test_a_request_whose_client_has_gone_has_a_line_and_a_call_of_a_lane_none(
     assert lines == ([] if is_tunnel else ["access: POST /v2/models/m/infer by 10.0.0.1: 499, 0"])
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, gives_up: bool) -> None:
-    """Or one that waits still when the server ends."""
-    turns = road.worker._turns[Work.REQUEST]
+@pytest.mark.parametrize(("work", "gives_up"), [(Work.REQUEST, False), *[(work, True) for work in Work]])
+def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, work: Work, gives_up: bool) -> None:
+    """Or one, of whatever kind, that waits still when the server ends."""
+    turns = road.worker._turns[work]
     for number in range(3):
         accepted = road.accepted()
         connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
         road.arrived.append(connection)
+        connection.work = work
         connection.share, connection.queued_s = "slow", time.monotonic() - 60.0 * (number < 2)
         assert turns.begin(connection, 1) is (number == 0)
     road.state.gives_up = gives_up
     road.worker.murder_pending()
+    road.clients[1].setblocking(False)
     late = road.clients[1].recv(1000).decode()
     assert late.startswith("HTTP/1.1 503 ")
     assert ("--exit-timeout-secs is over" if gives_up else "no answer within 60 s (--request-timeout-secs)") in late
