@@ -12,7 +12,7 @@ from shoal.cli.operate import client_at
 from shoal.cli.records import complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
+from shoal.cli.verb import EXIT_DONE, ask_server, models_on_stderr, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.replay_comparison import Answer, Difference
@@ -96,7 +96,8 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not requests:
         raise CommandLineError(f"The recording has no request {number}.")
     if arguments.repo is not None:
-        answers, num_split = _ask_locally(requests, arguments, exact=arguments.exact_batches or number > 0)
+        with models_on_stderr(as_json=arguments.json):
+            answers, num_split = _ask_locally(requests, arguments, exact=arguments.exact_batches or number > 0)
     else:
         answers, num_split = _ask_server(requests, arguments, environ), 0
     pairs = list(zip(requests, answers, strict=True))

@@ -5,12 +5,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show_error
+from shoal.cli.verb import EXIT_DONE, FailedError, models_on_stderr, run_verb, show_error
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -95,9 +95,12 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandLineError(f"There is no directory '{arguments.model}'.")
     try:
         # Models that this one calls, and the steps of an ensemble, are its neighbours.
-        with Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
+        with (
+            models_on_stderr(as_json=arguments.json) as stdout,
+            Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server,
+        ):
             if arguments.record is not None:
-                return _run_record(server, model.name, arguments)
+                return _run_record(server, model.name, arguments, stdout)
             config = server.config(model.name, arguments.version)
             requests = read_requests(config, [*arguments.inputs, *arguments.input], arguments.data, arguments.sample)
             parameters = {key: parameter(value) for key, value in arguments.parameter}
@@ -105,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 said = {**request.parameters, **parameters}
                 if "sequence_batching" in config and "sequence_id" not in said:
                     said |= {"sequence_id": 1, "sequence_start": not number, "sequence_end": request is requests[-1]}
-                _ask(server, model.name, request, said, arguments)
+                _ask(server, model.name, request, said, arguments, stdout)
     except ShoalError as error:
         calls = "Failed for execute the inference request" in str(error)
         advice = ["What the model calls is loaded from beside it: --load <model>."] if calls else []
@@ -113,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> int:
+def _run_record(server: "Server", model: str, arguments: argparse.Namespace, stdout: TextIO) -> int:
     """Execute a recorded request in its batch, and print the answers to all requests of it; returns the exit code."""
     from shoal.cli.records import open_recording, read
     from shoal.cli.replay import chosen
@@ -132,11 +135,12 @@ def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> 
     for request, answer in zip(batch, LocalModels(server, version).replay_batch(batch), strict=True):
         if answer.error is not None:
             said = f"request {request.number}: {answer.error.words}: {answer.error}"
-            show_error(said, as_json=arguments.json)
+            show_error(said, as_json=arguments.json, stdout=stdout)
             code = EXIT_FAILED
         for outputs in answer.responses:
             printed = PrintedResponse(model, str(version or request.version), outputs, {}, request.id, signature)
-            print(as_json(printed) if arguments.json else f"request {request.number}\n{as_text(printed)}")
+            shown = as_json(printed) if arguments.json else f"request {request.number}\n{as_text(printed)}"
+            print(shown, file=stdout)
     return code
 
 
@@ -147,7 +151,12 @@ def _signature(server: "Server", model: str, version: int | None) -> "Signature"
 
 
 def _ask(
-    server: "Server", model: str, request: "RunRequest", parameters: Mapping[str, Any], arguments: argparse.Namespace
+    server: "Server",
+    model: str,
+    request: "RunRequest",
+    parameters: Mapping[str, Any],
+    arguments: argparse.Namespace,
+    stdout: TextIO,
 ) -> None:
     """Ask as often as requested; print the last responses and how long the calls took."""
     times_ms: list[float] = []
@@ -169,6 +178,6 @@ def _ask(
             response.model_name, str(response.model_version), response.outputs, response.parameters, response.id,
             signature,
         )  # fmt: skip
-        print(as_json(printed) if arguments.json else as_text(printed))
+        print(as_json(printed) if arguments.json else as_text(printed), file=stdout)
     if arguments.repeat:
         print(times_text(times_ms), file=sys.stderr)

@@ -7,9 +7,10 @@ goes to stderr.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from itertools import takewhile
-from typing import Any
+from typing import Any, TextIO
 
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
@@ -43,14 +44,40 @@ class FailedError(Exception):
 
 
 def is_json(argv: Sequence[str]) -> bool:
-    """Whether a command asks for JSON, also one that is wrong and has no parsed arguments. What follows `--` belongs to
-    another command."""
-    return "--json" in takewhile(lambda word: word != "--", argv)
+    """Whether a command asks for JSON, also one that is wrong and has no parsed arguments. The flag may be shortened.
+    What follows `--` belongs to another command."""
+    return any(len(word) > 2 and "--json".startswith(word) for word in takewhile(lambda word: word != "--", argv))
+
+
+@contextmanager
+def models_on_stderr(*, as_json: bool) -> Iterator[TextIO]:
+    """While models run in this process: stdout. With JSON, what they print goes to stderr."""
+    stdout = sys.stdout
+    if not as_json:
+        yield stdout
+        return
+    with redirect_stdout(sys.stderr):
+        yield stdout
 
 
 def show(document: Any, text: str, *, as_json: bool) -> None:
     """Print the result of a verb: the document as JSON for a program, or else the text."""
     print(json.dumps(document, indent=2) if as_json else text)
+
+
+def show_before(step: Callable[[], object], document: Any, text: str, *, as_json: bool) -> None:
+    """Print the result of a verb that has one step left, which may fail. People see the result before the step. JSON
+    comes after it: a document as of `show`, or, where the step raises, a line before that of the error."""
+    if not as_json:
+        print(text)
+    try:
+        step()
+    except Exception:
+        if as_json:
+            print(json.dumps(document))
+        raise
+    if as_json:
+        show(document, text, as_json=True)
 
 
 def run_verb(
@@ -114,11 +141,11 @@ def _remedies(sentence: str) -> list[str]:
     return [_REMEDIES[piece] for piece in _REMEDIES if piece in sentence]
 
 
-def show_error(sentence: str, *advice: str, as_json: bool) -> None:
+def show_error(sentence: str, *advice: str, as_json: bool, stdout: TextIO | None = None) -> None:
     """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines."""
     print(sentence, *advice, sep="\n", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": sentence}), flush=True)
+        print(json.dumps({"error": sentence}), file=stdout, flush=True)
 
 
 def _complain(code: int, sentence: str, *advice: str, as_json: bool) -> int:

@@ -19,7 +19,7 @@ from tests.cli.answering import Answering
 from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES
 from tests.repository.torchserve.archives import mar
-from tests.testing.models import write_identity
+from tests.testing.models import write_identity, write_python
 
 #: Verbs without --json, and why (docs/command_line.md).
 WITHOUT = {"serve", "completion"}
@@ -45,6 +45,12 @@ def test_an_error_is_an_object_of_json_on_stdout_and_a_sentence_on_stderr(
     except SystemExit as end:
         assert end.code == 0
     assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--js", "--json"])
+def test_a_shortened_flag_is_as_good(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", flag, "--nonsense"]) == 1
+    assert json.loads(capsys.readouterr().out).keys() == {"error"}
 
 
 @pytest.mark.parametrize("verb", sorted(WITHOUT))
@@ -171,6 +177,22 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     write_identity(tmp_path)
     (tmp_path / "echo" / "config.pbtxt").write_text('backend: "none"')
     assert "none" in told(tmp_path, "run", "echo", "--sample=ones", code=2)["error"]
+
+
+def test_what_a_model_prints_is_no_part_of_its_answer(tmp_path: Path) -> None:
+    code = """
+    def initialize(self, args):
+        print("it is loaded")
+
+    def execute(self, requests):
+        print("it is asked")
+        return [answer(2 * x_of(request).as_numpy()) for request in requests]
+
+    def finalize(self):
+        print("it ends")
+"""
+    write_python(tmp_path, "chatty", code)
+    assert told(tmp_path, "run", "chatty", "--sample=ones")["outputs"][0]["data"] == [2, 2]
 
 
 def test_lines_of_a_log_that_come(server: Answering, tmp_path: Path) -> None:

@@ -45,6 +45,19 @@ def test_every_request_is_answered_and_counted_by_the_server(
     assert picture.read_text().startswith("<svg")
 
 
+def test_figures_and_the_error_of_a_picture_that_cannot_be_written_are_a_line_each(
+    capsys: pytest.CaptureFixture[str], samples: Server
+) -> None:
+    arguments = "simple", "--svg=/dev/full", "--url", samples.url, *QUICK
+    code, printed, _ = bench(capsys, *arguments, "--json")
+    figures, error = map(json.loads, printed.splitlines())
+    assert (code, figures["model"]) == (1, "simple")
+    assert error == {"error": "'/dev/full' cannot be written: No space left on device"}
+    code, printed, complaint = bench(capsys, *arguments)
+    assert (code, printed.splitlines()[0]) == (1, f"Model 'simple' at {samples.url.removeprefix('http://')}")
+    assert complaint.startswith(f"{error['error']}\n")
+
+
 def test_errors_are_told_by_their_sentence(capsys: pytest.CaptureFixture[str], place: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     rows = {

@@ -1,7 +1,6 @@
 """The verb `bench`: a model of a running server under load, and its throughput and latencies."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,7 +11,7 @@ from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import add_requests, count, parameter, writable, write
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
+from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb, show_before
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -144,17 +143,13 @@ def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     measured = list(zip(*found, strict=True))
     is_met, sentences = report.judged(given.goal, measured[0]) if given.goal else (True, [])
     shares = [measurement.ratios(pair[0], pair[1], report.PERCENTS) for pair in found] if len(targets) > 1 else []
-    if given.json:
-        print(json.dumps(_as_json(given, sides, targets, measured, shares, rows, is_met=is_met), indent=2))
-    elif shares:
+    if shares:
         titles = [f"{side.title} at {each.url}" for side, each in zip(sides, targets, strict=True)]
-        print(report.as_compared(measured[0], measured[1], shares, titles))
-        print(*sentences, sep="\n", end="\n" * bool(sentences))
+        text = report.as_compared(measured[0], measured[1], shares, titles)
     else:
-        print(f"Model '{given.model}' at {targets[0].url}\n")
-        print("\n".join([report.as_text(measured[0], rows), *sentences]))
-    if given.svg is not None:
-        _write(given, measured)
+        text = f"Model '{given.model}' at {targets[0].url}\n\n{report.as_text(measured[0], rows)}"
+    document = _as_json(given, sides, targets, measured, shares, rows, is_met=is_met)
+    show_before(partial(_write, given, measured), document, "\n".join([text, *sentences]), as_json=given.json)
     if any(each.whole.num_errors or not each.whole.latencies_ns for side in measured for each in side):
         return EXIT_REFUSED
     return EXIT_DONE if is_met else EXIT_MISSED
@@ -266,7 +261,9 @@ def _as_json(
 
 
 def _write(given: argparse.Namespace, measured: "Sequence[Sequence[Measured]]") -> None:
-    """Write the picture. Raises CommandLineError if the file cannot be written."""
+    """Write the picture, if one is wanted. Raises CommandLineError if the file cannot be written."""
+    if given.svg is None:
+        return
     from shoal.cli.bench import picture
 
     series = []

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from shoal.cli.operate import seconds
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
 from shoal.cli.request_arguments import add_requests, count, writable, write
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
+from shoal.cli.verb import EXIT_DONE, ask_server, run_verb, show_before
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -158,19 +157,17 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     changed = _changed_text(text, config, start, best.settings)
     old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
     diff = "".join(difflib.unified_diff(old, new, str(path), str(path)))
-    if given.json:
-        document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios)}
-        document |= {"other_programs_share": round(others_share, 3), "diff": diff}
-        print(json.dumps(document, indent=2))
-    else:
-        print(found + f"\n\n{diff}".rstrip("\n"))
-    if given.svg is not None:
-        write(given.svg, report.svg(given.model, trials, best, given.goal))
-    if best.best is None:
-        return EXIT_MISSED
-    if given.apply and changed != text:
-        _apply(given, environ, path, text, changed)
-    return EXIT_DONE
+    document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios)}
+    document |= {"other_programs_share": round(others_share, 3), "diff": diff}
+
+    def use() -> None:
+        if given.svg is not None:
+            write(given.svg, report.svg(given.model, trials, best, given.goal))
+        if given.apply and best.best is not None and changed != text:
+            _apply(given, environ, path, text, changed)
+
+    show_before(use, document, found + f"\n\n{diff}".rstrip("\n"), as_json=given.json)
+    return EXIT_MISSED if best.best is None else EXIT_DONE
 
 
 def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[RunRequest]":
