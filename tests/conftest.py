@@ -28,6 +28,10 @@ settings.load_profile("any machine")
 SESSION_SERVERS = re.compile(r"\b(every_kind|samples|explicit|s3): \w*Server\b")
 
 
+#: The last test that was reported by each process of tests, by its name.
+_last_tests: dict[str, str] = {}
+
+
 @functools.cache
 def _session_server(file: Path) -> str:
     """The fixture of a session's server that a file of tests asks for, the first of several; "" if it asks for none."""
@@ -49,6 +53,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
                 super()._reschedule(node)
 
+        def remove_node(self, node: Any) -> str | None:
+            # Of a process that has died: a file that ended it would end the next one, too, and a file that has been
+            # run, which xdist queues again, would be a process's work of which no report comes.
+            work = self.assigned_work[node]
+            ended = next((each for file in work.values() for each, is_run in file.items() if not is_run), None)
+            is_file = ended is not None and ended.endswith(WHOLE)
+            if ended is not None and is_file:
+                work[self._split_scope(ended)][ended] = True
+            for scope in [scope for scope, file in work.items() if all(file.values())]:
+                del work[scope]
+            running: str | None = super().remove_node(node)
+            return ended if is_file else running
+
     return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -69,6 +86,10 @@ def pytest_collection_finish() -> None:
 
 
 # --- a process of tests imports only the files that it runs ---
+
+
+#: The end of a WholeFile's id.
+WHOLE = "::all"
 
 
 class WholeFile(pytest.Item):
@@ -100,7 +121,7 @@ class UnreadFile(pytest.File):
     """A file that is not imported yet."""
 
     def collect(self) -> Iterator[WholeFile]:
-        yield WholeFile.from_parent(self, name="all")
+        yield WholeFile.from_parent(self, name=WHOLE.removeprefix("::"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,8 +130,22 @@ def pytest_configure_node(node: Any) -> None:
     config = node.config
     are_single = any("::" in each for each in config.args)
     node.workerinput["finds_late"] = config.getoption("dist") == "loadfile" and not (
-        are_single or config.getoption("lf")
+        are_single or config.getoption("lf", default=False)
     )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the last test of each process, for the time when it dies."""
+    if (node := getattr(report, "node", None)) is not None:
+        _last_tests[node.gateway.id] = report.nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
+    """Name the test after which a process died that runs a whole file."""
+    node: Any = report.node
+    if crashitem.endswith(WHOLE) and (last := _last_tests.get(node.gateway.id)) is not None:
+        report.longrepr = f"{report.longrepr}, after {last!r}"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -32,8 +32,8 @@ def test_fails_as_expected(): assert False
 
 
 HOOKS = (
-    "from tests.conftest import pytest_collection_modifyitems, pytest_configure_node, pytest_pycollect_makemodule, "
-    "pytest_runtest_protocol, pytest_xdist_make_scheduler\n"
+    "from tests.conftest import pytest_collection_modifyitems, pytest_configure_node, pytest_handlecrashitem, "
+    "pytest_pycollect_makemodule, pytest_runtest_logreport, pytest_runtest_protocol, pytest_xdist_make_scheduler\n"
 )
 
 
@@ -113,6 +113,30 @@ def test_one(): assert 0
 @pytest.mark.xfail
 def test_three(): ...
 """
+
+
+CRASHING = """
+import os
+
+def test_one(): ...
+def test_two(): os._exit(9)
+def test_three(): ...
+"""
+
+
+def test_a_file_that_ends_its_process_is_run_once_and_its_last_test_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_crashing.py").write_text(CRASHING)
+    for name in ("test_before", "test_behind", "test_end"):
+        (tmp_path / f"{name}.py").write_text("def test_it(): ...\n")
+    done = run(tmp_path, HOOKS, "--numprocesses=1", "--dist=loadfile", "--no-loadscope-reorder")
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 4 passed in "), done
+    assert "crashed while running 'test_crashing.py::all', after 'test_crashing.py::test_one'" in done.stdout
+
+
+def test_nothing_of_pytests_cache_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(): ...\n")
+    done = run(tmp_path, HOOKS, "--numprocesses=1", "--dist=loadfile", "-p", "no:cacheprovider")
+    assert done.stdout.splitlines()[-1].startswith("1 passed in "), done
 
 
 def test_choosing_and_stopping_work_where_tests_are_found_late(tmp_path: Path) -> None:
