@@ -54,7 +54,7 @@ def test_figures_and_the_error_of_a_picture_that_cannot_be_written_are_a_line_ea
     assert (code, figures["model"]) == (1, "simple")
     assert error == {"error": "'/dev/full' cannot be written: No space left on device"}
     code, printed, complaint = bench(capsys, *arguments)
-    assert (code, printed.splitlines()[0]) == (1, f"Model 'simple' at {samples.url.removeprefix('http://')}")
+    assert (code, printed.splitlines()[0]) == (1, f"Model 'simple' at http://{samples.url}")
     assert complaint.startswith(f"{error['error']}\n")
 
 

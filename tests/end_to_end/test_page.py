@@ -93,12 +93,14 @@ def test_what_shows_through_a_picture_is_white(samples: Server, tab: Open) -> No
     """As `shoal infer` takes it; an input of four channels gets what is there."""
     read = """async (dims) => {
         const { imageElements } = await import("/ui/media.js");
-        const file = await new OffscreenCanvas(1, 1).convertToBlob();
+        const transparent = new OffscreenCanvas(1, 1);
+        transparent.getContext("2d");
+        const file = await transparent.convertToBlob();
         return (await imageElements(file, dims, "UINT8", "0 to 255")).elements;
     }"""
     page = tab(samples).open().page
-    shown = {channels: page.evaluate(read, [1, 1, channels]) for channels in (1, 3, 4)}
-    assert shown == {1: [255], 3: [255, 255, 255], 4: [0, 0, 0, 0]}
+    shown = {channels: page.evaluate(read, [2, 2, channels]) for channels in (1, 3, 4)}
+    assert shown == {1: [255] * 4, 3: [255] * 12, 4: [0] * 16}
 
 
 def test_wrong_input_is_explained_beside_its_field_and_not_sent(samples: Server, tab: Open) -> None:
