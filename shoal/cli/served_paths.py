@@ -13,7 +13,7 @@ import signal
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,20 +92,19 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
 
     The temporary repository is removed afterwards. Raises PathError for a path that is no model and no repository.
     """
-    if not paths:  # as in a container without a directory for temporary files
-        yield [], []
-        return
     repositories: list[Path] = []
     linked: list[LinkedModel] = []
-    made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}")
-    with _removed(made):
-        files = list(_expanded(paths))
+    files = list(_expanded(paths))
+    to_link = {path for path in files if not path.is_dir() or is_model(path)}
+    # Only where it is needed: a container may have no place for temporary files.
+    made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}") if to_link else Path()
+    with _removed(made) if to_link else nullcontext():
         of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
         for path in files:
-            if path.is_dir() and not is_model(path):
+            if path not in to_link:
                 repositories.append(path)
                 continue
-            if made not in repositories:
+            if not linked:
                 made.mkdir(mode=0o700)
                 repositories.append(made)
             linked.append(_link(path, made, of_skops))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,15 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
     with pytest.raises(PathError, match=sentence), served_paths([tmp_path / name for name in names]):
         pass
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_repositories_are_served_where_nothing_temporary_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    for paths in ([], [SAMPLES]):
+        with served_paths(paths) as served:
+            assert served == (paths, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
