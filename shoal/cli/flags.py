@@ -95,7 +95,7 @@ SERVER = (
     honour(
         "spin-us",
         integer(0, 1000),
-        "longest microseconds for which batcher and instances look for work before they sleep; 0: they sleep at once",
+        "microseconds at most for which batcher and instances look for work before they sleep; 0: they sleep at once",
     ),
     honour(
         "upgrade-timeout-secs",
