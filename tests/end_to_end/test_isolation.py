@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.raw_client import Client, number_in, numbers
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, samples, serving_to_the_end, signal_worker, title, wait_until
+from tests.open_sockets import sockets
 
 MAX_IN_FLIGHT = 16
 HELD = ("slow", "stuck")
@@ -219,15 +220,6 @@ def test_requests_whose_clients_have_gone_are_not_worked_on(server: Server) -> N
     slow = 'nv_inference_request_success{model="slow",version="1"}'
     assert after["shoal_requests_abandoned_total"] - before["shoal_requests_abandoned_total"] == many
     assert after[slow] - before[slow] == 8 + 1
-
-
-def sockets(pid: int) -> set[str]:
-    """The names of a process's sockets; those that it closes meanwhile are left out."""
-    found = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.add(os.readlink(fd))
-    return {name for name in found if name.startswith("socket:")}
 
 
 def is_asleep(pid: int) -> bool:

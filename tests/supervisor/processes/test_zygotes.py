@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from shoal.supervisor.processes import zygotes as zygotes_module
 from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import BASE, BASE_S, FORK_S, IMPORT_S, Zygotes
+from tests.open_sockets import sockets
 from tests.supervisor.clock import ClockLoop
 
 #: Its exit code says how it began.
@@ -333,15 +333,6 @@ def test_a_base_that_the_system_refuses_a_fork_leaves_the_process_to_an_exec(
     harness.spawn()
     assert harness.run() == FORKED  # by a zygote that was exec'd
     assert "a zygote cannot fork" in capfd.readouterr().err
-
-
-def sockets(pid: int) -> set[str]:
-    """The sockets that a process has open. One that is closed meanwhile is none of them."""
-    found = set()
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.add(os.readlink(each))
-    return {each for each in found if each.startswith("socket:")}
 
 
 def test_processes_that_a_base_forks_have_no_descriptor_of_its_own(harness: Harness, base: int) -> None:
