@@ -115,6 +115,8 @@ class WholeFile(pytest.Item):
             if session.shouldfail or session.shouldstop:
                 break
         session.items[number] = self
+        if not items:  # no last test has ended what the next file does not share
+            session._setupstate.teardown_exact(nextitem)
 
 
 class UnreadFile(pytest.File):

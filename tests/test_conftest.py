@@ -139,6 +139,22 @@ def test_nothing_of_pytests_cache_is_needed(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("1 passed in "), done
 
 
+@pytest.mark.parametrize(
+    "second",
+    ["import pytest\n\npytest.importorskip('nothing_of_this_name')\n", "def test_other(): ...\n", "raise OSError\n"],
+    ids=["skipped whole", "not chosen", "broken"],
+)
+def test_a_folder_ends_behind_a_last_file_without_tests(tmp_path: Path, second: str) -> None:
+    for name, text in (("one/test_a", FAILING), ("one/test_b", second), ("two/test_c", FAILING)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    options = "--numprocesses=1", "--dist=loadfile", "--no-loadscope-reorder", "--import-mode=importlib"
+    done = run(tmp_path, HOOKS, *options, "-k", "test_one or test_three")
+    assert "2 failed, " in done.stdout, done
+    assert "2 xpassed" in done.stdout, done
+    assert "previous item was not torn down" not in done.stdout
+
+
 def test_choosing_and_stopping_work_where_tests_are_found_late(tmp_path: Path) -> None:
     (tmp_path / "test_chosen.py").write_text("def test_one(): ...\ndef test_two(): ...\n")
     (tmp_path / "test_failing.py").write_text(FAILING)
