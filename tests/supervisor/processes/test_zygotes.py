@@ -13,6 +13,7 @@ from shoal.supervisor.processes import zygotes as zygotes_module
 from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import BASE, BASE_S, FORK_S, IMPORT_S, Zygotes
+from tests.end_to_end.server import wait_until
 from tests.open_sockets import sockets
 from tests.supervisor.clock import ClockLoop
 
@@ -339,8 +340,8 @@ def test_processes_that_a_base_forks_have_no_descriptor_of_its_own(harness: Harn
     harness.spawn()
     assert harness.run() == FORKED
     (zygote,) = [pid for pid in harness.children() if pid != base]
-    # A zygote closes what came with an order once it has forked, when the forked process may have ended already.
-    harness.clock.until(lambda: (len(sockets(base)), len(sockets(zygote))) == (1, 1))
+    # A zygote closes what came with an order once it has forked, of which nothing is told to others.
+    wait_until(lambda: (len(sockets(base)), len(sockets(zygote))) == (1, 1))
     assert sockets(base) != sockets(zygote)
 
 
