@@ -75,7 +75,7 @@ class Exchange:
         self._late = LateClients(self.holders)
         self.blocks = Blocks(self.clients, self.workers, self._written_workers, self._late)
         self._counted: set[ScheduledModel] = set()
-        self.splits = Splits(self.models, self.workers)
+        self.splits = Splits(self.models, self.workers, self._counted)
         self._requests = SplitRequests(self.holders, self._written_clients, self._counted, self._late, self.splits)
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter

@@ -12,10 +12,7 @@ from shoal.batcher.splits import RoutedRequest
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import records
-from shoal.shm.counters import CELL
 from shoal.shm.layout import REPLY, Record
-
-_FALLEN_BACK = CELL["fallen_back"]
 
 
 class SplitRequests(OpenRequests):
@@ -76,7 +73,7 @@ class SplitRequests(OpenRequests):
         self._forget(key, model)
         if model.order is not None:
             self._send_all(model.order.forget(lambda each: each == key))
-        model.row.cells[_FALLEN_BACK] += 1
+        model.row.count_fallen_back()
         self._counted.add(model)
         self.splits.note_fallen_back(key, routed.split, stable)
         self.splits.settle(model.id)

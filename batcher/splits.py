@@ -57,9 +57,13 @@ class RoutedRequest:
 class Splits:
     """All splits, by their own ids, and the requests that canaries have or have failed."""
 
-    def __init__(self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer]) -> None:
+    def __init__(
+        self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], counted: set[ScheduledModel]
+    ) -> None:
+        """`counted`: models whose figures are published at the end of the step."""
         self._models = models
         self._workers = workers
+        self._counted = counted
         #: Has the stable version's scheduler run in the next step: model id, monotonic ns. Set once.
         self.wake_later: Callable[[int, int], None] = lambda _model_id, _now_ns: None
         # Changed by `change`.
@@ -142,6 +146,9 @@ class Splits:
             return stable
         if holder is not canary and (canary.is_failed or not self.is_up(canary)):
             split.canary.failed()
+            if stable is not None:
+                canary.row.count_fallen_back()
+                self._counted.add(canary)
             return stable
         self.routed[key] = RoutedRequest(split, canary.id, now_ns)
         return canary

@@ -57,10 +57,11 @@ CELLS = (
     "poison_found",
     "recorded",
     "record_dropped",
-    "fallen_back",  # requests that the version, a canary, has failed and the stable version was given
+    "fallen_back",  # requests that a canary has failed, or had no instance for: the stable version was given them
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
+_FALLEN_BACK = CELL["fallen_back"]
 _PENDING_COUNT, _OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 _INPUT_NS, _INFER_NS, _OUTPUT_NS = CELL["compute_input_ns"], CELL["compute_infer_ns"], CELL["compute_output_ns"]
 _BATCHES_WORD = 40
@@ -177,6 +178,11 @@ class Row:
         """Count a request's first response, sent `ns` nanoseconds after the request's first byte arrived; rounded down
         to whole ms, as in Triton."""
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
+
+    def count_fallen_back(self) -> None:
+        """Count a request that the stable version was given instead; `publish` shows it, though none has ended."""
+        self.cells[_FALLEN_BACK] += 1
+        self._num_ended = -1
 
     def publish(self) -> None:
         """Make changed figures visible to readers: only the two cells of the queue if no request or batch has ended

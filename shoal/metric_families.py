@@ -221,7 +221,8 @@ ROLLOUT = _cells(
     (
         "shoal_rollout_fallen_back_total",
         "fallen_back",
-        "Requests that the version has failed, and that the old version was given instead, during a rollout",
+        "Requests that the version has failed, or had no instance for, and that the old version was given instead, "
+        "during a rollout",
         1,
     ),
 )

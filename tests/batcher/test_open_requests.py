@@ -28,7 +28,7 @@ class Table:
         self.client = ClientPeer(CLIENT, self.end.link, self.end.own_view, self.end.bell)
         self.holders, self.written, self.counted = Holders(), set[ClientPeer](), set[ScheduledModel]()
         self.requests = OpenRequests(
-            self.holders, self.written, self.counted, LateClients(self.holders), Splits({}, {})
+            self.holders, self.written, self.counted, LateClients(self.holders), Splits({}, {}, self.counted)
         )
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)

@@ -76,6 +76,22 @@ class Divided:
         return found
 
 
+def test_what_a_canary_without_an_instance_is_not_given_is_shown_at_once() -> None:
+    divided = Divided()
+    divided.star.exchange.remove_worker(CANARY_WORKER, divided.now_ns, Reason.INSTANCE_DIED)
+    divided.ask(1)
+    assert divided.star.figures(CANARY)["fallen_back"] == 1
+    assert divided.figures().canary[:2] == [1, 1]
+
+
+def test_requests_in_the_queue_of_a_canary_that_is_rolled_back_are_shown_as_fallen_back() -> None:
+    divided = Divided()
+    divided.ask(1, 2, 3)
+    divided.divide(0, canary=0)
+    divided.step()
+    assert divided.star.figures(CANARY)["fallen_back"] == 2, "one is in execution"
+
+
 def test_a_request_without_a_version_is_answered_by_the_canary_which_the_reply_names() -> None:
     divided = Divided()
     divided.ask(1)
@@ -161,6 +177,7 @@ def test_a_dying_canary_fails_no_request_and_gets_none_without_an_instance() -> 
     assert sorted(answered) == [1, 2, 3]
     assert sorted(divided.replies()) == [(1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0)]
     assert divided.figures().canary[:2] == [3, 3]
+    assert divided.star.figures(CANARY)["fallen_back"] == 3
 
 
 def test_requests_that_wait_for_a_canary_which_is_rolled_back_are_the_stable_versions() -> None:

@@ -169,9 +169,7 @@ def test_a_bad_version_is_rolled_back_by_itself_and_no_request_fails(
     found = samples(server.metrics_port)
     assert found[f'shoal_rollout_state{{model="m",phase="rolled back",version="{version}"}}'] == 1
     if version != SLOW:
-        # Two failures trip the guard; one may be a request that came while the dead version had no instance to fail it.
-        num_given = 1 if version == CRASHING else 2
-        assert found[f'shoal_rollout_fallen_back_total{{model="m",version="{version}"}}'] >= num_given
+        assert found[f'shoal_rollout_fallen_back_total{{model="m",version="{version}"}}'] >= 2
 
 
 def test_a_good_version_is_promoted_step_by_step(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
