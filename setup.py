@@ -40,14 +40,13 @@ COMPILED = {
     "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip
 
-#: mypy's settings for the compilation, which reads no cache. numpy's types are left out, since it makes no difference
-#: then whether it is installed where Shoal is built; so of an array there is no type but one that is written down.
+#: mypy's settings for the compilation. It reads no cache, and no installed package: a wheel is built in an environment
+#: that has none. So an alias of a type of numpy's is one only where it is annotated as a TypeAlias.
 SETTINGS = f"""\
 [mypy]
 cache_dir = {os.devnull}
 ignore_missing_imports = True
-[mypy-numpy.*]
-follow_imports = skip
+no_site_packages = True
 """
 
 

@@ -7,7 +7,7 @@ import base64
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
@@ -39,7 +39,7 @@ _READ = frozenset({"model", "input", "encoding_format", "user", "dimensions"})
 #: The output or parameter with the number of the texts' tokens, and the input that asks for it.
 _NUM_TOKENS, _NUM_TOKENS_ASKED = "num_input_tokens", "return_num_input_tokens"
 
-Vector = np.ndarray[Any, np.dtype[np.float32]]
+Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @blocking
