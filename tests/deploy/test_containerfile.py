@@ -42,7 +42,7 @@ def pyproject() -> str:
 
 
 def test_only_known_instructions_are_used() -> None:
-    assert [word for word, _ in BUILD] == ["FROM", "ARG", "RUN", "WORKDIR", *["COPY"] * 12, "RUN"]
+    assert [word for word, _ in BUILD] == ["FROM", "ARG", "ARG", "RUN", "RUN", "WORKDIR", *["COPY"] * 12, "RUN"]
     assert [word for word, _ in IMAGE] == ["FROM", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"]
 
 
@@ -59,7 +59,7 @@ def test_both_stages_have_the_same_base_since_the_environment_is_copied() -> Non
 def test_what_the_package_is_built_of_is_copied_and_nothing_else() -> None:
     copied = [source for line in values(BUILD, "COPY") for source in shlex.split(line)[:-1]]
     folders = re.findall(r'^"shoal\.\w+" = "(\w+)"$', pyproject(), re.MULTILINE)
-    assert sorted(copied) == sorted(["pyproject.toml", "README.md", "LICENSE", "shoal", *folders])
+    assert sorted(copied) == sorted(["pyproject.toml", "setup.py", "README.md", "LICENSE", "shoal", *folders])
     for line in values(BUILD, "COPY"):
         *sources, target = shlex.split(line)
         assert [target] == sources or target == "./"  # the links in shoal/ lead to ../frontend and so on
@@ -73,15 +73,22 @@ def test_sagemaker_finds_the_executable_that_it_starts() -> None:
 
 def test_what_is_installed_is_what_the_readme_installs() -> None:
     extras = installed(BUILD)
-    assert values(BUILD, "RUN")[-1] == '/opt/shoal/bin/pip install --no-cache-dir ".[${EXTRAS}]"'
+    install = 'SHOAL_COMPILED=${COMPILED} /opt/shoal/bin/pip install --no-cache-dir ".[${EXTRAS}]"'
+    assert values(BUILD, "RUN")[-1] == install
     assert f"pip install 'shoal[{extras[0]}]'" in (ROOT / "README.md").read_text()
     assert "s3" in extras  # where the repositories of those who change their image lie most often
     assert "redis" in extras  # Triton's image has its Redis cache, so a manifest with --cache-config=redis starts
 
 
+def test_the_image_is_compiled_and_has_no_compiler() -> None:
+    assert "COMPILED=1" in values(BUILD, "ARG")
+    assert " gcc " in values(BUILD, "RUN")[0]
+    assert "gcc" not in " ".join(values(IMAGE, "RUN"))
+
+
 def installed(stage: list[Instruction]) -> list[str]:
     """The extras that are installed unless the build says otherwise; each is one."""
-    [default] = values(stage, "ARG")
+    default, _compiled = values(stage, "ARG")
     extras = default.removeprefix("EXTRAS=").split(",")
     assert all(re.search(rf"^{extra} = \[", pyproject(), re.MULTILINE) for extra in extras)
     return extras
