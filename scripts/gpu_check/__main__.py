@@ -1,7 +1,8 @@
 """A check on a GPU, row by row: each is a process of its own with a time limit, and is printed as it ends.
 
-Prints a table for docs/gpu.md. A row that fails, hangs or lacks something stops no other. With --on-cpu a GPU is played
-at the edge (scripts/gpu_check/played), and frameworks compute on the CPU, which tries the whole check without a GPU.
+Prints a table for docs/gpu.md. A row that fails, hangs or lacks something stops no other. With --on-cpu the
+driver and its tools are fakes (scripts/gpu_check/fake) and frameworks compute on the CPU, which tries the whole check
+without a GPU.
 """
 
 import _ctypes
@@ -16,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts import row_process
-from scripts.gpu_check.finding import PLAYED, Finding, Verdict
+from scripts.gpu_check.finding import FAKES, Finding, Verdict
 from scripts.gpu_check.rows import ROWS, Row
 
 NO_GPU = 2
 ROOT = Path(__file__).parents[2]
 #: The beginning of the last line that a row's process prints.
 RESULT = "gpu-check result: "
-#: NVIDIA's management library, in whose place any library stands where a GPU is played.
+#: NVIDIA's management library, in whose place any library stands where the GPU is a fake.
 LIBRARY = "libnvidia-ml.so.1"
 #: Lines of a failed row's output that are printed at once, on stderr.
 SHOWN = 40
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 def environment(directory: Path, wheels: Path | None, *, on_cpu: bool) -> dict[str, str]:
     """The variables of all rows' processes; the wheels are unpacked where they find them."""
-    paths = [str(PLAYED)] if on_cpu else []
+    paths = [str(FAKES)] if on_cpu else []
     if wheels is not None:
         site = directory / "site"
         install(sorted(wheels.glob("*.whl")), site)
@@ -79,7 +80,7 @@ def environment(directory: Path, wheels: Path | None, *, on_cpu: bool) -> dict[s
     paths += [str(ROOT), str(ROOT / "workers" / "pb_utils"), os.environ.get("PYTHONPATH", "")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     if on_cpu:
-        variables["PATH"] = os.pathsep.join((str(PLAYED), os.environ.get("PATH", "")))
+        variables["PATH"] = os.pathsep.join((str(FAKES), os.environ.get("PATH", "")))
         libraries = directory / "libraries"  # a front end looks for the driver's library before it imports its bindings
         libraries.mkdir()
         (libraries / LIBRARY).symlink_to(_ctypes.__file__)

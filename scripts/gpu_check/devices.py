@@ -52,12 +52,12 @@ class TritonPythonModel:
 def fault(values):
 """
 NO_FAULT = "    return\n"
-#: A body of `fault` that allocates more than a GPU has, for a batch of more than two rows; and one, for a GPU that is
-#: played, that raises the error that PyTorch would.
+#: A body of `fault` that allocates more than a GPU has, for a batch of more than two rows; and one, for a fake
+#: GPU, that raises the error that PyTorch would.
 OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
         torch.empty(1 << 45, dtype=torch.uint8, device=DEVICE)
 """
-PLAYED_OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
+FAKE_OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
         raise RuntimeError("CUDA out of memory. Tried to allocate 32768.00 GiB")
 """
 #: A body of `fault` that, for a negative input, reads an array beyond its memory; and one that raises PyTorch's error.
@@ -70,7 +70,7 @@ LOST = """    if any((value < 0).any() for value in values):
         beyond = torch.as_tensor(Beyond(), device=DEVICE)
         (beyond[(1 << 40) - 64:] + 1).sum().item()
 """
-PLAYED_LOST = """    if any((value < 0).any() for value in values):
+FAKE_LOST = """    if any((value < 0).any() for value in values):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 """
 
@@ -99,7 +99,7 @@ def out_of_memory(setup: Setup) -> Finding:
     repository = setup.directory / "repository"
     more = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
         parameters { key: "idempotent" value { string_value: "true" } }"""
-    fault = PLAYED_OUT_OF_MEMORY if setup.on_cpu else OUT_OF_MEMORY
+    fault = FAKE_OUT_OF_MEMORY if setup.on_cpu else OUT_OF_MEMORY
     make_model(setup, repository, "double", fault, more=more)
     with served(repository) as (server, client):
 
@@ -116,7 +116,7 @@ def out_of_memory(setup: Setup) -> Finding:
 def lost(setup: Setup) -> Finding:
     """The row of a model that reads beyond its memory: one instance ends and is started again, the other answers."""
     repository = setup.directory / "repository"
-    fault = PLAYED_LOST if setup.on_cpu else LOST
+    fault = FAKE_LOST if setup.on_cpu else LOST
     make_model(setup, repository, "double", fault, count=2)
     array = np.ones((1, 16), np.float32)
     with served(repository) as (server, client):
@@ -177,7 +177,7 @@ def metrics(setup: Setup) -> Finding:
 
 def cuda_shared_memory(setup: Setup) -> Finding:
     """The row of tensors in a client's memory on the GPU, in and out, which tritonclient registers and unregisters."""
-    os.environ.setdefault("PLAYED_GPU", str(setup.directory))  # where the played GPU has its memory
+    os.environ.setdefault("FAKE_GPU", str(setup.directory))  # where the fake GPU has its memory
     import tritonclient.utils.cuda_shared_memory as regions
 
     repository = setup.directory / "repository"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: The folder of stand-ins for the driver, its libraries and tools, put on the paths of a run with --on-cpu.
-PLAYED = Path(__file__).parent / "played"
+FAKES = Path(__file__).parent / "fake"
 
 
 class Verdict(Enum):

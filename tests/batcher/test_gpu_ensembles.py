@@ -1,7 +1,7 @@
 """Tensors that stay on a GPU between two steps: who has which part of which pool, under any order of deaths.
 
-The exchange, the slabs and the pools are real, the driver is played (scripts/gpu_check/played), workers and client are
-played by the test. A reader looks at its input when it ends, so a part that is given back too early shows another
+The exchange, the slabs and the pools are real, the driver is a fake (scripts/gpu_check/fake), workers and client are
+simulated by the test. A reader looks at its input when it ends, so a part that is given back too early shows another
 request's numbers.
 """
 
@@ -22,7 +22,7 @@ from shoal.shm.slab import Slab, SlabView
 from shoal.workers.gpu_pool import GpuPool, PoolPart
 from tests.batcher.ensemble_star import FP32, EnsembleStar, config, ensemble, step
 from tests.batcher.star import CLIENT
-from tests.played_cuda import played_cuda
+from tests.fake_cuda import fake_cuda
 from tests.request_headers import packed, read_stays
 
 WRITES, READS, CHAIN_ID = 41, 42, 7
@@ -34,11 +34,11 @@ CHAIN = ensemble(step("Xx", "Ya"), step("Xa", "Yy"))
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with played_cuda(tmp_path, monkeypatch) as runtime:
+    with fake_cuda(tmp_path, monkeypatch) as runtime:
         yield runtime
 
 
-class PlayedWorker:
+class FakeWorker:
     """A worker with a slab and a pool: what it has been given, what it has written, and what has been freed."""
 
     def __init__(self, star: "GpuStar", owner: int, model: int) -> None:
@@ -90,7 +90,7 @@ class GpuStar(EnsembleStar):
         for model_id in (WRITES, READS):
             self.add_model(model_id, config("m", "X", "Y")).gpu = 0
         self.owners = iter(range(100, 4000))
-        self.workers = {model: PlayedWorker(self, next(self.owners), model) for model in (WRITES, READS)}
+        self.workers = {model: FakeWorker(self, next(self.owners), model) for model in (WRITES, READS)}
         #: Blocks of the requests that were asked, by number; replies; requests that were released, or cancelled; the
         #: requests that steps were made for, by the steps' keys.
         self.asked: dict[int, int] = {}
@@ -136,7 +136,7 @@ class GpuStar(EnsembleStar):
         worker = self.owner_of(ref)
         return None if worker is None else SlabView(worker.end.own_view).open(ref)
 
-    def owner_of(self, ref: int) -> "PlayedWorker | None":
+    def owner_of(self, ref: int) -> "FakeWorker | None":
         return next((each for each in self.workers.values() if each.owner == ref >> 40), None)
 
     # --- what happens ---
@@ -190,7 +190,7 @@ class GpuStar(EnsembleStar):
         """A worker dies with its memory on the GPU; another takes its place."""
         self.now_ns += 1000
         self.remove_worker(self.workers[model].owner, self.now_ns)
-        self.workers[model] = PlayedWorker(self, next(self.owners), model)
+        self.workers[model] = FakeWorker(self, next(self.owners), model)
         self.advance()
 
     def release_all(self) -> None:

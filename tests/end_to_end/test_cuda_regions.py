@@ -1,5 +1,5 @@
 """Clients' memory on a GPU, by tritonclient.utils.cuda_shared_memory as it is, over HTTP and gRPC: one server, beside a
-driver that is played at the edge (scripts/gpu_check/played): real processes pass real bytes by handles."""
+fake driver (scripts/gpu_check/fake): real processes pass real bytes by handles."""
 
 import base64
 import os
@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import serialize_byte_tensor
 
-from scripts.gpu_check.finding import PLAYED
+from scripts.gpu_check.finding import FAKES
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, descendants, imbalances, serving, title
 from tests.end_to_end.test_client_regions import Api
@@ -114,7 +114,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the played GPU's memory lies."""
+    """Where the fake GPU's memory lies."""
     return tmp_path_factory.mktemp("gpu")
 
 
@@ -123,9 +123,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, memory: Path) -> Iterator[S
     models = tmp_path_factory.mktemp("models")
     for name, (config, code) in MODELS.items():
         add_model(models, name, config, code)
-    paths = {name: f"{PLAYED}{os.pathsep}{os.environ.get(name, '')}" for name in ("PYTHONPATH", "PATH")}
+    paths = {name: f"{FAKES}{os.pathsep}{os.environ.get(name, '')}" for name in ("PYTHONPATH", "PATH")}
     flags = ["--allow-client-shm=true", "--grpc-port=0", "--cache-config=local,size=1048576"]
-    with serving(models, *flags, environment={**paths, "PLAYED_GPU": str(memory)}) as server:
+    with serving(models, *flags, environment={**paths, "FAKE_GPU": str(memory)}) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
         assert server.stop() == 0, server.log.decode()
@@ -134,16 +134,16 @@ def server(tmp_path_factory: pytest.TempPathFactory, memory: Path) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def cuda(memory: Path) -> Iterator[Any]:
-    """tritonclient.utils.cuda_shared_memory, on the played GPU."""
+    """tritonclient.utils.cuda_shared_memory, on the fake GPU."""
     # The real package may be there, and imported: PyTorch for CUDA needs it.
     real = {name: sys.modules.pop(name) for name in tuple(sys.modules) if name.partition(".")[0] == "cuda"}
-    os.environ["PLAYED_GPU"] = str(memory)
-    sys.path.insert(0, str(PLAYED))
+    os.environ["FAKE_GPU"] = str(memory)
+    sys.path.insert(0, str(FAKES))
     import tritonclient.utils.cuda_shared_memory as module
 
     yield module
-    sys.path.remove(str(PLAYED))
-    del os.environ["PLAYED_GPU"]
+    sys.path.remove(str(FAKES))
+    del os.environ["FAKE_GPU"]
     for name in tuple(sys.modules):
         if name.partition(".")[0] == "cuda" or name.startswith("tritonclient.utils.cuda_shared_memory"):
             del sys.modules[name]

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from scripts.gpu_check.finding import PLAYED
+from scripts.gpu_check.finding import FAKES
 from tests.end_to_end.asking import infer
 from tests.end_to_end.server import SAMPLES, Server, serving, serving_to_the_end
 
@@ -178,13 +178,13 @@ def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: S
     assert reasons == {"plain": "", "coroutine": "", "together": "", "on_gpu": f"Invalid argument: {sentence}"}
 
 
-# --- a GPU that only NVIDIA's library, played, tells of ---
+# --- a GPU that only NVIDIA's library, faked, tells of ---
 
 
-def played() -> dict[str, str]:
-    """The variables of a server to which the played library and nvidia-smi tell of a GPU."""
+def fake_gpu() -> dict[str, str]:
+    """The variables of a server to which the fake library and nvidia-smi tell of a GPU."""
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PATH": os.environ["PATH"]}
-    return {name: os.pathsep.join(filter(None, (str(PLAYED), path))) for name, path in paths.items()}
+    return {name: os.pathsep.join(filter(None, (str(FAKES), path))) for name, path in paths.items()}
 
 
 def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
     )
     flags = ["--exit-on-error=false", "--model-load-gpu-limit=0:0.01"]
     with (
-        serving_to_the_end(tmp_path, *flags, environment=played()) as server,
+        serving_to_the_end(tmp_path, *flags, environment=fake_gpu()) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         (row,) = client.get_model_repository_index()
@@ -212,7 +212,7 @@ def test_a_gpu_that_several_models_lose_again_and_again_is_in_quarantine(tmp_pat
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.py").write_text(CODE.replace("KEYWORD", ""))
         (tmp_path / name / "config.pbtxt").write_text(f"{CONFIG} instance_group {{ kind: KIND_GPU }}")
-    with serving_to_the_end(tmp_path, environment=played()) as server:
+    with serving_to_the_end(tmp_path, environment=fake_gpu()) as server:
         for name in ("a", "b", "a"):
             start = len(server.log)
             with pytest.raises(InferenceServerException, match="an illegal memory access was encountered"):
@@ -220,7 +220,7 @@ def test_a_gpu_that_several_models_lose_again_and_again_is_in_quarantine(tmp_pat
             assert server.read_log(f"instance '{name}_0_0' of model '{name}' is up again".encode(), start=start)
         with pytest.raises(InferenceServerException, match="an illegal memory access was encountered"):
             ask(server, "b", -1)
-        assert server.read_log(b"GPU 0 (GPU-played) is in quarantine for 60 s")
+        assert server.read_log(b"GPU 0 (GPU-fake) is in quarantine for 60 s")
         assert server.read_log(b"it has to wait for GPU 0, which is in quarantine, and is FAILED")
         assert ask(server, "a", 7) == 107  # its worker has come up before
         with pytest.raises(InferenceServerException, match="b"):

@@ -1,5 +1,5 @@
-"""Tensors that stay on a GPU between models: ensembles and calls, real processes beside the played driver
-(scripts/gpu_check/played), whose memory is files: a model that gets a tensor on the GPU reads what another process has
+"""Tensors that stay on a GPU between models: ensembles and calls, real processes beside the fake driver
+(scripts/gpu_check/fake), whose memory is files: a model that gets a tensor on the GPU reads what another process has
 put there, by a handle."""
 
 import os
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from scripts.gpu_check.finding import PLAYED
+from scripts.gpu_check.finding import FAKES
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, imbalances, serving, signal_worker, title, wait_until
 
@@ -165,7 +165,7 @@ ENSEMBLES = {
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the played GPU's memory lies."""
+    """Where the fake GPU's memory lies."""
     return tmp_path_factory.mktemp("gpu")
 
 
@@ -176,9 +176,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, memory: Path) -> Iterator[S
         add_model(models, name, config, COMMON + code)
     for name, config in ENSEMBLES.items():
         add_model(models, name, config)
-    paths = {name: f"{PLAYED}{os.pathsep}{os.environ.get(name, '')}" for name in ("PYTHONPATH", "PATH")}
+    paths = {name: f"{FAKES}{os.pathsep}{os.environ.get(name, '')}" for name in ("PYTHONPATH", "PATH")}
     flags = [f"--cuda-memory-pool-byte-size=0:{POOL_NBYTES}"]
-    with serving(models, *flags, environment={**paths, "PLAYED_GPU": str(memory)}) as server:
+    with serving(models, *flags, environment={**paths, "FAKE_GPU": str(memory)}) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
         assert server.stop() == 0, server.log.decode()

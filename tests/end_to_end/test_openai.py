@@ -36,8 +36,8 @@ max_batch_size: 4
 input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "embedding" data_type: TYPE_FP32 dims: [ 3 ] }
 """
-#: As Triton's users write it; a played vLLM says the words of the prompt backwards, again and again.
-PLAYED = Path(__file__).parents[1] / "played_vllm"
+#: As Triton's users write it; a fake vLLM says the words of the prompt backwards, again and again.
+FAKES = Path(__file__).parents[1] / "fake_vllm"
 VLLM = """
 backend: "vllm"
 instance_group { count: 1 kind: KIND_MODEL }
@@ -81,8 +81,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
     add_model(directory / "models", "vectors", VECTORS, VECTORS_CODE)
-    (add_model(directory / "models", "words", VLLM) / "model.json").write_text('{"model": "played"}')
-    paths = os.pathsep.join([str(PLAYED), os.environ.get("PYTHONPATH", "")])
+    (add_model(directory / "models", "words", VLLM) / "model.json").write_text('{"model": "fake"}')
+    paths = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": paths}
     flags = (f"--api-keys={keys['']}", "--openai-port=0")
     with serving_to_the_end(directory / "models", *flags, environment=environment) as serving:

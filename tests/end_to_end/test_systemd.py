@@ -84,9 +84,9 @@ class ServiceManager:
 
 @pytest.fixture
 def manager() -> Iterator[ServiceManager]:
-    played = ServiceManager(f"@shoal-{token_hex(8)}")
-    yield played
-    played.close()
+    manager = ServiceManager(f"@shoal-{token_hex(8)}")
+    yield manager
+    manager.close()
 
 
 def identity_model(repository: Path, name: str, instances: int = 1, backend: str = "identity") -> Path:

@@ -57,7 +57,7 @@ def test_a_role_whose_processes_end_as_they_start_waits_longer_each_time_and_no_
     assert roles.missing(["road"], now_s) is http
 
 
-class Played(FrontEndArbiter):
+class FakeArbiter(FrontEndArbiter):
     """An arbiter without processes: those that it would start are noted, and those that it ends are gone."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def test_one_that_was_stopped_before_it_handled_signals_stops(
     is_stopped: bool, least_fd: int, reaped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not reaped
-    arbiter = Played()
+    arbiter = FakeArbiter()
     arbiter.SIG_QUEUE = queue.SimpleQueue()
     arbiter.log = SimpleNamespace(close_on_exec=lambda: None)
     low_fd, go_fd = os.pipe()
@@ -129,7 +129,7 @@ def test_one_that_was_stopped_before_it_handled_signals_stops(
 
 
 def test_a_process_that_cannot_start_ends_no_other(reaped: list[int]) -> None:
-    arbiter = Played()
+    arbiter = FakeArbiter()
     assert [worker.role for worker in arbiter.WORKERS.values()] == ["http", "http", "road"]
     reaped += [-3, 1]
     arbiter.reap_workers()
@@ -141,13 +141,13 @@ def test_a_process_that_cannot_start_ends_no_other(reaped: list[int]) -> None:
 def test_a_fork_that_the_system_refuses_ends_no_process_and_is_tried_later(
     reaped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arbiter = Played()
+    arbiter = FakeArbiter()
 
-    def refuse(_arbiter: Played) -> None:
+    def refuse(_arbiter: FakeArbiter) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Played, "spawn_worker", refuse)
+        patch.setattr(FakeArbiter, "spawn_worker", refuse)
         reaped.append(3)
         arbiter.reap_workers()
         arbiter.manage_workers()
@@ -160,7 +160,7 @@ def test_a_fork_that_the_system_refuses_ends_no_process_and_is_tried_later(
 
 
 def test_the_road_ends_when_the_lanes_have_ended(reaped: list[int]) -> None:
-    arbiter = Played()
+    arbiter = FakeArbiter()
 
     def get(timeout: float) -> signal.Signals:
         """One of those that were told to has ended."""
@@ -189,7 +189,7 @@ def test_a_process_keeps_what_its_role_has(pairs: list[socket.socket], monkeypat
     monkeypatch.setenv("SHOAL_HTTP_SEND_FD", str(to_road.fileno()))
     monkeypatch.setenv("SHOAL_ROAD_SEND_FD", str(passed))
     monkeypatch.setenv("SHOAL_ROAD_ACCEPTS", "1")
-    arbiter = Played()
+    arbiter = FakeArbiter()
     arbiter.LISTENERS = [http, road]
     arbiter._progress_fd = os.memfd_create("passes")
     arbiter.become(SimpleNamespace(role="http", sockets=[http]))

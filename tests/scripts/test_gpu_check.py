@@ -11,7 +11,7 @@ import pytest
 from scripts import row_process
 from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import devices, machine, pack
-from scripts.gpu_check.finding import PLAYED, Finding, Verdict
+from scripts.gpu_check.finding import FAKES, Finding, Verdict
 from scripts.gpu_check.rows import ROWS, Row
 from scripts.gpu_check.run_row import shortened
 
@@ -139,7 +139,7 @@ def test_what_an_instance_says_of_itself(said: str, expected: bool) -> None:
 
 
 def test_the_code_of_models_is_python() -> None:
-    for fault in (devices.NO_FAULT, devices.OUT_OF_MEMORY, devices.LOST, devices.PLAYED_LOST):
+    for fault in (devices.NO_FAULT, devices.OUT_OF_MEMORY, devices.LOST, devices.FAKE_LOST):
         compile(devices.CODE % ("cuda:0", 1) + fault, "model.py", "exec")
 
 
@@ -175,7 +175,7 @@ def test_a_wheel_that_does_not_suit_leaves_out_its_package_alone(
     assert "not installed: broken-1.0-py3-none-any.whl" in capfd.readouterr().err
 
 
-def test_the_played_driver_is_found_before_the_real_one(tmp_path: Path) -> None:
+def test_the_fake_driver_is_found_before_the_real_one(tmp_path: Path) -> None:
     variables = gpu_check.environment(tmp_path, None, on_cpu=True)
-    assert variables["PYTHONPATH"].split(":")[0] == variables["PATH"].split(":")[0] == str(PLAYED)
+    assert variables["PYTHONPATH"].split(":")[0] == variables["PATH"].split(":")[0] == str(FAKES)
     assert gpu_check.is_gpu_there(variables)

@@ -1,4 +1,4 @@
-"""How long a process spins before it sleeps: the policy on a played clock, and the waits for real doorbells."""
+"""How long a process spins before it sleeps: the policy on a fake clock, and the waits for real doorbells."""
 
 import os
 import select

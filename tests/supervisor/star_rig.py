@@ -1,4 +1,4 @@
-"""A star whose processes the test plays: the batcher, front ends and workers at real connections."""
+"""A star whose processes the test simulates: the batcher, front ends and workers at real connections."""
 
 import os
 import socket
@@ -177,7 +177,7 @@ class StarRig:
         return owner
 
     def close(self) -> None:
-        """Give back the descriptors of clients, workers and every process that the test has played."""
+        """Give back the descriptors of clients, workers and every process that the test has simulated."""
         for participant in (*self.star.clients.values(), *self.star.workers.values()):
             participant.close()
         for process in self.all:

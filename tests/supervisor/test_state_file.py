@@ -1,4 +1,4 @@
-"""A state file on a disk that hangs, played by a pipe whose reader has yet to come."""
+"""A state file on a disk that hangs, simulated by a pipe that no reader has opened yet."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,5 @@
 """supervisor/watched_files.py: files are read again when they change, however they are replaced. A disk that hangs is
-played by a pipe whose writer has yet to come."""
+simulated by a pipe that no writer has opened yet."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""workers/cuda_regions.py on a played GPU: which handles are open when, and what is read and written where."""
+"""workers/cuda_regions.py on a fake GPU: which handles are open when, and what is read and written where."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from shoal.workers import cuda_regions
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.loop import Loop
 from shoal.workers.requests import RequestReader
-from tests.played_cuda import contents, is_open, others_memory, played_cuda
+from tests.fake_cuda import contents, fake_cuda, is_open, others_memory
 from tests.request_headers import packed
 from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
@@ -27,7 +27,7 @@ HELD = bytes(range(64))
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with played_cuda(tmp_path, monkeypatch) as runtime:
+    with fake_cuda(tmp_path, monkeypatch) as runtime:
         yield runtime
 
 
@@ -108,7 +108,7 @@ def test_nothing_behind_the_memory_is_touched(runtime: Any, tmp_path: Path, offs
 
 def test_handles_that_are_none(runtime: Any, tmp_path: Path) -> None:
     regions = CudaRegions()
-    for handle in (bytes(64), b"played-../../etc/passwd".ljust(64, b"\0"), b"\xff" * 64):
+    for handle in (bytes(64), b"fake-../../etc/passwd".ljust(64, b"\0"), b"\xff" * 64):
         with pytest.raises(InvalidArgumentError, match=r"^failed to open CUDA IPC handle .* GPU 0: CUDA error 1: inv"):
             regions.read(CudaPlace(1, 0, handle).pack(), 0, 1)
     with pytest.raises(InternalError, match=r"^a request header in shared memory is damaged: a place "):
@@ -168,7 +168,7 @@ def test_whatever_happens_what_is_open_is_registered(
             regions.forget(numbers[name])
             numbers[name] = 3 + count
             current[name] = {numbers[name]}
-            places[name] = CudaPlace(numbers[name], 0, f"played-{name}".encode().ljust(64, b"\0")).pack()
+            places[name] = CudaPlace(numbers[name], 0, f"fake-{name}".encode().ljust(64, b"\0")).pack()
         for each in "ab":
             assert not is_open(tmp_path, each) or current[each]
             assert contents(tmp_path, each) == held[each]

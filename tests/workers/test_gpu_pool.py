@@ -1,4 +1,4 @@
-"""workers/gpu_pool.py and gpu_answers.py on a played GPU: which parts are taken when, and what stays."""
+"""workers/gpu_pool.py and gpu_answers.py on a fake GPU: which parts are taken when, and what stays."""
 
 import ctypes
 import gc
@@ -17,7 +17,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.gpu_answers import DeviceOutput
 from shoal.workers.gpu_pool import ALIGNMENT, Extents, GpuPool
 from shoal.workers.loop import Loop
-from tests.played_cuda import contents, played_cuda
+from tests.fake_cuda import contents, fake_cuda
 from tests.request_headers import packed
 from tests.workers.worker_harness import CONFIG, Batcher, Returning
 
@@ -26,7 +26,7 @@ NBYTES = 4 * ALIGNMENT
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with played_cuda(tmp_path, monkeypatch) as runtime:
+    with fake_cuda(tmp_path, monkeypatch) as runtime:
         yield runtime
 
 
@@ -73,7 +73,7 @@ def test_a_part_is_free_with_its_block_and_without_one_at_once(runtime: Any, tmp
     part = pool.keep(first, ALIGNMENT)
     assert part is not None
     place = pool.place(part, 8)
-    name = place[4:68].rstrip(b"\0").decode().removeprefix("played-")
+    name = place[4:68].rstrip(b"\0").decode().removeprefix("fake-")
     assert (place[:4], place[68:]) == (b"\3\0\0\0", b"\x08" + bytes(7))
     runtime.cudaFree(first)
     assert contents(tmp_path, name)[:ALIGNMENT] == np.full(ALIGNMENT // 4, 1, np.float32).tobytes()

@@ -1,4 +1,4 @@
-"""frontend/http/generations.py: `generate` and `generate_stream`, with the batcher and the worker played."""
+"""frontend/http/generations.py: `generate` and `generate_stream`, with the batcher and the worker simulated."""
 
 import json
 import select

@@ -1,4 +1,4 @@
-"""memory/gpu_memory.py: what a load is told of a GPU that is full, or does not say; the library is played."""
+"""memory/gpu_memory.py: what a load is told of a GPU that is full, or does not say; the library is a fake."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""gpu_memory.py: what is logged of a worker's end; the library is played."""
+"""gpu_memory.py: what is logged of a worker's end; the library is a fake."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""process_memory.py: what the kernel says of real processes, and a played library of GPUs."""
+"""process_memory.py: what the kernel says of real processes, and a fake library of GPUs."""
 
 import os
 import threading

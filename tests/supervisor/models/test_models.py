@@ -1,4 +1,4 @@
-"""All models together: what a load leaves to the others, and the end. Workers are played by the test."""
+"""All models together: what a load leaves to the others, and the end. Workers are simulated by the test."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

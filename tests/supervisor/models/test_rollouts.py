@@ -1,4 +1,4 @@
-"""Rollouts whose looks meet what nobody foresaw. Workers are played by the test."""
+"""Rollouts whose looks meet what nobody foresaw. Workers are simulated by the test."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts.gpu_check.finding import PLAYED
+from scripts.gpu_check.finding import FAKES
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.placement import Gpu, Machine
 from shoal.supervisor import mps_guard
@@ -24,9 +24,9 @@ GPU = Gpu(0, "GPU-x", "9.0", (0,))
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The pipe directory; the daemon on the PATH is played."""
-    monkeypatch.setenv("PATH", f"{PLAYED}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PLAYED_MPS", str(tmp_path / "quit"))
+    """The pipe directory; the daemon on the PATH is a fake."""
+    monkeypatch.setenv("PATH", f"{FAKES}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_MPS", str(tmp_path / "quit"))
     return tmp_path / "mps"
 
 

@@ -1,4 +1,4 @@
-"""progress.py: a worker's words as the supervisor sees them, the worker's and the batcher's ends played here."""
+"""progress.py: a worker's words as the supervisor sees them, the test does the worker's and the batcher's part."""
 
 import os
 from collections.abc import Iterator

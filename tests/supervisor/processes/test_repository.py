@@ -16,7 +16,7 @@ from shoal.supervisor.processes.repository import IDLE_S, RepositoryPoller
 from tests.supervisor.clock import ClockLoop
 
 
-class PlayedChild:
+class FakeChild:
     """The poller's process, as far as the supervisor knows it."""
 
     def __init__(self, loop: EventLoop, pid: int) -> None:
@@ -24,7 +24,7 @@ class PlayedChild:
         self.exited: Future[int] = loop.future()
 
 
-class PlayedMember:
+class FakeMember:
     """The poller's connection: what it is sent, and whether it is still open."""
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Office:
 
     def __init__(self, clock: ClockLoop, monkeypatch: pytest.MonkeyPatch, slots: Any = None, **options: Any) -> None:
         self.clock, self.loop = clock, EventLoop(clock)
-        self.children: list[PlayedChild] = []
+        self.children: list[FakeChild] = []
         monkeypatch.setattr(repository_module, "spawn", self._spawn)
         self.poller = RepositoryPoller(self.loop, ServerOptions(**options), "@nowhere", cast(Any, {}), slots or {})
 
-    def _spawn(self, *_: Any) -> PlayedChild:
-        self.children.append(PlayedChild(self.loop, len(self.children) + 1))
+    def _spawn(self, *_: Any) -> FakeChild:
+        self.children.append(FakeChild(self.loop, len(self.children) + 1))
         return self.children[-1]
 
-    def join(self) -> PlayedMember:
-        member = PlayedMember()
+    def join(self) -> FakeMember:
+        member = FakeMember()
         self.poller.join(cast(Member, member))
         return member
 

@@ -73,7 +73,7 @@ def test_a_disk_that_hangs_is_asked_once_and_no_recording_begins_when_it_goes_on
     rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request waited for as long as the disk, kept a descriptor, and began to record long after its client had
-    left. The disk is played by a pipe whose writer has yet to come."""
+    left. The disk is simulated by a pipe that no writer has opened yet."""
     pipe, num_checks = tmp_path / "pipe", 0
     os.mkfifo(pipe)
 

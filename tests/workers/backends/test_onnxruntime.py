@@ -22,7 +22,7 @@ from shoal.workers.backends.onnxruntime import OnnxruntimeBackend
 from shoal.workers.backends.onnxruntime_options import CUDA, SessionSettings, session_settings
 from shoal.workers.loop import Loop
 from shoal.workers.warmup import warm_up
-from tests.workers.backends.tensorrt.played import played
+from tests.workers.backends.tensorrt.fake_gpu import fake_gpu
 from tests.workers.worker_harness import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
@@ -349,7 +349,7 @@ def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
     data_type: str,
     dtype: Any,
 ) -> None:
-    """All that can be seen without one: CUDA's runtime is played, and the session is told to stay on the CPU."""
+    """All that can be seen without one: CUDA's runtime is a fake, and the session is told to stay on the CPU."""
 
     def on_the_cpu(model: BackendModel, device: Device, available: Any) -> SessionSettings:
         return replace(session_settings(model, device, (*available, CUDA)), providers=(("CPUExecutionProvider", {}),))
@@ -358,7 +358,7 @@ def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
     node = (operator, [("X", element_type, ["N", 4])], [("Y", element_type, ["N", 4])])
     config = one_to_one(f"TYPE_{data_type}", [4])
     sign = -1 if operator == "Neg" else 1
-    with played() as (runtime, _):
+    with fake_gpu() as (runtime, _):
         backend = OnnxruntimeBackend()
         backend.load(model(config, onnx_file(*node)), Device("KIND_GPU", 0, (0,)))
         loop = Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())

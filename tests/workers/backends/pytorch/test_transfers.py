@@ -14,7 +14,7 @@ from shoal.shm.cuda_regions import CudaPlace
 from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.loop import Loop
-from tests.played_cuda import contents, others_memory, played_cuda
+from tests.fake_cuda import contents, fake_cuda, others_memory
 from tests.request_headers import packed
 from tests.workers.backends.pytorch.pytorch_models import WARNINGS, Sum, config, loaded, scripted
 from tests.workers.worker_harness import Batcher
@@ -23,7 +23,7 @@ pytestmark = WARNINGS
 CPU = torch.device("cpu")
 
 
-class Played:
+class FakeGpu:
     """Page-locked memory that counts what is made of it, and a GPU that is done at once."""
 
     def __init__(self) -> None:
@@ -46,54 +46,54 @@ class Played:
 
 
 def test_memory_of_an_input_grows_and_stays() -> None:
-    played = Played()
-    transfers = played.transfers
+    gpu = FakeGpu()
+    transfers = gpu.transfers
     first = transfers.stage("A", 100)
     assert (first.nbytes, transfers.stage("A", 60).nbytes, transfers.stage("B", 60).nbytes) == (100, 60, 60)
     assert transfers.stage("A", 0).nbytes == 0
     assert transfers.stage("C", 0).nbytes == 0
     assert transfers.stage("A", 101).nbytes == 101
-    assert [shape for shape, _ in played.made] == [(100,), (60,), (1,), (101,)]
+    assert [shape for shape, _ in gpu.made] == [(100,), (60,), (1,), (101,)]
 
 
 def test_memory_that_cannot_grow_is_made_anew_the_next_time() -> None:
-    played = Played()
-    transfers = played.transfers
+    gpu = FakeGpu()
+    transfers = gpu.transfers
     transfers.stage("A", 100)
-    played.fails = True
+    gpu.fails = True
     with pytest.raises(RuntimeError, match="out of memory"):
         transfers.stage("A", 200)
-    played.fails = False
+    gpu.fails = False
     assert transfers.stage("A", 100).nbytes == 100
-    assert len(played.made) == 2
+    assert len(gpu.made) == 2
 
 
 def test_all_outputs_are_copied_and_then_waited_for_once() -> None:
-    played = Played()
+    gpu = FakeGpu()
     matrix = torch.arange(6.0).reshape(2, 3).t()  # not contiguous
     words = torch.ones(4, dtype=torch.bfloat16)
-    arrived = played.transfers.to_host({"A": matrix, "B": words, "T": ["a"]})
+    arrived = gpu.transfers.to_host({"A": matrix, "B": words, "T": ["a"]})
     assert arrived["A"].tolist() == matrix.tolist()
     assert arrived["A"].is_contiguous()
     assert arrived["A"].data_ptr() != matrix.data_ptr()
     assert torch.equal(arrived["B"], words)
     assert arrived["T"] == ["a"]
-    assert played.num_waits == 1
-    assert played.made == [((3, 2), torch.float32), ((4,), torch.bfloat16)]
+    assert gpu.num_waits == 1
+    assert gpu.made == [((3, 2), torch.float32), ((4,), torch.bfloat16)]
 
 
 def test_an_output_that_is_in_host_memory_already_is_passed_on() -> None:
-    played = Played()
+    gpu = FakeGpu()
     value = torch.ones(2)
-    elsewhere = Transfers(torch.device("meta"), played.make, played.wait)
+    elsewhere = Transfers(torch.device("meta"), gpu.make, gpu.wait)
     assert elsewhere.to_host({"A": value})["A"] is value
-    assert played.made == []
+    assert gpu.made == []
 
 
 def test_a_batch_is_gathered_in_page_locked_memory_and_answered_from_it(tmp_path: Path, batcher: Batcher) -> None:
     backend = loaded(scripted(tmp_path, Sum()), config(["A", "B"], ["Y"]))
-    played = Played()
-    backend._transfers = transfers = played.transfers
+    gpu = FakeGpu()
+    backend._transfers = transfers = gpu.transfers
     backend.stage = transfers.stage
     loop = Loop(backend, Signature.from_config(config(["A", "B"], ["Y"])), "m_0_0", batcher.memory())
     sources: list[int] = []
@@ -112,19 +112,19 @@ def test_a_batch_is_gathered_in_page_locked_memory_and_answered_from_it(tmp_path
             assert [done.outputs["Y"].tolist() for done in batcher.done()] == [(2 * a).tolist() for a in arrays]
     staged: list[Any] = [transfers.stage(name, 1) for name in ("A", "B")]
     assert sources == 2 * [np.frombuffer(memory, np.uint8).ctypes.data for memory in staged]
-    assert played.num_waits == 2
+    assert gpu.num_waits == 2
 
 
 def test_inputs_on_the_gpu_are_joined_there(tmp_path: Path, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's tensors, one of them beside a tensor in the request, alone and in one batch with those of another."""
     tensors = config(["A", "B"], ["Y"])
     backend = loaded(scripted(tmp_path, Sum()), tensors)
-    played = Played()
-    backend._transfers = played.transfers
-    backend.stage = played.transfers.stage
-    monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)  # where PyTorch's build for the CPU finds the played GPU's memory
+    gpu = FakeGpu()
+    backend._transfers = gpu.transfers
+    backend.stage = gpu.transfers.stage
+    monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)  # where PyTorch's build for the CPU finds the fake GPU's memory
     given = [np.arange(start, start + 4, dtype=np.float32) for start in (0, 10, 20)]
-    with played_cuda(tmp_path, monkeypatch):
+    with fake_cuda(tmp_path, monkeypatch):
         handle = others_memory(tmp_path, "client", np.concatenate(given).tobytes())
         place = CudaPlace(1, 0, handle).pack()
         loop = Loop(backend, Signature.from_config(tensors), "m_0_0", batcher.memory(), gpu=0)
@@ -137,7 +137,7 @@ def test_inputs_on_the_gpu_are_joined_there(tmp_path: Path, batcher: Batcher, mo
             answers = [done.outputs["Y"].tolist() for done in batcher.done()]
             sums = [(given[0] + given[1]).tolist(), (given[2] + given[1]).tolist()]
             assert answers == [[sums[0]], [sums[1]], [sums[0]]]
-    assert [shape for shape, dtype in played.made if dtype is torch.uint8] == []  # nothing was gathered on the host
+    assert [shape for shape, dtype in gpu.made if dtype is torch.uint8] == []  # nothing was gathered on the host
     assert contents(tmp_path, "client") == np.concatenate(given).tobytes()
 
 
@@ -146,12 +146,12 @@ def test_outputs_stay_on_the_gpu_if_the_requests_let_them(
 ) -> None:
     tensors = config(["A", "B"], ["Y"])
     backend = loaded(scripted(tmp_path, Sum()), tensors)
-    played = Played()
-    backend._transfers = played.transfers
-    backend.stage = played.transfers.stage
+    gpu = FakeGpu()
+    backend._transfers = gpu.transfers
+    backend.stage = gpu.transfers.stage
     array = np.arange(4, dtype=np.float32)
     inputs = [["A", 11, [1, 4], 0, 16], ["B", 11, [1, 4], 0, 16]]
-    with played_cuda(tmp_path, monkeypatch):
+    with fake_cuda(tmp_path, monkeypatch):
         memory, pool = batcher.memory(), GpuPool(0, 1024)
         memory.keep_on_gpu(pool)
         backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
@@ -165,7 +165,7 @@ def test_outputs_stay_on_the_gpu_if_the_requests_let_them(
         offset, nbytes = stays[5] >> 32, stays[5] & 0xFFFFFFFF
         ((_, wire, shape, start, size),), _ = msgpack.unpackb(bytes(block[offset : offset + nbytes]))
         assert (wire, shape, size) == (11 | 256, [1, 4], 16)
-        name = bytes(block[start + 4 : start + 68]).rstrip(b"\0").decode().removeprefix("played-")
+        name = bytes(block[start + 4 : start + 68]).rstrip(b"\0").decode().removeprefix("fake-")
         assert contents(tmp_path, name)[:16] == (2 * array).tobytes()
         assert batcher._read(other).outputs["Y"].tolist() == [(2 * array).tolist()]
         assert pool.num_held == 1

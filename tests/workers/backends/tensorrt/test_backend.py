@@ -1,4 +1,4 @@
-"""The TensorRT backend against a played GPU: what is copied when, which profile, which graph. Not run on a real one."""
+"""The TensorRT backend against a fake GPU: what is copied when, which profile, which graph. Not run on a real one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from shoal.workers import backends
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
-from tests.workers.backends.tensorrt.played import Runtime, Status, played
+from tests.workers.backends.tensorrt.fake_gpu import Runtime, Status, fake_gpu
 from tests.workers.worker_harness import Batcher, loop_of, model, model_config, tensor_config
 
 GPU = Device("KIND_GPU", 0, (0,))
@@ -23,13 +23,13 @@ OUTPUTS = [tensor_config("Y", "TYPE_FP32", [3]), tensor_config("SUM", "TYPE_FP32
 
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
-    with played() as (runtime, _):
+    with fake_gpu() as (runtime, _):
         yield runtime
 
 
 @pytest.fixture
 def there() -> Iterator[ModuleType]:
-    with played() as (_, tensorrt):
+    with fake_gpu() as (_, tensorrt):
         yield tensorrt
 
 

@@ -1,4 +1,4 @@
-"""build.py: shapes, what an engine depends on, the cache; TensorRT is played, and this was not run on a real one."""
+"""build.py: shapes, what an engine depends on, the cache; TensorRT is a fake, and this was not run on a real one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.tensorrt.build import Order, build, cache_key, read_shape, shapes_of, weight_files
-from tests.workers.backends.tensorrt.played import Status, played
+from tests.workers.backends.tensorrt.fake_gpu import Status, fake_gpu
 
 LONG_NAME = f"sub/{'w' * 130}.bin"
 
@@ -76,7 +76,7 @@ class Building:
 
 def test_an_engine_is_built_once(order: Order, tmp_path: Path) -> None:
     building, target, cache, told = Building(), tmp_path / "model.plan", tmp_path / "cache", list[str]()
-    with played() as (_, tensorrt):
+    with fake_gpu() as (_, tensorrt):
         building.put_into(tensorrt)
         order = order._replace(fp16=True, workspace_mib=2)
         build(order, target, cache, told.append)
@@ -89,7 +89,7 @@ def test_an_engine_is_built_once(order: Order, tmp_path: Path) -> None:
         assert target.read_bytes() == b"an engine"
     [kept] = cache.iterdir()
     assert told == [
-        "Building an engine for Played GPU 9.0 with TensorRT 10.0; this may take minutes",
+        "Building an engine for Fake GPU 9.0 with TensorRT 10.0; this may take minutes",
         f"Taken from the cache: {kept}",
     ]
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_built_leaves_nothing(
     order: Order, tmp_path: Path, building: Building, shapes: Any, kind: type[Exception], sentence: str
 ) -> None:
     order = order._replace(shapes=shapes)
-    with played() as (_, tensorrt):
+    with fake_gpu() as (_, tensorrt):
         building.put_into(tensorrt)
         with pytest.raises(kind, match=sentence):
             build(order, tmp_path / "model.plan", tmp_path / "cache", print)
@@ -120,7 +120,7 @@ def test_what_cannot_be_built_leaves_nothing(
 
 
 def test_without_a_gpu_nothing_is_built(order: Order, tmp_path: Path) -> None:
-    with played() as (runtime, _):
+    with fake_gpu() as (runtime, _):
         runtime.fails["cudaGetDeviceProperties"] = Status.cudaErrorLaunchFailure
         with pytest.raises(UnsupportedError, match="and there is none: CUDA error 719"):
             build(order, tmp_path / "model.plan", tmp_path / "cache", print)
@@ -129,7 +129,7 @@ def test_without_a_gpu_nothing_is_built(order: Order, tmp_path: Path) -> None:
 def test_a_version_that_has_no_such_flag(order: Order, tmp_path: Path) -> None:
     building = Building()
     building.BuilderFlag = SimpleNamespace()
-    with played() as (_, tensorrt):
+    with fake_gpu() as (_, tensorrt):
         building.put_into(tensorrt)
         with pytest.raises(UnsupportedError, match="convert it to FP16 and leave --fp16 out"):
             build(order._replace(fp16=True), tmp_path / "model.plan", tmp_path / "cache", print)

@@ -1,7 +1,7 @@
 """A stand-in for cuda.bindings.runtime: a GPU's memory is a file that processes map, a stream is a list of copies.
 
 Bytes really pass between processes, by handles: a copy that is missing, too early, beyond the memory or at a stale
-address gives wrong numbers or CUDA's error. The files are in the folder PLAYED_GPU; beside each is one file for every
+address gives wrong numbers or CUDA's error. The files are in the folder FAKE_GPU; beside each is one file for every
 process that has it open, `ID.open.PID`, for a test to look at. Functions return CUDA's status first, then the value
 that is described.
 """
@@ -73,7 +73,7 @@ _device = threading.local()
 
 def folder() -> Path:
     """The folder of the allocations' files."""
-    return Path(os.environ.get("PLAYED_GPU", tempfile.gettempdir()))
+    return Path(os.environ.get("FAKE_GPU", tempfile.gettempdir()))
 
 
 def cudaGetErrorString(status: cudaError_t) -> tuple[cudaError_t, bytes]:
@@ -104,7 +104,7 @@ def cudaDeviceGetAttribute(_attribute: int, _number: int) -> tuple[cudaError_t, 
 
 def cudaMalloc(nbytes: int) -> tuple[cudaError_t, int]:
     """The address of a new allocation of `nbytes` bytes, filled with 0xee."""
-    name = f"played-{uuid.uuid4().hex}"
+    name = f"fake-{uuid.uuid4().hex}"
     (folder() / name).write_bytes(b"\xee" * nbytes)
     return *_OK, _map(name, is_own=True)
 
@@ -130,7 +130,7 @@ def cudaIpcGetMemHandle(address: int) -> tuple[cudaError_t, cudaIpcMemHandle_t |
 def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, _flags: int) -> tuple[cudaError_t, int]:
     """Map another process's allocation; returns its address here."""
     name = handle._bytes.value.decode(errors="replace")
-    if not name.startswith("played-") or not name.isascii() or not (folder() / name).exists():
+    if not name.startswith("fake-") or not name.isascii() or not (folder() / name).exists():
         return cudaError_t.cudaErrorInvalidValue, 0
     if any(each.name == name and each.is_own for each in allocations.values()):
         return cudaError_t.cudaErrorInvalidResourceHandle, 0  # CUDA's rule: not in the process that has made it

@@ -1,4 +1,4 @@
-"""CUDA's runtime and TensorRT as far as Shoal asks them, played on the CPU: a stream is a list of what is to be done.
+"""Fakes of CUDA's runtime and TensorRT on the CPU, as far as Shoal calls them: a stream is a list of tasks.
 
 Device memory is memory of this process, so a copy that is missing, too early or at a stale address gives wrong numbers.
 The engine doubles X into Y, and writes the sum of each row into SUM; a larger one writes those of X that are positive
@@ -64,7 +64,7 @@ class Runtime(ModuleType):
         self._add("cudaGraphLaunch", lambda graph, _stream: self.queue.extend(graph))
         self._add("cudaGraphDestroy", lambda _graph: None)
         self._add("cudaGraphExecDestroy", lambda graph: graph.clear())
-        properties = SimpleNamespace(name=b"Played GPU", major=9, minor=0)
+        properties = SimpleNamespace(name=b"Fake GPU", major=9, minor=0)
         self._add("cudaGetDeviceProperties", lambda _device: properties)
 
     def _add(self, name: str, function: Callable[..., Any]) -> None:
@@ -229,7 +229,7 @@ class Context:
 
 
 @contextmanager
-def played() -> Iterator[tuple[Runtime, ModuleType]]:
+def fake_gpu() -> Iterator[tuple[Runtime, ModuleType]]:
     """Both in place of the packages, and of all that has imported them; the runtime, and TensorRT."""
     runtime, tensorrt = Runtime(), ModuleType("tensorrt")
     engines: list[Engine] = []

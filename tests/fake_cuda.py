@@ -1,4 +1,4 @@
-"""CUDA's runtime as scripts/gpu_check plays it, in a test's own process, and memory of other processes on that GPU."""
+"""The fake CUDA runtime of scripts/gpu_check in a test's own process, and memory of other processes on that GPU."""
 
 import sys
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from scripts.gpu_check.finding import PLAYED
+from scripts.gpu_check.finding import FAKES
 
 _FRESH = ("cuda", "shoal.workers.cuda", "tritonclient.utils.cuda_shared_memory")
 
 
 @contextmanager
-def played_cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def fake_cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`cuda.bindings.runtime`, whose GPU's memory lies in `folder`, for all that imports it meanwhile."""
-    monkeypatch.setenv("PLAYED_GPU", str(folder))
-    monkeypatch.syspath_prepend(str(PLAYED))
+    monkeypatch.setenv("FAKE_GPU", str(folder))
+    monkeypatch.syspath_prepend(str(FAKES))
     _forget()
     from cuda.bindings import runtime  # pyright: ignore[reportMissingImports]
 
@@ -29,18 +29,18 @@ def played_cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def others_memory(folder: Path, name: str, contents: bytes) -> bytes:
     """The handle of memory that another process has on the GPU, with these contents."""
-    (folder / f"played-{name}").write_bytes(contents)
-    return f"played-{name}".encode().ljust(64, b"\0")
+    (folder / f"fake-{name}").write_bytes(contents)
+    return f"fake-{name}".encode().ljust(64, b"\0")
 
 
 def contents(folder: Path, name: str) -> bytes:
     """What lies there now."""
-    return (folder / f"played-{name}").read_bytes()
+    return (folder / f"fake-{name}").read_bytes()
 
 
 def is_open(folder: Path, name: str) -> bool:
     """Whether some process has it open."""
-    return any(folder.glob(f"played-{name}.open.*"))
+    return any(folder.glob(f"fake-{name}.open.*"))
 
 
 def _forget() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 NVML_DEVICE_MIG_ENABLE = 1
 TOTAL_NBYTES, IDLE_NBYTES = 80 << 30, 1 << 30
-UUID = "GPU-played"
+UUID = "GPU-fake"
 
 
 class NVMLError(Exception):
@@ -23,7 +23,7 @@ def nvmlInit() -> None:
 
 def nvmlSystemGetDriverVersion() -> str:
     """The driver's version, by which the stand-in can be recognised."""
-    return "played"
+    return "fake"
 
 
 def nvmlDeviceGetCount() -> int:
@@ -50,7 +50,7 @@ def nvmlDeviceGetUUID(_handle: int) -> str:
 
 def nvmlDeviceGetName(_handle: int) -> str:
     """The GPU's name."""
-    return "Played GPU"
+    return "Fake GPU"
 
 
 def nvmlDeviceGetCudaComputeCapability(_handle: int) -> tuple[int, int]:

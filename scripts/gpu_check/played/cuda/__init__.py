@@ -1,1 +1,0 @@
-"""cuda-python, played."""
