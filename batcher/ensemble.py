@@ -318,7 +318,7 @@ class Ensemble(ScheduledModel):
             for step, (inputs, outputs) in enumerate(self.steps)
         ]
         self.graph = Graph(self.steps, decoupled)
-        self.plans = Memo[tuple[str, ...], StepPlan]("ensemble_way", MAX_KEPT)
+        self.plans = Memo[tuple[str, ...], StepPlan]("ensemble_plan", MAX_KEPT)
 
     def _stays(self, step: int, models: Sequence[int]) -> tuple[Stay, ...]:
         """The outputs of a step that may stay on a GPU: those that only steps read, all of them on that GPU."""

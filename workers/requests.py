@@ -275,7 +275,7 @@ class RequestReader:
         self._is_key_cancelled = is_key_cancelled
         self._open_block = open_block
         # Changed by open.
-        self._parsed = Memo[bytes, ParsedRequest]("request_form", MAX_PARSED)
+        self._parsed = Memo[bytes, ParsedRequest]("parsed_request", MAX_PARSED)
         self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
         self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 

@@ -124,7 +124,7 @@ class GrpcSubmission:
         self._header_forward_pattern = header_forward_pattern
         # Changed by submit: templates by the message without id and tensors, and the tensors' sizes; and each model's
         # last template.
-        self._templates = Memo[tuple[bytes, tuple[int, ...]], MessageTemplate]("grpc_form", _MAX_TEMPLATES)
+        self._templates = Memo[tuple[bytes, tuple[int, ...]], MessageTemplate]("grpc_template", _MAX_TEMPLATES)
         self._latest = Memo[bytes, MessageTemplate]("grpc_latest", _MAX_TEMPLATES)
 
     def submit(

@@ -77,8 +77,8 @@ class Submission:
         self._port = port
         # Changed by submit: templates, settings by the text of the parameters, and known requests by request line and
         # size.
-        self._templates = Memo[_Key, RequestTemplate]("http_form", _MAX_TEMPLATES)
-        self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_form", _MAX_TEMPLATES)
+        self._templates = Memo[_Key, RequestTemplate]("http_template", _MAX_TEMPLATES)
+        self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_template", _MAX_TEMPLATES)
         #: The templates of a model's last requests, by its id: tried first.
         self._recent_json = Memo[int, tuple[JsonTemplate, ...]]("http_json_recent", _MAX_TEMPLATES)
         self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)

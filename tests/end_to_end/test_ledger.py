@@ -148,7 +148,7 @@ def test_all_is_given_back_whatever_was_asked(server: Server, warm: list[object]
 
 def test_memos_show_where_they_do_not_help(server: Server) -> None:
     def kept(word: str) -> int:
-        return sum(each.get(f"memo_http_json_form_{word}", 0) for each in server.ledger()["processes"])
+        return sum(each.get(f"memo_http_json_template_{word}", 0) for each in server.ledger()["processes"])
 
     def request(number: int, blanks: str = "", **members: object) -> bytes:
         tensor = {"name": "A", "datatype": "INT32", "shape": [1], "data": [number]}
