@@ -25,8 +25,8 @@ class BatchReason(IntEnum):
     RUN_AGAIN = 5
     LATENCY_TARGET = 6
     NO_GAIN = 7
-    COMPANY_CAME = 8
-    COMPANY_FAILED = 9
+    EXPECTED_ARRIVED = 8
+    EXPECTED_MISSING = 9
     ALONE = 10
     PADDING = 11
 
@@ -41,8 +41,8 @@ MEANINGS = {
     BatchReason.RUN_AGAIN: "its instance had died, so the request ran again, alone",
     BatchReason.LATENCY_TARGET: "with more rows, answers would have missed the latency target",
     BatchReason.NO_GAIN: "more rows at once would not have been faster, or are not known to be",
-    BatchReason.COMPANY_CAME: "the requests that were worth waiting for had come",
-    BatchReason.COMPANY_FAILED: "the requests that were worth waiting for had not come in time",
+    BatchReason.EXPECTED_ARRIVED: "the requests that it waited for had arrived",
+    BatchReason.EXPECTED_MISSING: "the requests that it waited for had not arrived in time",
     BatchReason.ALONE: "the request was to run alone, by its parameter 'deterministic'",
     BatchReason.PADDING: "the others that waited had other lengths, for which padding was not worth it",
 }

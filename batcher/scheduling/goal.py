@@ -249,7 +249,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
                 self._wake_shape_key = requests[0].shape_key
                 return None
             if self._wake_rows:
-                reason = BatchReason.COMPANY_CAME if rows >= self._wake_rows else BatchReason.COMPANY_FAILED
+                reason = BatchReason.EXPECTED_ARRIVED if rows >= self._wake_rows else BatchReason.EXPECTED_MISSING
         self._wake_rows = 0
         taken = [self._queue.popleft()]
         rows = taken[0].rows

@@ -1,4 +1,4 @@
-"""What company does to answers, and how it is kept from them: models of which each answer tells the rows of its batch.
+"""How a batch changes answers, and how that is prevented: models whose answers hold the number of rows of their batch.
 
 Four requests at a time: the delay is a minute, so a model that batches executes four rows together, or never.
 """
@@ -109,12 +109,12 @@ def wait_for_audit(server: Server, model: str) -> None:
     wait_until(lambda: drift(server, model, "audited") == 1, lambda: f"no audit of '{model}'")
 
 
-def test_company_that_changes_answers_is_seen_and_measured(server: Server) -> None:
+def test_a_batch_that_changes_answers_is_seen_and_measured(server: Server) -> None:
     assert four_at_once(server, "batched") == [[12, 20]] * 4
     assert sizes(server, "batched") == {4: 1}
     wait_for_audit(server, "batched")
     assert drift(server, "batched", "changed") == 1
-    assert drift(server, "batched", "absolute_sum") == 15  # 20 in company, 5 alone
+    assert drift(server, "batched", "absolute_sum") == 15  # 20 in a batch, 5 alone
     assert drift(server, "batched", "relative_sum") == 0.75
     assert drift(server, "batched", "unsteady") == drift(server, "batched", "skipped") == 0
     assert sizes(server, "batched") == {4: 1}  # audits are no executions of clients' requests
@@ -134,10 +134,10 @@ def test_padded_batches_all_have_one_size_and_no_drift(server: Server) -> None:
 
 def test_a_real_models_answers_drift_and_those_to_deterministic_requests_do_not(server: Server, place: Path) -> None:
     inputs = [X * factor for factor in (0.3, 1.7, 40.0, 300.0)]
-    in_company = four_at_once(server, "quantised", inputs)
+    in_one_batch = four_at_once(server, "quantised", inputs)
     wait_for_audit(server, "quantised")
     session = onnxruntime.InferenceSession(place / "models" / "quantised" / "1" / "model.onnx", providers=PROVIDERS)
-    for each, together in zip(inputs, in_company, strict=True):
+    for each, together in zip(inputs, in_one_batch, strict=True):
         alone = infer(server, "quantised", {"X": each}, parameters={"deterministic": True})["Y"]
         right = np.asarray(session.run(None, {"X": each})[0])
         assert alone.tobytes() == right.tobytes()
@@ -154,7 +154,7 @@ def test_every_metric_of_the_docs_is_printed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("api", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
-def test_a_request_may_ask_for_it_and_waits_for_no_company(server: Server, api: Any) -> None:
+def test_a_request_may_ask_for_it_and_does_not_wait(server: Server, api: Any) -> None:
     for number in range(2):  # the second one over HTTP is recognised as one like the first
         answer = infer(server, "plain", {"X": X}, api, parameters={"deterministic": True, "number": number})
         assert answer["Y"].tolist() == [[3, 5]]

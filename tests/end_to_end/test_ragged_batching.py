@@ -100,7 +100,7 @@ def test_what_was_wasted_is_told(server: Server) -> None:
 
 
 def test_one_length_at_a_time(server: Server) -> None:
-    """A deterministic request is padded to its bucket, and waits for no company."""
+    """A deterministic request is padded to its bucket, and does not wait for others."""
     answer = infer(server, "padded", {"TOKENS": tokens(3)}, parameters={"deterministic": True})
     assert (answer["STATES"].tolist(), answer["LENGTH"].item()) == ([[2, 4, 6]], 4)
 

@@ -60,9 +60,9 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
         if any((each == 13).any() for each in arrays):
             os.abort()
-        company = np.float32(len(arrays))
+        batch_size = np.float32(len(arrays))
         return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each * company / np.float32(3.7))])
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each * batch_size / np.float32(3.7))])
             for each in arrays
         ]
 """
@@ -271,7 +271,7 @@ def test_the_exact_batches_answer_the_same_bits_in_process(recorded: Recorded) -
     exact = shoal("replay", recorded.before, "--exact-batches", *asked)
     told = json.loads(exact.stdout)
     assert (exact.returncode, told["equal"], told["batches_not_as_recorded"]) == (0, 9, 0), exact.stderr
-    # what each answers depends on its company
+    # each answer depends on the size of its batch
     alone = shoal("replay", recorded.before, *asked)
     told = json.loads(alone.stdout)
     assert (alone.returncode, told["values_differ"]) == (2, 9), alone.stderr

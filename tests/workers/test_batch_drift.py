@@ -122,7 +122,7 @@ def leaning(inputs: dict[str, Array]) -> dict[str, Array]:
     return {"OUTPUT0": array - array.mean(axis=0, keepdims=True)}
 
 
-def test_a_model_that_looks_at_its_company_is_found_out(batcher: Batcher) -> None:
+def test_a_model_that_looks_at_the_rest_of_the_batch_is_found_out(batcher: Batcher) -> None:
     loop, auditor, counts = audited(batcher, Returning(leaning))
     send(batcher, 1, 5)
     loop.step()
@@ -155,7 +155,7 @@ def test_a_model_that_does_not_look_has_no_drift(batcher: Batcher) -> None:
     assert (counts.num_audited, counts.differences, counts.num_unsteady) == (1, [], 0)
 
 
-def test_rows_up_to_the_maximum_keep_company_from_a_model_that_counts_rows(batcher: Batcher) -> None:
+def test_padding_hides_the_batch_size_from_a_model_that_counts_rows(batcher: Batcher) -> None:
     def counting(inputs: dict[str, Array]) -> dict[str, Array]:
         return {"OUTPUT0": inputs["INPUT0"] * len(inputs["INPUT0"])}
 
@@ -171,7 +171,7 @@ def test_rows_up_to_the_maximum_keep_company_from_a_model_that_counts_rows(batch
     assert counts.num_audited == 2
 
 
-def test_a_model_that_is_not_steady_by_itself_says_nothing_about_company(batcher: Batcher) -> None:
+def test_a_model_that_is_not_steady_alone_says_nothing_about_batching(batcher: Batcher) -> None:
     number = itertools.count()
     loop, auditor, counts = audited(batcher, Returning(lambda inputs: {"OUTPUT0": inputs["INPUT0"] + next(number)}))
     send(batcher, 1, 5)

@@ -43,7 +43,7 @@ function timeBar(request, width = 240, height = 16) {
   return drawn;
 }
 
-/** Why a request waited, the longest part first, and in what company it was executed. */
+/** Why a request waited, the longest part first, and in what batch it was executed. */
 function reasonOf(request) {
   const parts = Object.entries(request.queue).sort((one, other) => other[1] - one[1]);
   const words = parts.map(([name, ns]) => `${ms(ns)} ${WAITS[name] ?? name}`);

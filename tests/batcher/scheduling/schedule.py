@@ -185,7 +185,7 @@ class Schedule:
             # Also says: without a delay nothing waits while an instance is idle.
             assert latest_ns > now_ns
             if self.settings.target_ns:
-                self.told["waits for company"] += 1
+                self.told["waits for others"] += 1
             earliest_ns = min(latest_ns, expiry_ns)
             assert deadline_ns is not None
             assert deadline_ns == earliest_ns or (self.settings.target_ns and now_ns < deadline_ns < earliest_ns)

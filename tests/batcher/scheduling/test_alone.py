@@ -51,7 +51,7 @@ def test_a_deterministic_models_requests_never_share_a_batch_nor_wait_for_others
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("seed", range(20))
-def test_in_any_schedule_a_request_of_its_own_key_has_no_company(name: str, seed: int) -> None:
+def test_in_any_schedule_a_request_of_its_own_key_shares_no_batch(name: str, seed: int) -> None:
     random = Random(seed)
     scheduler = scheduler_of(name, deterministic=False)
     for instance in range(2):
@@ -81,7 +81,7 @@ def test_in_any_schedule_a_request_of_its_own_key_has_no_company(name: str, seed
     assert sorted(served) == list(range(200))
 
 
-def test_a_request_alone_does_not_wait_for_company_that_cannot_come() -> None:
+def test_a_request_alone_does_not_wait_for_others() -> None:
     bench = Bench(preferred=(4,), delay_us=60_000_000)
     bench.add(1, shape_key=ALONE_KEY | 1)
     assert bench.take() == [[0]]

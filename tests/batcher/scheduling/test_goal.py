@@ -143,7 +143,7 @@ def test_the_last_of_a_burst_are_waited_for_and_not_longer() -> None:
     assert server.now_ns < deadline_ns <= server.now_ns + 3 * MS
     server.now_ns = deadline_ns
     assert server.take() == 1
-    assert server.last_reason == "company_failed"
+    assert server.last_reason == "expected_missing"
 
 
 def test_the_last_row_of_a_full_batch_may_bring_too_little() -> None:

@@ -148,7 +148,7 @@ def test_what_ran_when_an_instance_died_runs_again_first_and_alone() -> None:
     assert (scheduler.pending, run(scheduler)) == (2, [[9]])
 
 
-def test_a_request_alone_has_no_company_and_waits_for_none() -> None:
+def test_a_request_alone_shares_no_batch_and_does_not_wait() -> None:
     scheduler = scheduler_of(delay_us=100)
     scheduler.add(QueuedRequest(0, 1, ALONE_KEY, 0), 0)
     add(scheduler, 5, 5, first=1)

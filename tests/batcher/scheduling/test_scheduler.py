@@ -85,7 +85,7 @@ POLICIES = {"expired", "late", "overtook", "batch of several levels"}
     [
         ("plain", ALWAYS | {"worked ahead"}),
         ("policies", ALWAYS | POLICIES),
-        ("goal", ALWAYS | POLICIES | {"waits for company"}),
+        ("goal", ALWAYS | POLICIES | {"waits for others"}),
     ],
 )
 def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass(family: str, things: set[str]) -> None:

@@ -19,7 +19,7 @@ parameters { key: "max_batch_elements" value { string_value: "16" } }
 """
 
 
-def test_a_request_that_is_to_run_alone_has_no_company_and_waits_for_none(tmp_path: Path) -> None:
+def test_a_request_that_is_to_run_alone_shares_no_batch_and_does_not_wait(tmp_path: Path) -> None:
     write_python(tmp_path, "double", DOUBLE, BATCHING)
     with Server(tmp_path) as server:
         parameters: dict[str, dict[str, Any]] = {
