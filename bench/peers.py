@@ -42,7 +42,7 @@ class Peer:
     answer: Callable[[Mapping[str, str], bytes], "array[float]"]
     version: Callable[[int], str]  # port of the running server → its version, as printed
     notes: str
-    background: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → the server's company under load
+    background: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → the load's background
     runs_python: bool = False  # runs a model.py unchanged
 
     def can_serve(self, model: BenchModel, encoding: str) -> bool:

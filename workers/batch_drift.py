@@ -1,8 +1,8 @@
-"""Batch drift: how often, and how far, the company that a request had in its batch has changed its answer.
+"""Batch drift: how often, and by how much, the other requests of its batch have changed a request's answer.
 
 A sample of the requests that were executed with others, at most one of a batch, is executed once more, alone, while the
 instance has nothing else to do, and the two answers are compared. Where they differ, the request runs alone a second
-time: a model that answers the same request alone in two ways is not steady by itself, and says nothing about company.
+time: a model that answers the same request alone in two ways is unsteady, and says nothing about batching.
 With `batch_drift_share` (shoal/model_config/determinism.py); without it nothing here is imported. Runs in a worker.
 """
 
@@ -88,7 +88,7 @@ class DriftMetrics:
             MetricFamily(f"shoal_batch_drift_{name}", text, kind)
             for name, text, kind in (
                 ("audited_total", "Requests of batches that were executed once more, alone, to compare", counter),
-                ("changed_total", "Requests whose answer company in the batch has changed", counter),
+                ("changed_total", "Requests whose answer the rest of the batch has changed", counter),
                 ("unsteady_total", "Requests that the model answered in two ways though they were alone", counter),
                 ("skipped_total", "Chosen requests that no idle time was left for, or no room", counter),
                 ("absolute", "Largest absolute difference of an element in a changed answer", histogram),
@@ -108,7 +108,7 @@ class DriftMetrics:
         self._audited(1)
 
     def changed(self, difference: Difference) -> None:
-        """Count a request whose answer company has changed."""
+        """Count a request whose answer the rest of its batch has changed."""
         self._changed(1)
         if isfinite(difference.absolute):
             self._absolute(difference.absolute)
@@ -124,7 +124,7 @@ class DriftMetrics:
 
 
 class _Sample(NamedTuple):
-    """A request as it came, in memory of the auditor's own, and the answer that it got in company."""
+    """A request as it came, in the auditor's own memory, and the answer that it got in its batch."""
 
     parsed: ParsedRequest
     options: InferOptions
@@ -146,7 +146,8 @@ class BatchDriftAuditor:
         counts: DriftMetrics,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`share` of the requests that have company are chosen; `chance` returns numbers from 0 to below 1."""
+        """`share` of the requests that are batched with others are chosen; `chance` returns numbers from 0 to below
+        1."""
         self._backend = backend
         self._plans = plans
         self._instance = instance
@@ -235,7 +236,7 @@ class BatchDriftAuditor:
             answers.wait_for_senders()
             return answers.outputs_of(0) or {}
         except Exception:  # noqa: BLE001 - whatever a model raises when it is asked alone
-            self._warn("a request that was answered in a batch fails alone, which counts as changed by company")
+            self._warn("a request that was answered in a batch fails alone, which counts as changed by the batch")
             return {}
 
     def _warn(self, what: str) -> None:

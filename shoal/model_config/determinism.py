@@ -2,8 +2,8 @@
 
     parameters { key: "deterministic" value { string_value: "true" } }      every request runs in a batch of its own
     parameters { key: "deterministic" value { string_value: "padded" } }    every batch has max_batch_size rows
-    parameters { key: "batch_drift_share" value { string_value: "0.01" } }  of the requests that shared a batch, the share
-                                                                            that runs once more, alone, to compare
+    parameters { key: "batch_drift_share" value { string_value: "0.01" } }  of the requests that shared a batch, the
+                                                                            share that runs once more, alone
 
 A kernel may add up in another order where its operands have other shapes, so the size of a batch may change bits of
 each answer in it. Alone, a request always has its own shape; padded, all batches have one.
