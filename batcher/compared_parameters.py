@@ -45,13 +45,13 @@ def compared_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return parameters
     headers, content_type = members.get("headers"), members.get("content_type")
     if isinstance(headers, dict):
-        members["headers"] = {name: value for name, value in sorted(headers.items()) if not _is_callers(name)}
+        members["headers"] = {name: value for name, value in sorted(headers.items()) if not _is_about_caller(name)}
     if isinstance(content_type, str):
         members["content_type"] = content_type.partition(";")[0].strip().lower()
     members.pop("request_id", None)
     return {**parameters, _TORCHSERVE: json.dumps(members, sort_keys=True)}
 
 
-def _is_callers(name: str) -> bool:
+def _is_about_caller(name: str) -> bool:
     folded = name.lower()
     return folded in _FIELDS or folded.startswith(_PREFIXES) or _ENDS.search(folded) is not None

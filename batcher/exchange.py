@@ -318,7 +318,7 @@ class Exchange:
 
     def may_miss_answers(self, now_ns: int) -> bool:
         """Whether a busy worker has an answer, or will have one, without ringing soon."""
-        return any(worker.may_not_ring(now_ns) for worker in self.busy.values())
+        return any(worker.may_answer_silently(now_ns) for worker in self.busy.values())
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though no bell rings, in monotonic ns; None: never."""

@@ -208,15 +208,15 @@ class Mirror:
         room or no shadow."""
         client, _, _, _, header, _, _, queued = request
         _, ref, span, _ = answer
-        num_input = sum(unpack_span(header))
-        nbytes = num_input + sum(unpack_span(span))
+        input_nbytes = sum(unpack_span(header))
+        nbytes = input_nbytes + sum(unpack_span(span))
         shadow = self._shadows.get(pair.pair)
         if shadow is None or shadow.is_failed or self._pairs.get(pair.pair) is not pair:
             self._count(pair.pair, Drop.UNAVAILABLE.value)
             return False
         self._number = number = max(self._number + 1, now_ns >> _TICK_BITS)
         key = MIRROR_OWNER << NUMBER_BITS | number & _NUMBER_MASK
-        if CLIENT_PARTS * (self._lent[client.owner] + num_input) > client.slab.nbytes or not pair.queue.add(
+        if CLIENT_PARTS * (self._lent[client.owner] + input_nbytes) > client.slab.nbytes or not pair.queue.add(
             key, nbytes, now_ns, queued.rows, queued.shape_key
         ):
             self._count(pair.pair, Drop.FULL.value)
@@ -226,7 +226,7 @@ class Mirror:
         self._open[key] = _Mirrored(pair, key, request, ref, span, words)
         self.is_busy = True
         self._holders.hold_part(ref, key)
-        self._lent[client.owner] += num_input
+        self._lent[client.owner] += input_nbytes
         return True
 
     def step(self, now_ns: int) -> bool:
@@ -332,8 +332,8 @@ class Mirror:
 
     def compare(self) -> None:
         """Copy pairs of answers into the ring, at most about STEP_NBYTES bytes, and give all their blocks back."""
-        num_copied = 0
-        while self._ended and num_copied < STEP_NBYTES:
+        copied_nbytes = 0
+        while self._ended and copied_nbytes < STEP_NBYTES:
             each = self._ended.pop(0)
             if not each.answer:
                 self._drop(each, Drop.MEMORY)
@@ -341,7 +341,7 @@ class Mirror:
                 self._drop(each, Drop.GONE)
             else:
                 nbytes = self._copy(each)
-                num_copied += nbytes
+                copied_nbytes += nbytes
                 self._drop(each, None if nbytes else Drop.COMPARATOR)
 
     def _copy(self, each: _Mirrored) -> int:

@@ -370,7 +370,7 @@ class WorkerPeer(Peer):
         """Number of the batch that the worker executes, according to the worker itself; 0 between two."""
         return self._words[PROGRESS_WORD] if self._words[BUSY_SINCE_WORD] else 0
 
-    def may_not_ring(self, now_ns: int) -> bool:
+    def may_answer_silently(self, now_ns: int) -> bool:
         """Whether the worker's ring has an answer, or may get one, for which the bell is not rung before the next
         execution, which may be long. False once the present execution has lasted so long that the worker rings at
         its end."""

@@ -245,7 +245,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def visit(path: str) -> Channel:
+def connect_guest(path: str) -> Channel:
     """Connect this process, a user's, to the server that listens at `path`. Blocking.
 
     Raises OSError where there is none, PermissionError where the server is another user's.

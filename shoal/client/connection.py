@@ -28,7 +28,7 @@ from shoal.shm.port import CheckedRequest, Reply, SchedulingHints, TracedTimes
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD, MAX_HELD_NBYTES, HeldBlock
-from shoal.star.place import Place, visit
+from shoal.star.place import Place, join_as_guest
 from shoal.star.shared_port import SharedPort
 
 _LOST = "the connection to the server was lost"
@@ -98,7 +98,7 @@ class Connection:
     @classmethod
     def to(cls, path: str) -> "Connection":
         """Connect to the server at `path`. Raises ShoalError if it refuses, OSError or EOFError if there is none."""
-        return cls(visit(path))
+        return cls(join_as_guest(path))
 
     def start(self) -> None:
         """Listen to the supervisor in a daemon thread."""

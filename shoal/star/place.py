@@ -110,12 +110,12 @@ def take_place(
     return _place(port, Doorbell(welcome.bell), channel, welcome), welcome, seq
 
 
-def visit(path: str) -> Place:
+def join_as_guest(path: str) -> Place:
     """Join the server that listens at `path` as a guest; returns when all models are known.
 
     Raises ShoalError if the server refuses, OSError or EOFError if no server of this user listens there.
     """
-    channel = control.visit(path)
+    channel = control.connect_guest(path)
     try:
         welcome, seq = _welcomed(channel, *channel.receive(GUEST_WELCOME))
         bell = GuestBell(welcome.bell)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.client import socket_path
 from shoal.client.socket_path import client_paths, directories, is_private, server_path, sweep
-from shoal.control import Listener, visit
+from shoal.control import Listener, connect_guest
 from shoal.messages.from_client import GuestConnected
 from tests.messages import receive
 
@@ -64,7 +64,7 @@ def test_what_killed_servers_left_is_swept(tmp_path: Path) -> None:
 def test_a_guest_is_known_by_its_user(tmp_path: Path) -> None:
     listener = Listener.at(str(tmp_path / "sock"))
     assert os.stat(tmp_path / "sock").st_mode & 0o777 == 0o600
-    with visit(str(tmp_path / "sock")):
+    with connect_guest(str(tmp_path / "sock")):
         accepted = listener.accept(is_guests=True)
         assert accepted is not None
         channel, pid = accepted

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]) -> int:
-    start = understand(arguments, environ)
+    start = resolve(arguments, environ)
     if VARIABLE in environ:  # an upgrade: the old server's pid file and tokens stay, and this process serves
         from shoal.supervisor.main import run
 
@@ -134,7 +134,7 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
         pid_file.remove()
 
 
-def understand(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start:
+def resolve(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start:
     """The server's options by flags, file and environment. Raises PropertiesError, InvalidArgumentError."""
     file = _config_file(arguments, environ)
     given: Mapping[str, str] = {}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.torchserve.command import _parser, torchserve, understand
+from shoal.cli.torchserve.command import _parser, resolve, torchserve
 from shoal.cli.torchserve.properties import PropertiesError
 from shoal.options import ServerOptions, endpoints
 from shoal.supervisor.pid_file import PidFile
@@ -20,7 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options(*argv: str, **environ: str) -> ServerOptions:
-    return understand(_parser().parse_args(argv), environ).options
+    return resolve(_parser().parse_args(argv), environ).options
 
 
 def port(made: ServerOptions) -> int:
@@ -69,7 +69,7 @@ def test_flags_turn_tokens_off_and_the_model_api_on(here: Path) -> None:
 
 def test_tokens_are_off_where_inference_and_management_are_one(here: Path) -> None:
     file = properties(here / "config.properties", 8085, "management_address=http://127.0.0.1:8085")
-    start = understand(_parser().parse_args(["--ts-config", str(file)]), {})
+    start = resolve(_parser().parse_args(["--ts-config", str(file)]), {})
     assert start.options.torchserve.token_file == ""
     assert [said for said in start.warnings if said.startswith("tokens are off")]
 
@@ -103,7 +103,7 @@ model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"mnist":{"1.0":{"d
 def test_kserves_configuration_starts_as_it_is(here: Path) -> None:
     (here / "config.properties").write_text(_KSERVE)
     arguments = _parser().parse_args(["--start", "--ts-config", "config.properties"])
-    start = understand(arguments, {"TS_SERVICE_ENVELOPE": "kservev2"})
+    start = resolve(arguments, {"TS_SERVICE_ENVELOPE": "kservev2"})
     made = start.options
     assert made.store is not None
     assert (made.store.load_models, made.store.service_envelope) == (("mnist=mnist.mar",), "kservev2")
@@ -131,7 +131,7 @@ def test_sagemakers_command_and_configuration_start_as_they_are(here: Path) -> N
 
 
 def test_variables_of_log_files_that_are_not_written_are_named(here: Path) -> None:
-    start = understand(_parser().parse_args(["--model-store", "store"]), {"LOG_LOCATION": "l", "METRICS_LOCATION": "m"})
+    start = resolve(_parser().parse_args(["--model-store", "store"]), {"LOG_LOCATION": "l", "METRICS_LOCATION": "m"})
     sentence = "no log files are written into {}: the log goes to stdout and stderr"
     assert start.warnings == (sentence.format("LOG_LOCATION"), sentence.format("METRICS_LOCATION"))
 
