@@ -49,18 +49,18 @@ from shoal.shm.spinning import SpinningPoller
 if TYPE_CHECKING:
     from shoal.batcher.redis_connection import RedisConnection
 
-#: Longest sleep; all rings are looked into after it. No work is due by then; the bound limits the cost of a lost
-#: wake-up (none is known).
+#: Longest sleep, after which all rings are read. No work is due then; the bound limits the cost of a lost wake-up (none
+#: is known).
 MAX_SLEEP_S = 10.0
-#: While there is work, all rings are looked into this often: a RELEASE that is not prompt rings no bell (ours).
+#: How often all rings are read while there is work: a RELEASE that is not prompt rings no bell (ours).
 LOOK_NS = 1_000_000_000
-#: Pause between looks at a full ring for room, since reading a ring rings no bell, and between looks for answers of a
-#: worker with several batches, which rings only at the end of an execution that may be long (ours).
+#: How often a full ring is checked for room, since reading a ring rings no bell; and how often a worker with several
+#: batches is checked for answers, since it rings only at the end of an execution that may be long (ours).
 SHORT_SLEEP_S = 0.001
 
 #: Shorter sleeps are timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
 FINE_SLEEP_S = 0.01
-#: Most events per epoll call; by default epoll makes room for a thousand each time. The rest comes first next time.
+#: Most events per epoll call (epoll would make room for a thousand each time); the rest are first in the next call.
 MAX_EVENTS = 64
 #: With more open requests than this the batcher does not spin: they wait for their models, and wakes are few.
 SPINS_BESIDE = 1
@@ -126,7 +126,7 @@ class Batcher:
         self._rung = Bells(self._poller)
         self._starting: dict[int, WorkerPeer] = {}
         self._is_taking_over = settings.is_successor
-        #: The first rule that concerns a model says how it is recorded.
+        #: A model is recorded by the first rule that names it.
         self._record_rules: list[RecordRule] = []
         self._shadow_rules: list[ShadowRule] = []
         self._names: dict[int, str] = {}  # of models, by id
@@ -161,7 +161,7 @@ class Batcher:
                         guests[fd].clear()
                 elif redis is not None and fd == redis.fd:
                     redis.is_ready = True
-                else:  # the supervisor, or the batcher's own bell: peers that have not rung are looked at, too
+                else:  # the supervisor, or the batcher's own bell: read the rings of all peers, too
                     is_for_all = True
                     if fd == control_fd:
                         self._receive()
@@ -207,7 +207,7 @@ class Batcher:
                 is_front_end=not (is_guest or message.is_caller),
             )
         except LayoutError:
-            self._exchange.distrust(owner)  # a guest's, overwritten before a successor could read it
+            self._exchange.distrust(owner)  # a guest has overwritten it before a successor could read it
             return
         self._rung.add(owner, bell if message.clients_bell is None else Doorbell(message.clients_bell))
         if message.is_late:
@@ -294,7 +294,7 @@ class Batcher:
             self._bind_shadows()
 
     def _record(self, model: ScheduledModel) -> None:
-        """Record a model's requests, or no longer, as the rules say."""
+        """Start or stop recording a model's requests, as the rules say."""
         recording, name = self._exchange.recording, self._names[model.id]
         rule = next((rule for rule in self._record_rules if rule.concerns(name)), None)
         if recording is None or rule is None:
@@ -352,7 +352,7 @@ class Batcher:
         try:
             blocks.add_payload(message.owner, message.writer, SegmentView.attach(message.segment))
         except LayoutError:
-            return  # a guest's, overwritten: unreadable
+            return  # a guest has overwritten it
         if message.is_result:
             blocks.add_result(message.owner, message.writer)
 

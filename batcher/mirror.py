@@ -280,8 +280,8 @@ class Mirror:
         return True
 
     def _hindrance(self, each: _Mirrored) -> Drop | None:
-        """Why a request cannot be executed a second time: its memory, or that of its answer, is gone, or some of its
-        tensors are in a client's memory on a GPU, which the client may have changed."""
+        """Why a request cannot be executed a second time, or None: its memory or its answer's is gone, or a tensor is
+        in a client's GPU memory, which the client may have changed since."""
         client = each.client
         if client is None or not each.answer or self._blocks.open(each.answer) is None:
             return Drop.GONE
@@ -311,9 +311,8 @@ class Mirror:
                     self._blocks.free(ref)
                 self.return_all()
             elif reply[P.MORE]:
-                if ref := self._holders.release(
-                    key, reply[P.BLOCK]
-                ):  # a shadow whose requests have several responses is refused by `unsuitable`
+                # A shadow whose requests have several responses is refused by `unsuitable`.
+                if ref := self._holders.release(key, reply[P.BLOCK]):
                     self._blocks.free(ref)
             else:
                 each.reply = reply

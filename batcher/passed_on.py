@@ -1,8 +1,8 @@
 """Headers of tensors that the batcher passes on without reading them: parsed, and written anew for steps of ensembles.
 
-A request's header stands in a client's block, a response's in a worker's; steps of ensembles get a header of the
-batcher's own that names the blocks of the tensors. Since requests repeat, parsed and written headers are kept, by their
-bytes or by the types of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
+The header of a request lies in a client's block, that of a response in a worker's. Steps of ensembles get a header that
+the batcher writes, which names the blocks of the tensors. Since requests repeat, parsed and written headers are kept,
+by their bytes or by the types of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
 """
 
 from bisect import bisect_right
@@ -39,7 +39,7 @@ Passed = tuple[TensorType, int, int, int]
 #: Inputs by name, in the request's order.
 _Inputs = Sequence[tuple[str, Passed]]
 
-#: Headers of more bytes are parsed each time that they come (ours).
+#: Headers of more bytes are parsed each time (ours).
 MAX_KEPT_HEADER_BYTES = 4096
 #: Parsed or written headers of each kind that are kept (ours).
 MAX_KEPT = 256
@@ -210,7 +210,7 @@ class ResponseBlocks:
         for ref in refs:
             block = open_block(ref)
             if block is None:
-                raise InternalError("an output is gone: the block of shared memory that it was passed on in was freed")
+                raise InternalError("an output is gone: its block of shared memory was freed before it was read")
             self._starts.append(self.nbytes)
             self.nbytes += len(block)
         self._starts.append(self.nbytes)

@@ -207,14 +207,14 @@ class ScheduledModel:
         gpu: int = NO_GPU,
     ) -> None:  # fmt: skip
         self.id = model_id
-        #: Most rows of one request, and whether requests differ in nothing else (guests.py).
+        #: The most rows of one request, and whether requests differ only in their number of rows (guests.py).
         self.max_rows = max_rows
         self.is_fixed = is_fixed
-        #: For ensembles that have the model as a step: its inputs and outputs, and its name and version in refusals.
+        #: Used by ensembles that have the model as a step: its inputs and outputs, and its name and version for errors.
         self.signature = signature
         self.version = version
         self.groups = groups
-        #: The GPU on which all its instances take inputs where they are.
+        #: The GPU on which all instances read inputs in place.
         self.gpu = gpu
         self.scheduler = scheduler
         if scheduler.rejects:
@@ -240,7 +240,7 @@ class ScheduledModel:
         self.recording: RequestRecording | None = None
         #: How its answered requests are mirrored to a shadow; None: they are not.
         self.mirror: RequestMirror | None = None
-        #: The split that the version is the stable or the canary one of (splits.py); 0: of none.
+        #: The id of the split in which this version is stable or canary (splits.py); 0: in none.
         self.split_id = 0
         #: By priority, when the last request given to an instance had arrived, in ns; None if all have one priority.
         self.latest_ns: dict[int, int] | None = {} if has_priorities else None
@@ -345,7 +345,7 @@ class WorkerPeer(Peer):
         #: Whether the worker waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
         self.lacks_memory = False
         self.short_since_ns = 0
-        #: A batch some of whose requests, or all, were answered in this step.
+        #: A batch of which one request or more were answered in this step.
         self.partly_answered: RunningBatch | None = None
         #: The instance's sequences by slot; `held` are those that a successor found there.
         self.slots = SlotTable(link)
@@ -424,7 +424,7 @@ class WorkerPeer(Peer):
         self.reader.acknowledge()
 
     def note_returned(self, running: RunningBatch, key: int) -> None:
-        """Mark, for a successor, that the worker has returned a request of this batch: a successor need not wait for
+        """Mark, for a successor, that the worker has returned a request of this batch: it need not wait for
         an answer, and may find the request in a later batch. To be called before the request is queued again."""
         if not self.overlaps:
             self._mark(running, key)
@@ -452,7 +452,7 @@ class WorkerPeer(Peer):
                 yield position, record
 
     def given(self) -> list[Record]:
-        """The requests that a dead batcher gave this worker and saw no answer to, in order, as far as this is known."""
+        """The requests that a dead batcher gave this worker and saw no answer to, in order, as far as known."""
         if not self.missing:
             return []
         items = [record for _, record in self.items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]

@@ -217,11 +217,11 @@ class RedisConnection:
 
     def _take_reply(self, reply: Reply) -> None:
         if not self._awaited:
-            raise ProtocolError("it replies to what was not asked")
+            raise ProtocolError("it sent a reply that no command is waiting for")
         key, _ = self._awaited.popleft()
         if isinstance(reply, ErrorReply) and not self._is_refusal_logged:
             self._is_refusal_logged = True
-            _log.warning("%s refuses: %s; such answers are neither found nor kept", self._place, reply)
+            _log.warning("%s refuses a command: %s; such responses are neither found nor stored", self._place, reply)
         if self.forget(key):
             # GETRANGE returns an empty text for a missing value.
             self._found.append((key, reply if isinstance(reply, bytes) and reply else None))
@@ -249,7 +249,7 @@ class RedisConnection:
         if error is not None and not self._is_failure_logged:
             self._is_failure_logged = True
             _log.warning(
-                "%s is not used: %s; until it answers, answers are only kept in this server's memory",
+                "%s is not used: %s; until it answers, responses are cached in this server's memory only",
                 self._place,
                 error,
             )
@@ -327,7 +327,7 @@ def _greet(connection: socket.socket, settings: RedisSettings) -> None:
     end_s = time.monotonic() + settings.connect_timeout_s
     while len(replies) < len(commands):
         if time.monotonic() > end_s or not (data := connection.recv(4096)):
-            raise ConnectionResetError("it has not let us in")
+            raise ConnectionResetError("it did not accept the connection")
         replies += reader.read(data)
     for reply in replies:
         if isinstance(reply, ErrorReply):

@@ -1,4 +1,4 @@
-"""A request as its handler gets it, handlers that wait, and routes to them. Pure."""
+"""The interface of handlers: the request that a handler receives, handlers that block, and their routes. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,25 +30,24 @@ class HandlerCall(NamedTuple):
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor a question (see Transport). For handlers marked as blocking. Raises ShoalError if the
         supervisor refuses or does not answer in time."""
-        assert self.transport is not None, "a lane hands over what asks"
+        assert self.transport is not None, "a lane hands over requests whose handlers ask the supervisor"
         return self.transport.ask(verb, arguments, timeout_s)
 
 
-#: A function that asks the supervisor for a change that every front end must acknowledge: of verb, arguments and the
-#: seconds that the answer may take.
+#: A function that asks the supervisor for a change that every front end must acknowledge. It takes the verb, its
+#: arguments, and the seconds that the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: Seconds that such a change may take: every front end, and the batcher or the tracer, apply it in a moment, and a
-#: process that takes longer hangs (ours).
+#: Seconds that such a change may take (ours): front ends, batcher and tracer apply it at once unless they hang.
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
 #: A function that makes the response for an error.
 Refuse = Callable[[ShoalError], Response]
-#: Handlers that wait in a way that only the road can.
+#: Handlers that block, and so run only on the road.
 BLOCKING: set[Handler] = set()
 
 
 def blocking(handler: Handler) -> Handler:
-    """Mark a handler that waits, for the supervisor or for a model: a lane hands its requests over to the road."""
+    """Mark a handler that waits for the supervisor or for a model: a lane hands its requests over to the road."""
     BLOCKING.add(handler)
     return handler
 
@@ -65,17 +64,17 @@ class Route:
     pattern: str
     methods: dict[str, Handler]
     group: str
-    refuse: Refuse | None = None  # for errors; None: the endpoint's
+    refuse: Refuse | None = None  # renders errors; None: as the endpoint does
     checks_model: bool = False  # the handler checks whether the caller may use the model, which the path does not name
 
     @property
     def path(self) -> str:
-        """The pattern as people write it, without optional parts: `/v2/models/{name}/infer`. The table of doors has it
-        (access/doors.py)."""
+        """The pattern in OpenAPI's notation, without optional parts: `/v2/models/{name}/infer`. The table of scopes
+        uses it (access/doors.py)."""
         readable = _OTHER.sub("{}", _NAMED.sub(r"{\1}", _OPTIONAL.sub("", self.pattern)))
         return readable.replace("\\.", ".")
 
     @property
     def names_model(self) -> bool:
-        """Whether the name in a path is a model's, and not that of a region of shared memory or of a file."""
+        """Whether the name in the path is that of a model, not of a shared-memory region or a file."""
         return self.group not in ("shared-memory", "page")

@@ -22,13 +22,14 @@ class Distances(NamedTuple):
 
 
 def as_numbers(values: Array, datatype: Datatype | None = None) -> Array:
-    """A flat array of FP64 with the values of an array of numbers; of BF16, which has no numpy type, from its words."""
+    """The values of an array of numbers as a flat array of FP64. BF16, which has no numpy type, is given as its
+    words."""
     flat = values.ravel()
     return (bf16.values_of(flat) if datatype is BF16 else flat).astype(np.float64)
 
 
 def distances(one: Array, other: Array) -> Distances:
-    """The distances of two flat arrays of FP64 with equally many elements. Two NaN are not apart, nor two equal
+    """The distances between two flat arrays of FP64 of equal length. Two NaNs have distance 0, as have two equal
     infinities."""
     with np.errstate(all="ignore"):
         absolute = np.abs(other - one)

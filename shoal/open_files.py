@@ -8,8 +8,8 @@ import os
 import resource
 from functools import cache
 
-#: Where the soft and the hard limit are "unlimited", and the most that the server raises its soft limit to (ours): some
-#: programs go through all numbers up to the limit, and some systems allow 2^30.
+#: The limit that is assumed where both limits are "unlimited", and the most to which the server raises its soft limit
+#: (ours): some programs try all numbers up to the limit, and some systems allow 2^30.
 MOST = 1 << 20
 _OPEN = "/proc/self/fd"
 #: The remedy for too few descriptors.

@@ -263,7 +263,7 @@ class Supervisor:
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
         """Log why the server ends: an error of a phase, or no batcher stays."""
         if batchers.done():
-            _log.error("one batcher after the other has failed; the server ends, start it again")
+            _log.error("one batcher after the other has failed; the server ends, restart it")
         error = phase.exception() if phase.done() else None
         if self._predecessor is not None:
             self._predecessor.fail(str(error or "it has failed"))
@@ -365,11 +365,11 @@ class Supervisor:
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
         await self._mps.stop()
-        await self._tracing.tracer.close()  # behind the last front end
+        await self._tracing.tracer.close()  # after the last front end: it sends the last traces
         self._zygotes.stop()
         self._repository.stop()
-        await self._batchers.stop()  # behind workers, whose last answers they forward
-        await self._ring_readers.close()  # last: of what batchers left in its ring nothing is lost
+        await self._batchers.stop()  # after the workers, whose last answers it forwards
+        await self._ring_readers.close()  # last, so that nothing that batchers left in their rings is lost
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)

@@ -41,7 +41,7 @@ _FIELDS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
 
 
 class TraceFlagValue(NamedTuple):
-    """One value of the flag."""
+    """One value of `--trace-config`."""
 
     mode: str  # "" for both modes
     setting: str
@@ -50,7 +50,7 @@ class TraceFlagValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """All values of the flag, put together."""
+    """All values of `--trace-config`, combined."""
 
     setting: TraceSetting
     options: Mapping[str, str]  # the exporter's options, as clients see them
@@ -96,7 +96,7 @@ def _check_number(setting: str, value: str, low: int) -> None:
 def understand(entries: Sequence[tuple[str, str, str]], environ: Mapping[str, str]) -> TraceConfig:
     """The trace settings at the server's start: of several values the last counts; levels add up, unless one is OFF.
 
-    Raises InvalidArgumentError where spans could not be exported like that.
+    Raises InvalidArgumentError where spans could not be exported with these settings.
     """
     last = {(mode, setting): value for mode, setting, value in entries}
     fields = {field: read(last[key]) for key, (field, read) in _FIELDS.items() if key in last}

@@ -2,8 +2,8 @@
 
     0        outputs, each 64-byte aligned: the rows of all requests of the batch, one array per output;
              then per request its packed InferResponse, whose tensors point at its rows
-    …        outputs and InferResponse again for each request that a backend answers by itself, as for strings it must
-    …        sentences of errors
+    …        the same again for each request that a backend answers separately, as it must where outputs are strings
+    …        error messages
 
 A backend adds outputs; the loop writes the block and publishes, except for requests that a sender answers. Answers of a
 warm-up are never written. Runs in a worker; every array is copied once at most.
@@ -188,7 +188,7 @@ class Answers:
         """Wait until all requests that are left to senders have ended. For a warm-up, whose senders report no end by
         themselves."""
         for sender in tuple(self.senders.values()):
-            assert isinstance(sender, WarmupResponseSender), "a warm-up's"
+            assert isinstance(sender, WarmupResponseSender), "only a warm-up waits for senders"
             sender.wait()
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -316,7 +316,7 @@ class WrittenAnswers(Answers):
 
     def sender(self, request: Request) -> ResponseSender:
         """The sender that alone answers this client's request from now on."""
-        assert self._batches is not None, "the answers of a sender have no senders"
+        assert self._batches is not None, "answers that a sender sends have no senders of their own"
         memory, kind = self._memory, type(self)
         memory.share()
         with memory.lock:
@@ -447,8 +447,8 @@ class WrittenAnswers(Answers):
         return block.ref
 
     def _deliver(self, memory: memoryview, regions: CudaRegions) -> None:
-        """Copy outputs from the block to where clients want them on GPUs. One that does not fit stays: its front end
-        answers with an error."""
+        """Copy outputs from the block into clients' GPU memory. An output that does not fit stays in the block, and its
+        front end answers with an error."""
         outputs = []
         for plan, _, _, requests in self._added:
             for request, span in zip(requests, plan.spans, strict=True):

@@ -4,7 +4,7 @@ zeros of the smallest shape.
 A sample runs as a client's batch would, through the backend's `execute`; but it passes no scheduler, it is not counted,
 and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are run only
 because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their failure is
-only logged. Runs in a worker, while it loads.
+only logged. Runs in a worker while the model loads.
 """
 
 import logging
@@ -43,7 +43,7 @@ DIRECTORY = "warmup"
 #: Largest file of strings in bytes, whose size does not follow from a shape (ours: the default of
 #: --http-max-input-size).
 MAX_STRINGS_BYTES = 64 << 20
-#: Requests of a recording that are looked at, and batches of it that are run (ours).
+#: The most requests of a recording that are read, and the most of its batches that are run (ours).
 MAX_RECORDED, MAX_RECORDED_BATCHES = 10_000, 32
 
 
@@ -55,7 +55,7 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
     plans = OutputLayouts(signature)
     for sample in samples(model.config):
         name, batch_size = sample["name"], sample["batch_size"]
-        # Checked before requests are made: a number in a file must not determine how many.
+        # Checked before requests are made: a number in a file must not make the worker allocate any number of them.
         if batch_size > max(1, signature.max_batch_size):
             raise _failed(
                 name,
@@ -220,8 +220,8 @@ def run_zeros(run: Callable[[dict[str, Array]], object], signature: Signature, i
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
-    """One row of zeros per required input, variable dimensions 1; None if an input has strings, which would have to
-    be guessed."""
+    """One row of zeros per required input, variable dimensions 1; None if an input has strings, whose
+    contents would have to be guessed."""
     required = [spec for spec in signature.inputs.values() if not spec.optional]
     if any(spec.datatype is BYTES for spec in required):
         return None

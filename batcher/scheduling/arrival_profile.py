@@ -1,9 +1,9 @@
-"""The number of rows that arrive within a time after an event, such as the end of a batch, learned from all its
-occasions.
+"""How many rows arrive within a given time after a recurring event, such as the end of a batch: learned from its past
+occurrences.
 
 A rate would suffice for arrivals that are independent of the server. Clients that wait for an answer before they send
-the next request are not: their requests come in a burst after each batch. So arrivals are counted by how long after the
-event they came, in spans that double, each occasion counting for less than the next. Pure.
+the next request are not: their requests come in a burst after each batch. So arrivals are counted by the time
+since the event, in spans that double, and each occurrence counts for less than the next one. Pure.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _SHIFT = 14
 #: Number of spans: the last one ends after eight seconds.
 _NUM_SPANS = 20
-#: By how much the next occasion counts for more than this one (ours): the last sixteen make up two thirds.
+#: How much more an occurrence counts than the one before (ours): the last sixteen have two thirds of the weight.
 _GROWTH = 1 + 1 / 16
 #: Weights are scaled down beyond this, before floats lose precision.
 _MAX_WEIGHT = 1e100
@@ -21,20 +21,20 @@ RATE_NS = 500_000_000
 
 
 class ArrivalProfile:
-    """Arrivals after an event: `begin` an occasion, `add` the rows that arrive until the next one; `expected`
+    """Arrivals after an event: `begin` at each occurrence, `add` the rows that arrive until the next one; `expected`
     predicts."""
 
     __slots__ = ("_rows", "_total", "_weight", "begun_ns")
 
     def __init__(self) -> None:
-        # Changed by begin and add. By span: rows that came in it, each with the weight of its occasion.
+        # Changed by begin and add. By span: rows that came in it, each with the weight of its occurrence.
         self._rows = [0.0] * _NUM_SPANS
         self._weight = 1.0
-        self._total = 1.0  # one occasion without arrivals
+        self._total = 1.0  # one occurrence without arrivals
         self.begun_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """Begin an occasion: the event has happened again."""
+        """Note that the event has occurred again."""
         self.begun_ns = now_ns
         self._weight *= _GROWTH
         self._total += self._weight
@@ -88,7 +88,7 @@ class ArrivalRate:
             if passed_ns > 0:
                 self.per_ns = self._rows / passed_ns
             if passed_ns > RATE_NS:
-                # However long the pause was, earlier arrivals count as half of the next span, at the last rate.
+                # Earlier arrivals count as half of the next span, at the last rate, however long the pause was.
                 self._rows = self.per_ns * (RATE_NS // 2)
                 self._since_ns = now_ns - RATE_NS // 2
             self._num_arrivals = 0

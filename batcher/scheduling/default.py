@@ -50,7 +50,7 @@ class DefaultScheduler(Scheduler):
         return make_batch((instance, (request,), request.rows))
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # without a queue policy there is no timeout: Triton ignores the request's own here
+        return []  # without a queue policy there is no timeout: Triton ignores that of the request here
 
     def cancel(self, key: int) -> bool:
         return self._queue.cancel(key)

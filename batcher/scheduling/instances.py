@@ -17,10 +17,10 @@ MAX_AHEAD = 8
 #: An execution that takes longer than this is slow: those behind it in a ring would wait longer than for the wakes that
 #: work ahead saves, and cannot move to another instance (ours).
 SLOW_NS = 1_000_000
-#: After a slow execution, several instances do not work ahead for so many times as long. With this value, work ahead
-#: is off for models whose slow executions take a tenth of the time, and still on if an execution is interrupted now
-#: and then (measured: with 4 instances on 2 crowded cores, 3 executions a second took 1 to 12 ms instead of 0.02; with
-#: a value of 100 a request cost the batcher 33 us instead of 21).
+#: After a slow execution, the instances of a model with several do not work ahead for this many times its duration.
+#: With this value, work ahead is off for models whose slow executions take a tenth of the time, and still on if an
+#: execution is interrupted now and then (measured: with 4 instances on 2 crowded cores, 3 executions a second took 1 to
+#: 12 ms instead of 0.02; with a value of 100 a request cost the batcher 33 us instead of 21).
 CALM_TIMES = 10
 #: The longest such pause of work ahead (ours).
 MAX_CALM_NS = 10_000_000_000

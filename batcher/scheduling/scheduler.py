@@ -35,7 +35,7 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
     preferred = tuple(map(int, batching.get("preferred_batch_size", ())))
     preferred = preferred or ((max_batch_size,) if max_batch_size > 0 else ())
     delay_ns = int(batching.get("max_queue_delay_microseconds", 0)) * 1000
-    if is_alone:  # a second request would exceed this, and a first one of more rows runs all the same
+    if is_alone:  # no second request fits into one row; a single request may have more rows
         max_batch_size, preferred, delay_ns = 1, (1,), 0
     policy = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
     if int(batching.get("priority_levels", 0)) > 0 or policy.default_timeout_ns > 0:

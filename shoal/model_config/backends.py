@@ -59,7 +59,7 @@ def kinds(backend: str) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence, with a question for the backend or platform most similar to `name`; "" without one."""
+    """A question to append to an error: whether the most similar known name was meant; "" if none is similar."""
     known = list(known)
     meant = _MEANT.get(name.lower(), "")
     likely = [each for each in known if meant and each.startswith(meant)]

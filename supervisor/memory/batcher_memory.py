@@ -78,8 +78,8 @@ class CounterMemory:
         return geometry.nbytes
 
     def reserve(self, row: int) -> None:
-        """Reserve memory for a row, which the batcher may then write; before `make`, as it is made. Raises
-        OutOfSharedMemoryError."""
+        """Reserve memory for a row that the batcher may write from then on; before `make`, have `make` reserve it.
+        Raises OutOfSharedMemoryError."""
         self._rows.add(row)
         if self.fd < 0:
             return

@@ -1,7 +1,7 @@
 """The modules of TorchServe's package that Shoal does not have, and what to do instead: importing one raises an
 ImportError with that advice, instead of "no module named".
 
-TorchServe's own worker and command are no part of what handlers need; others drive libraries or hardware of one maker.
+Handlers do not need TorchServe's own worker and command; the other modules drive one vendor's libraries or hardware.
 """
 
 import importlib.abc
@@ -56,13 +56,13 @@ REFUSED: Mapping[str, str] = {
 
 
 class RefusedModule(importlib.abc.Loader):
-    """The loader of a module that is not there."""
+    """The loader of a refused module, which raises ImportError."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Raise ImportError with the sentence: a partly made module stays nowhere."""
+        """Raise ImportError with the sentence, before a module is made that would stay in sys.modules."""
         raise ImportError(f"'{spec.name}' of TorchServe is not there: {self._sentence}", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -70,7 +70,7 @@ class RefusedModule(importlib.abc.Loader):
 
 
 class RefusedFinder(importlib.abc.MetaPathFinder):
-    """The finder of modules that are not there. Behind all others: a module of a later version may be."""
+    """The finder of refused modules. It comes after all other finders, so that a module that does exist is found."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
