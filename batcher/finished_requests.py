@@ -97,7 +97,7 @@ class FinishedRequests:
         return failed
 
     def recent(self, now_ns: int) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
-        """Of the last NUM_WINDOWS minutes: the slowest requests, the slowest first; the failed ones, the last first;
+        """The slowest requests of the last NUM_WINDOWS minutes, the slowest first; the failed ones, the last first;
         and the number of further failed requests."""
         windows = [each for each in self._windows if now_ns < each.end_ns + (NUM_WINDOWS - 1) * WINDOW_NS]
         slowest = sorted([each for window in windows for each in window.slowest], key=lambda each: each[:2])

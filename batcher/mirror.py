@@ -230,9 +230,9 @@ class Mirror:
         return True
 
     def step(self, now_ns: int) -> bool:
-        """Take replies, drop what has waited for too long, and give the next requests of each pair to the shadow's
-        scheduler, as one batch, if they may run now. Returns True if any was given: then form batches and call `step`
-        again."""
+        """Handle replies, drop requests that have waited for too long, and give the next requests of each pair to the
+        shadow's scheduler, as one batch, if they may run now. Returns True if any was given: then form batches and call
+        `step` again."""
         if self._client.replies:
             self._take_replies()
         was_given = False

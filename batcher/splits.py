@@ -34,7 +34,7 @@ class Split:
         self.stable_id = self.canary_id = self.share = 0
         self.retries = True
         self.step = -1
-        # Changed as requests end, and made anew for each step.
+        # Changed as requests end, and replaced for each step.
         self.stable = VersionFigures()
         self.canary = VersionFigures()
 

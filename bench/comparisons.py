@@ -80,7 +80,7 @@ def _large_bodies(port: int) -> RepeatedRequest:
 
 
 def _open_page(port: int) -> RepeatedRequest:
-    """What the page's app.js asks for as long as it is open."""
+    """The requests that the page's app.js sends while the page is open."""
     return RepeatedRequest(port, Request("/ui/figures", {}, b""), method="GET", every_s=1.0)
 
 

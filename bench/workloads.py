@@ -179,7 +179,7 @@ PLACE_OF_ID = "0" * 16
 
 
 def identified(request: Request) -> Request:
-    """The same request in Triton's protocol with an id; one in another protocol, which has none, as it is."""
+    """A request of Triton's protocol with an id added; a request of another protocol, which has none, unchanged."""
     if not request.path.startswith("/v2/"):
         return request
     member = b'"id": "%b", ' % PLACE_OF_ID.encode()

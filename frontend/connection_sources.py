@@ -108,7 +108,7 @@ class ConnectionSources:
         return arrivals
 
     def _go_last(self, fd: int) -> None:
-        """Register a socket anew, so that the next connection wakes another lane: the kernel would always wake the
+        """Register a socket again, so that the next connection wakes another lane: the kernel would always wake the
         lane that was registered first. No connection is lost in between: one that is waiting wakes a lane that
         registers."""
         if self._is_open:

@@ -42,7 +42,7 @@ class Rendering(Protocol):
     headers: Headers  # of a stream
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
-        """Take the model's next response; returns the bytes that a stream sends for it. The block stays the caller's.
+        """Handle the model's next response; returns the bytes that a stream sends for it. The block stays the caller's.
         Raises ShoalError for a response that cannot be rendered."""
         ...
 

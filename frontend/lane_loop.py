@@ -112,7 +112,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _deliver(self) -> None:
-        """Take all replies that have come and make responses of them."""
+        """Turn all replies that have come into responses."""
 
     @abstractmethod
     def _tick(self) -> None:
@@ -124,7 +124,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _forget_admitted(self) -> None:
-        """Forget requests that API keys have admitted: those recognised by their bytes are authorised anew."""
+        """Forget requests that API keys have admitted: those recognised by their bytes are authorised again."""
 
     def _forget_regions(self) -> None:
         """Forget the templates of requests with regions, which have changed; most lanes have none."""

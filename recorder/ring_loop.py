@@ -68,7 +68,7 @@ class RingLoop:
         self._rings[message.number] = ByteRingReader(readers, SegmentView.attach(message.segment))
 
     def _look(self) -> int:
-        """Take what is in the rings; returns the number of entries. A ring behind which there is another is done
+        """Read all entries in the rings; returns their number. A ring behind which there is another is done
         once it is empty."""
         found = 0
         for number, ring in tuple(self._rings.items()):

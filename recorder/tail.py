@@ -43,7 +43,7 @@ class Tail:
         self.num_lost = 0
 
     def step(self, ring: ByteRingReader) -> int:
-        """Take all entries that are in the ring; returns their number."""
+        """Read all entries that are in the ring; returns their number."""
         number = 0
         for memory in ring.read():
             number += 1

@@ -78,7 +78,7 @@ class CloudRepository:
         self._environ = environ
         self._patience = patience or Patience()
         self._cache = CopyCache(cache_dir)
-        # Changed by listings and fetches. Made anew after a failure: credentials may have been renewed.
+        # Changed by listings and fetches. Replaced after a failure: credentials may have been renewed.
         self._filesystem: Any = None
         self._latest: dict[str, Path] = {}
 

@@ -132,7 +132,7 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back the figures that a dead batcher published last. The caller counts pending requests anew."""
+        """Read back the figures that a dead batcher published last. The caller counts pending requests again."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0

@@ -85,8 +85,8 @@ class SpinningPoller:
         self._yield_core = yield_core
 
     def poll(self, timeout_s: float | None, max_events: int) -> list[tuple[int, int]]:
-        """What `epoll.poll` returns, after a spin and, without an event by then, a sleep of at most `timeout_s` (None:
-        any time)."""
+        """The events of `epoll.poll`, after a spin and, if there are none yet, a sleep of at most `timeout_s` (None: no
+        limit)."""
         clock_ns, policy = self._clock_ns, self._policy
         begin_ns = now_ns = clock_ns()
         if spin_ns := policy.spin_ns(begin_ns):

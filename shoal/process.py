@@ -64,7 +64,7 @@ def ignore_supervisors_signals() -> None:
 
 
 def unblock_end_signals() -> None:
-    """Let the signals that end this process come from now on: it handles them."""
+    """Unblock the signals that end this process, which has handlers for them by now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 

@@ -279,8 +279,8 @@ def unpack_lent_request(
 def open_lent_request(
     header: bytes, open_block: Callable[[int], memoryview | None]
 ) -> tuple[InferRequest, tuple[LentTensorRef, ...], dict[int, memoryview]]:
-    """What `unpack_lent_request` returns, and the blocks in which inputs lie, by reference, as `open_block` opens them;
-    None if one is gone."""
+    """A request and its inputs like `unpack_lent_request`, and the blocks in which inputs lie, by reference.
+    `open_block` opens a block; it returns None if the block is gone."""
     blocks: dict[int, memoryview] = {}
 
     def nbytes_of(ref: int) -> int:

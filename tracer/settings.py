@@ -96,7 +96,7 @@ class TraceSettings:
         if model == GLOBAL:
             layers = {**self._layers, GLOBAL: layer}
             settings = {GLOBAL: self._new(self._at_start, layer)}
-            # Models' settings are made anew, since they build on this one.
+            # Models' settings are made again, since they build on this one.
             others = {name: self._new(settings[GLOBAL], said) for name, said in layers.items() if name != GLOBAL}
             settings |= others
         else:

@@ -4,7 +4,7 @@ Rows are told apart one by one up to 63, then 32 to an octave: compiled models s
 straight line alone would not do. Each such size, or cell, has its last few times, and their median as its estimate,
 which a single hiccup does not move. Sizes between measured cells are interpolated; sizes beyond them are estimated by a
 line fitted through all. A size not executed for long is forgotten: so an unlucky one is tried again, and a changed
-model is learned anew.
+model is learned again.
 
 The pace follows the machine: if other programs slow it down, all sizes take longer, and the curve keeps its shape.
 Otherwise a size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
@@ -20,7 +20,7 @@ MAX_SAMPLES = 11
 MAX_PACES = 5
 #: Times of a size after which its batches count for the pace (ours).
 _SEEN = 3
-#: Batches after which the table is computed anew; fewer while few are known. (Measured: 60 us for 64 cells.)
+#: Batches after which the table is computed again; fewer while few are known. (Measured: 60 us for 64 cells.)
 REFRESH_BATCHES = 16
 #: The share of a cell's weight that is left after each batch: half after 550.
 _FADE = 0.98

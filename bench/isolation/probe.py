@@ -68,7 +68,7 @@ class HttpProbe:
 
     @property
     def ports(self) -> list[int]:
-        """This side's port of each open connection."""
+        """The local port of each open connection."""
         return [each.getsockname()[1] for each in self._connections if each is not None]
 
     def connect(self, index: int) -> None:

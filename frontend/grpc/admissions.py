@@ -21,7 +21,7 @@ class Asking(Protocol):
     """A stream with a request that asks to begin."""
 
     def judged(self, number: int, error: ShoalError | None) -> None:
-        """Take the answer to the question of this number: admitted, or refused with an error."""
+        """Handle the answer to the question of this number: admitted, or refused with an error."""
         ...
 
 

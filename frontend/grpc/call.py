@@ -16,7 +16,7 @@ class OpenCall(Protocol):
         ...
 
     def take(self, data: bytes | memoryview) -> None:
-        """Take a piece of the call's messages."""
+        """Receive a piece of the call's messages."""
         ...
 
     def end(self) -> None:

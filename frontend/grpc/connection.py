@@ -354,7 +354,7 @@ class GrpcConnection:
             self.access.cancel_all()
 
     def go_away(self) -> None:
-        """Take no further calls; open ones go on."""
+        """Accept no further calls; open ones continue."""
         self.is_ending = True
         self.http2.go_away()
 

@@ -189,7 +189,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self.close(connection)
 
     def _take_known(self, connection: GrpcConnection, known: KnownCall, data: bytes) -> bytes:
-        """Take the calls whose bytes are of the template of an earlier call, and return the bytes that follow them."""
+        """Submit the calls whose bytes fit the template of an earlier call, and return the bytes that follow them."""
         position, nbytes = 0, known.nbytes
         while len(data) - position >= nbytes:
             read = known.read(data, position)

@@ -184,8 +184,8 @@ class Inbox:
     def late(self, now_s: float, *, is_held_up: bool = False) -> UploadTimeoutError | None:
         """The error for a message whose rest has not come in time; None while there is time.
 
-        To be asked regularly: a message's time counts from the first question on, and anew once its client is no longer
-        held up by the stream's window.
+        To be asked regularly: a message's time counts from the first question on, and again once its client is no
+        longer held up by the stream's window.
         """
         target = self._target
         if target is None and not self._buffer:
@@ -257,7 +257,7 @@ class Inbox:
         self._num_skipped = nbytes
 
     def close(self) -> None:
-        """Take no more bytes, and free the memory of an unfinished message."""
+        """Accept no more bytes, and free the memory of an unfinished message."""
         self._is_open = False
         self._unfinished.change(-len(self._buffer))
         self._buffer = b""

@@ -25,7 +25,7 @@ class Asker(Protocol):
     """A call that has submitted requests to a model."""
 
     def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
-        """Take a reply, and release its block. `timing` are the request's times, which its client has asked for."""
+        """Handle a reply, and release its block. `timing` are the request's times, which its client has asked for."""
         ...
 
     def give_up(self) -> None:

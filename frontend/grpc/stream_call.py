@@ -194,7 +194,7 @@ class StreamCall:
             self._lane.admissions.end(admission)
 
     def _forget_admission(self) -> None:
-        """Give up that of the next message, which is not submitted."""
+        """Give up the admission of the next message, which is not submitted."""
         self._end_admission(self._admission or self._question)
         self._admission = self._question = 0
 

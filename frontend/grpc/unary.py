@@ -68,7 +68,7 @@ class UnaryCall:
             self._received(received)
 
     def take(self, data: bytes | memoryview) -> None:
-        """Take a piece of the message; bytes after its end are ignored."""
+        """Receive a piece of the message; bytes after its end are ignored."""
         if self._number or self._parked is not None:
             return
         inbox = self._inbox
@@ -201,7 +201,7 @@ class UnaryCall:
     # --- the answer goes out ---
 
     def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
-        """Take a reply: the last one is the response. `timing` goes into its trailers."""
+        """Handle a reply: the last one is the response. `timing` goes into its trailers."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)

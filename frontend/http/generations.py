@@ -132,7 +132,7 @@ class Generations:
         return None if generation is None else generation.connection
 
     def replied(self, connection: HttpConnection, reply: Reply, now_s: float) -> None:
-        """Take a reply to the request that a connection waits for."""
+        """Handle a reply to the request that a connection waits for."""
         generation = self._open[reply.number]
         if generation.unread or not self._has_room(generation, reply):
             generation.unread.append((reply, now_s))
@@ -260,7 +260,7 @@ class Generations:
         return True
 
     def send_rest(self, connection: HttpConnection, now_s: float) -> None:
-        """Go on sending when the socket takes more; then take replies that had no room."""
+        """Continue sending when the socket takes more; then handle the replies that had no room."""
         generation = self._open[connection.number]
         before = generation.num_unsent
         if not connection.send(connection.unsent, before):

@@ -427,7 +427,7 @@ class HttpLane(Lane[HttpConnection]):
             self._resume(connection)
 
     def _resume(self, connection: HttpConnection) -> None:
-        """Go on with the next request, which may have come already."""
+        """Continue with the next request, which may have come already."""
         self._set_quiet(connection, False)
         connection.begun_s = self.now_s
         data, connection.buffer = connection.buffer, b""

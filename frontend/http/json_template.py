@@ -4,7 +4,7 @@ A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. The other by
 to request; the result of parsing and validating them is kept (a JsonTemplate). The arrays are decoded as in any
 request, by json_tensors; a request with any irregularity is parsed in full, so that it is refused with the right
 sentence. Responses are put together in this way, too. Measured per request of 16 floats: 14 µs instead of 28 for
-parsing, validating, placing and rendering anew. A model's next request has most often the skeleton of the last one: it
+parsing, validating, placing and rendering again. A model's next request has most often the skeleton of the last one: it
 is compared piece by piece (JsonLayout) in 0.5 µs, and only another one is split, in 3. Pure.
 """
 

@@ -85,7 +85,7 @@ class OutgoingResponses:
         self._poller.modify(connection.fd, select.EPOLLOUT)
 
     def send_rest(self, connection: HttpConnection, now_s: float) -> bool:
-        """Go on sending when the socket takes more. Returns whether the response has left and the connection goes
+        """Continue sending when the socket takes more. Returns whether the response has left and the connection goes
         on."""
         before = connection.num_unsent
         if not connection.send(connection.unsent, before):

@@ -101,7 +101,7 @@ class Arrival:
         return data[taken:]
 
     def _add_to_line(self, data: memoryview) -> memoryview:
-        """Take the bytes of one line between chunks; returns those that follow."""
+        """Read the bytes of one line between chunks; returns those that follow."""
         line = self._line
         before = len(line)
         # No more than a line may have: the data of a chunk is not copied.

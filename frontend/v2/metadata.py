@@ -1,5 +1,4 @@
-"""What the server and its models are, and what they have counted: metadata, configurations, statistics. Pure handlers,
-run in front-end processes."""
+"""Handlers for metadata, configurations and statistics of the server and its models. Pure; run in front ends."""
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response, json_response

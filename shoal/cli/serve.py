@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser):
         return known
 
     def unknown(self, argument: str) -> str:
-        """What is said of an argument that has no place in the command."""
+        """The error for an argument that the command does not take."""
         if not argument.startswith("-"):
             return f"Unexpected argument: {argument}"  # Triton's words
         written = argument.partition("=")[0]

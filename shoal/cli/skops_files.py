@@ -63,7 +63,7 @@ Described = tuple[Config, str]
 
 
 def described(paths: Sequence[Path]) -> Mapping[Path, Described | NoShapesError]:
-    """Of each file the configuration of its model, and the text of its model.py; or why there are none."""
+    """By file, the configuration of its model and the text of its model.py, or why there are none."""
     found = list[Any]()
     while len(found) < len(paths):  # a file that ends the process leaves the rest to another
         found += _tried(paths[len(found) :])
@@ -82,12 +82,12 @@ def _described(path: Path, found: Any) -> Described | NoShapesError:
 
 
 def _dims(shape: list[int]) -> list[int | str]:
-    """The shape of an answer to two rows as dims, whose batch's dimension varies; of a number a row, one of it."""
+    """The dims of an output, by its shape for two rows: the first varies; one number a row makes a second dim of 1."""
     return ["rows", *(shape[1:] or [1])]
 
 
 def _tried(paths: Sequence[Path]) -> list[Any]:
-    """What a trial says of the first files, of one at least; the last one may be that which has ended the trial."""
+    """The findings of a trial about the first files, at least one; the last may be that of the file which ended it."""
     from shoal.supervisor.memory.available_memory import available_nbytes  # a server's, which few commands need
 
     limit_s, why = _TIMEOUT_S * len(paths), ""

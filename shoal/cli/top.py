@@ -131,7 +131,7 @@ def fitted(text: str, columns: int, rows: int) -> str:
 def compare(earlier: Look, later: Look) -> list[Figures]:
     """The figures of the interval between two looks, busiest first; a version that was loaded in it counts from zero.
 
-    Pure. A version whose counters went back was loaded anew, and counts from zero, too.
+    Pure. A version whose counters went back was loaded again, and counts from zero, too.
     """
     interval_s = max(later.time_s - earlier.time_s, 1e-9)
     found = [

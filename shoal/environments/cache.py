@@ -2,7 +2,7 @@
 
     <root>/
     ├── <key>/environment/   made here, and never moved: scripts in it name their interpreter by its whole path
-    ├── <key>/complete       created last; without it the next process that needs <key> begins anew
+    ├── <key>/complete       created last; without it the next process that needs <key> begins again
     ├── <key>.lock           held by the process that makes <key>; the others wait, be they of this server or not
     └── digests/<…>          digests of files' contents, by path, each valid while its file is unchanged
 

@@ -175,7 +175,7 @@ class StarClient:
         return self._shared.ask(verb, arguments)
 
     def on_segment_gone(self, called: Callable[[int], None]) -> None:
-        """Have this called, in the listening thread, with the owner id of each segment that goes from now on."""
+        """Register a function that the listening thread calls with the owner id of each segment that is removed."""
         self._place.segment_gone.append(called)
 
     def abandon(self) -> None:

@@ -96,7 +96,7 @@ class Star(Participants):
         return self.counter_memory.owner > 0
 
     def join_batcher(self, member: Member) -> None:
-        """Take in a batcher that has connected: send it its bell and the table of counters."""
+        """Admit a batcher that has connected: send it its bell and the table of counters."""
         self.batcher = member
         member.on_gone = lambda: None  # what the batcher has not acknowledged stays open until `leave_batcher`
         is_successor = self.has_had_batcher
@@ -133,7 +133,7 @@ class Star(Participants):
         self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
-        """The batcher is dead: forget it and the acknowledgements that it owes. A successor is sent everything anew."""
+        """Forget a dead batcher, and the acknowledgements that it owes; its successor is sent everything again."""
         self.dead_workers.report_to(None)
         self.batcher = None
         self.acknowledgements.gone(member)
@@ -192,7 +192,7 @@ class Star(Participants):
     # --- clients ---
 
     def join_client(self, member: Member) -> tuple[Participant, Future[None]]:
-        """Take in a front end: make its memory and send its segment to the batcher; the future is done when the batcher
+        """Admit a front end: make its memory and send its segment to the batcher; the future is done when the batcher
         has it.
 
         Raises OutOfSharedMemoryError, or OSError where descriptors have run out; then there is no client.
@@ -278,7 +278,7 @@ class Star(Participants):
     # --- workers ---
 
     def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
-        """Take in a worker that has loaded its model: send it its memory, and the segments of all clients."""
+        """Admit a worker that has loaded its model: send it its memory, and the segments of all clients."""
         worker = self._participant(
             member,
             layout.WORKER,

@@ -226,7 +226,7 @@ class Registrations:
         return {**row.config, "instance_group": groups}
 
     async def _restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
-        """Register and load the old server's registrations: each archive is unpacked anew."""
+        """Register and load the old server's registrations: each archive is unpacked again."""
         for each in carried:
             name, config = each["name"], each["config"]
             request = {**each["request"], "url": each["url"], "model_name": name}

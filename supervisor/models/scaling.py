@@ -202,7 +202,7 @@ class Scaling:
             await shared(resized)
         except ShoalError as error:
             _log.error("model '%s' cannot be scaled: %s", served.version.name, error)
-            autoscaler.wanted = served.version.num_instances  # the next observation decides anew
+            autoscaler.wanted = served.version.num_instances  # the next observation decides again
 
 
 def with_count(config: Config, count: int) -> list[Config]:

@@ -129,7 +129,7 @@ class Workflows:
         ]
 
     async def restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
-        """Register the old server's workflows: each archive is unpacked anew."""
+        """Register the old server's workflows: each archive is unpacked again."""
         for each in carried:
             try:
                 name = (await self._register({**each["request"], "url": each["archive"] or each["url"]}))["workflow"]

@@ -44,7 +44,7 @@ class Stops:
 
     def look(self, now_s: float, stopped: Iterable[int], *, is_late: bool = False) -> dict[int, signal.Signals]:
         """The signal for each process that has been stopped for too long, by pid. Before a late look the supervisor
-        itself stood still, perhaps with the machine: all times begin anew."""
+        itself stood still, perhaps with the machine: all times begin again."""
         before = {} if is_late else self._since_s
         self._since_s = {pid: before.get(pid, now_s) for pid in stopped}
         self._resumed_s = {pid: at_s for pid, at_s in self._resumed_s.items() if now_s - at_s <= AGAIN_WITHIN_S}

@@ -92,7 +92,8 @@ class RecordingControl:
             )
 
     async def _why_unwritable(self, folder: str) -> str:
-        """As the function, in a thread. While a disk hangs there is one check, for which all requests wait."""
+        """Why the server's user cannot write into a folder, checked in a thread; "" where it can. While a disk hangs
+        there is a single check, for which all requests wait."""
         if self._checked is None or self._checked.done():
             try:
                 self._checked = self._thread.answer(partial(why_unwritable, Path(folder)), self._loop)

@@ -115,7 +115,7 @@ class Http2Connection(Sending):
         return True
 
     def go_away(self, error_code: int = NO_ERROR, debug: bytes = b"") -> None:
-        """Take no further streams; open ones go on. `is_drained` once they are done."""
+        """Accept no further streams; open ones continue. `is_drained` once they are done."""
         if not self._receiving.is_going_away or error_code:
             self._receiving.is_going_away = True
             self.answer(frames.go_away(self.streams.last_id, error_code, debug))

@@ -118,7 +118,7 @@ class DataFrames:
             self.spare += increment
 
     def begin(self, data: bytes, position: int, length: int, flags: int, number: int, events: list[Event]) -> int:
-        """Take a DATA frame whose payload begins at `position`. Returns the position behind the bytes taken."""
+        """Receive a DATA frame whose payload begins at `position`. Returns the position behind the bytes taken."""
         stream = self._streams.open.get(number)
         stop = position + length
         if (
@@ -208,7 +208,7 @@ class DataFrames:
         self._skip_left = nbytes
 
     def go_on(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Take the rest of a frame. Returns the position behind the bytes taken."""
+        """Receive the rest of a frame. Returns the position behind the bytes taken."""
         if self._left:
             stop = min(position + self._left, len(data))
             nbytes = stop - position

@@ -126,7 +126,7 @@ class Receiving:
         self.is_going_away = False
 
     def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
-        """Take received bytes and append their events. Raises BrokenError if the client breaks a rule of the
+        """Parse received bytes and append their events. Raises BrokenError if the client breaks a rule of the
         connection."""
         self._abuse.now_s = now_s
         if self._partial:
@@ -161,7 +161,7 @@ class Receiving:
         return len(PREFACE)
 
     def _frames(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Take all complete frames. Returns the position of the first incomplete one."""
+        """Parse all complete frames. Returns the position of the first incomplete one."""
         if not self.has_begun:
             return 0
         end = len(data)

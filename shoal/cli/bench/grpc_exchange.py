@@ -110,7 +110,7 @@ class GrpcExchange:
         return reply, is_whole
 
     def _take_headers(self, payload: bytes, kind: int, flags: int, stream_id: int) -> bool:
-        """Take headers or trailers; returns whether they end the call."""
+        """Receive headers or trailers; returns whether they end the call."""
         if kind == frames.HEADERS:
             payload = frames.unpadded(payload, flags)
             self._is_trailer = bool(flags & frames.END_STREAM)
@@ -129,7 +129,7 @@ class GrpcExchange:
         return True
 
     def _take_control(self, payload: bytes, kind: int, flags: int, stream_id: int) -> bytes:
-        """Take a frame that is not a call's own; returns what is sent in reply."""
+        """Receive a frame that belongs to no call; returns the bytes to send in reply."""
         if kind == frames.SETTINGS and not flags & frames.ACK:
             for setting, value in frames.parse_settings(payload):
                 if setting == frames.INITIAL_WINDOW_SIZE:

@@ -59,7 +59,7 @@ class Exchange(Protocol):
         ...
 
     def receive(self, data: bytes) -> tuple[bytes, bool]:
-        """Take bytes that have arrived; returns bytes to send, and whether the answer is whole."""
+        """Receive bytes that have arrived; returns bytes to send, and whether the answer is whole."""
         ...
 
     @property

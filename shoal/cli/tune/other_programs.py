@@ -34,7 +34,7 @@ def machine_cpu_s() -> float:
 
 
 def share(before: Reading, after: Reading, num_processors: int) -> float:
-    """What other programs took of all processors between two readings, 0 to 1. Pure."""
+    """The share of all processors, 0 to 1, that other programs took between two readings. Pure."""
     taken_s = (after.machine_s - before.machine_s) - (after.own_s - before.own_s)
     return max(0.0, taken_s / ((after.at_s - before.at_s) * num_processors))
 
