@@ -98,15 +98,10 @@ class Arrivals:
                 return
         model = self._models.get(model_id)
         if model is None or model.is_failed:
-            chosen = None
-            if model is None:  # the id may be a split's
-                chosen = self._choose(model_id, key, rows, correlation, flags, now_ns)
-            if chosen is None:
-                if self.is_resuming and key in self._requests:
-                    return  # the worker that has it from the dead batcher answers it
-                self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
+            model = self._choose_version(client, model, record, now_ns)
+            if model is None:
                 return
-            model, flags = chosen, own_flags(flags)
+            flags = own_flags(flags)
             if key in self._requests.splits.routed:
                 low = high = 0  # a canary's answers are not cached: they go with its version
         if client.is_guest:
@@ -119,23 +114,11 @@ class Arrivals:
             deadline_ns = self._smallest(deadline_ns, start_ns, limit_ns)
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
-        if self.is_resuming:
-            if key in self._in_hand:
-                if model.order is not None:
-                    model.order.begin((key,))
-                return
-            if self._may_be_begun(model):
-                # A worker may have this request, and its client some of the responses: it cannot be executed again.
-                self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
-                self._send_cancel(key, model)
-                return
-        if model.sequences is not None:
-            if shape_key >= ALONE_KEY:
-                self._requests.fail(key, Reason.NOT_ALONE, now_ns, REJECTED)
-                return
-            if self._resent is not None:
-                self._resent.append((start_ns, model, queued))
-                return
+        if self.is_resuming and self._was_begun(key, model, now_ns):
+            return
+        if model.sequences is not None and (shape_key >= ALONE_KEY or self._resent is not None):
+            self._keep_from_sequence(model, queued, start_ns, now_ns)
+            return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
@@ -149,15 +132,46 @@ class Arrivals:
         if IS_ARMED:
             reached("accepted")
 
-    def _choose(
-        self, split_id: int, key: int, rows: int, correlation: int, flags: int, now_ns: int
+    def _choose_version(
+        self, client: ClientPeer, model: ScheduledModel | None, record: Record, now_ns: int
     ) -> ScheduledModel | None:
-        """The version that executes a request without a version, while such requests are split; None: there is no split
-        of this id."""
-        holder = None
-        if self.is_resuming and key in self._in_hand:
-            holder = next((each.model for each in self._workers.values() if key in each.missing), None)
-        return self._requests.splits.choose(split_id, key, rows, correlation, flags, now_ns, holder)
+        """The version that executes a request whose model id is a split's. None if the id is not, or if `model` has
+        failed: the request is turned away, unless a worker has it from a dead batcher."""
+        key = client.first_key + record[Q.NUMBER]
+        if model is None:
+            holder = None
+            if self.is_resuming and key in self._in_hand:
+                holder = next((each.model for each in self._workers.values() if key in each.missing), None)
+            chosen = self._requests.splits.choose(
+                record[Q.MODEL], key, record[Q.ROWS], record[Q.CORRELATION], record[Q.FLAGS], now_ns, holder
+            )
+            if chosen is not None:
+                return chosen
+        if not (self.is_resuming and key in self._requests):
+            reason = Reason.NOT_READY if model is None else Reason.MODEL_FAILED
+            self._requests.turn_away(client, record[Q.NUMBER], reason)
+        return None
+
+    def _was_begun(self, key: int, model: ScheduledModel, now_ns: int) -> bool:
+        """Whether a request that was sent again need not be queued: a worker has it from the dead batcher, or it may
+        have been begun and must not be executed a second time, so that it fails."""
+        if key in self._in_hand:
+            if model.order is not None:
+                model.order.begin((key,))
+            return True
+        if self._may_be_begun(model):
+            # A worker may have this request, and its client some of the responses: it cannot be executed again.
+            self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
+            self._send_cancel(key, model)
+            return True
+        return False
+
+    def _keep_from_sequence(self, model: ScheduledModel, queued: QueuedRequest, start_ns: int, now_ns: int) -> None:
+        """Fail a request to a sequence model that asks to run alone; keep any other back until `queue_sequences`."""
+        if queued.shape_key >= ALONE_KEY:
+            self._requests.fail(queued.key, Reason.NOT_ALONE, now_ns, REJECTED)
+        elif self._resent is not None:
+            self._resent.append((start_ns, model, queued))
 
     def accept_child(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Accept a CHILD_REQUEST, a call that a model made for another request. Raises LayoutError if a guest sent
