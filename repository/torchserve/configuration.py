@@ -88,59 +88,117 @@ _BY_TORCHRUN = ("pp", "tp", "pptp")
 _MAX_PROCESSES = 64
 
 
+class _Sources(NamedTuple):
+    """All places that may name a setting of one model."""
+
+    request: StoreRequest
+    facts: ArchiveFacts
+    settings: StoreSettings
+    row: Mapping[str, Any]  # the model's and version's row in `models=` or `model_snapshot=`
+
+    def first(self, requested: Any, key: str, default: Any) -> Any:
+        """The value of the first place that names a setting, which the archive and the row call `key`."""
+        archive, row = self.facts.yaml.get(key), self.row.get(key)
+        archive_and_row = (row, archive) if self.settings.models_are_snapshots else (archive, row)
+        return next(value for value in (requested, *archive_and_row, default) if value is not None)
+
+    @property
+    def handler(self) -> str:
+        """The model's handler; "" where none is named."""
+        return handler_of(self.request, self.facts.manifest, self.settings, self.facts.name)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a request may have several responses."""
+        is_known = self.facts.streams or self.handler in _STREAMING_HANDLERS
+        return bool(is_known or self.facts.yaml.get("continuousBatching", False))
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether requests form sequences, or are executed again and again."""
+        yaml = self.facts.yaml
+        return bool(yaml.get("sequenceBatching") or yaml.get("continuousBatching"))
+
+    @property
+    def batch_size(self) -> int:
+        """The most requests of a batch."""
+        size: int = self.first(self.request.batch_size, "batchSize", _BATCH_SIZE)
+        return size
+
+    @property
+    def queue_size(self) -> int:
+        """The most requests that wait."""
+        yaml = self.facts.yaml
+        size: int = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", self.settings.job_queue_size)
+        return size
+
+    @property
+    def response_s(self) -> int:
+        """The most seconds that an execution may take."""
+        default = self.settings.default_response_timeout
+        limit_s: int = self.first(self.request.response_timeout, "responseTimeout", default)
+        return limit_s
+
+
 def configuration(
     request: StoreRequest, facts: ArchiveFacts, settings: StoreSettings, machine: Machine
 ) -> tuple[dict[str, Any], list[str]]:
     """A ModelConfig in the form of JSON, and sentences for the log about settings that cannot be honoured."""
-    manifest, yaml = facts.manifest or Manifest(), facts.yaml
-    row = settings.models.get(facts.name, {}).get(manifest.version, {})
-    warnings: list[str] = []
-
-    def first(asked: Any, key: str, default: Any) -> Any:
-        archive_and_row = (
-            (row.get(key), yaml.get(key)) if settings.models_are_snapshots else (yaml.get(key), row.get(key))
-        )
-        given = (asked, *archive_and_row, default)
-        return next(value for value in given if value is not None)
-
-    batch_size = first(request.batch_size, "batchSize", _BATCH_SIZE)
-    response_s = first(request.response_timeout, "responseTimeout", settings.default_response_timeout)
-    least, most = _workers(request, facts, row, settings, machine)
-    part = request.part or WorkflowPart("", "", "")
-    handler = handler_of(request, facts.manifest, settings, facts.name)
-    streams = facts.streams or handler in _STREAMING_HANDLERS or yaml.get("continuousBatching", False)
+    name, yaml, warnings = facts.name, facts.yaml, list[str]()
+    version = (facts.manifest or Manifest()).version
+    sources = _Sources(request, facts, settings, settings.models.get(name, {}).get(version, {}))
+    least, most = _workers(request, facts, sources.row, settings, machine)
     if least > MAX_INSTANCES:
-        warnings.append(f"model '{facts.name}' gets {MAX_INSTANCES} workers, the most of a model, instead of {least}")
+        warnings.append(f"model '{name}' gets {MAX_INSTANCES} workers, the most of a model, instead of {least}")
         least = MAX_INSTANCES
-    is_sequential = bool(yaml.get("sequenceBatching") or yaml.get("continuousBatching"))
-    queue_size = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", settings.job_queue_size)
-    if response_s * 1000 > MAX_MS:
-        warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
+    if sources.response_s * 1000 > MAX_MS:
+        warnings.append(f"responseTimeout of model '{name}' is {sources.response_s} s; an hour is the most, and counts")
     gpus = _gpus(facts, settings, machine, warnings)
     if yaml.get("parallelType") in _BY_TORCHRUN:
-        _check_torchrun(facts.name, yaml, gpus)
+        _check_torchrun(name, yaml, gpus)
     else:
         warnings += [
-            f"{key} of model '{facts.name}' has no effect: {reason}"
-            for key, reason in _NO_EFFECT.items()
-            if yaml.get(key)
+            f"{key} of model '{name}' has no effect: {reason}" for key, reason in _NO_EFFECT.items() if yaml.get(key)
         ]
-    parameters: dict[str, Any] = {
-        **settings.environment,
-        "execution_timeout_ms": min(response_s * 1000, MAX_MS),
-        "ts_handler": handler,
+    parameters = {**settings.environment, **_parameters(sources, least, most)}
+    config: dict[str, Any] = {
+        "name": name,
+        "backend": BACKEND,
+        "max_batch_size": sources.batch_size,
+        "version_policy": {"all": {}},
+        "input": [{"name": "data", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]}],
+        **(_sequences(yaml, sources.batch_size, least) if sources.is_sequential else _dynamic_batching(sources)),
+        "instance_group": instance_groups(max(1, least), gpus),
+        "model_transaction_policy": {"decoupled": sources.streams},
+        "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _is_set(value)},
+    }
+    return config, warnings
+
+
+def _parameters(sources: _Sources, least: int, most: int) -> dict[str, Any]:
+    """The parameters by which the backend and the front ends know what TorchServe would; `least` and `most` workers."""
+    request, facts, settings, row = sources
+    manifest, yaml = facts.manifest or Manifest(), facts.yaml
+    part = request.part or WorkflowPart("", "", "")
+    has_sequences = yaml.get("sequenceBatching")
+    return {
+        "execution_timeout_ms": min(sources.response_s * 1000, MAX_MS),
+        "ts_handler": sources.handler,
         "ts_runtime": request.runtime or manifest.runtime or "python",
         "ts_version": manifest.version,
         "ts_model_url": part.unpacked or request.url,
         "ts_workflow": part.workflow,
         "ts_workflow_node": part.node,
         "ts_workflow_function": bool(part.unpacked) or None,
-        "ts_batch_size": batch_size,
-        "ts_max_batch_delay_ms": first(request.max_batch_delay, "maxBatchDelay", _MAX_BATCH_DELAY_MS),
+        "ts_batch_size": sources.batch_size,
+        "ts_max_batch_delay_ms": sources.first(request.max_batch_delay, "maxBatchDelay", _MAX_BATCH_DELAY_MS),
         "ts_min_workers": least,
         "ts_max_workers": max(least, most),
-        "ts_response_timeout_s": response_s,
-        "ts_startup_timeout_s": first(request.startup_timeout, "startupTimeout", settings.default_startup_timeout),
+        "ts_response_timeout_s": sources.response_s,
+        "ts_startup_timeout_s": sources.first(
+            request.startup_timeout, "startupTimeout", settings.default_startup_timeout
+        ),
         "ts_default": row.get("defaultVersion"),
         "ts_decode_input_request": settings.decode_input_request,
         "ts_limit_max_image_pixels": settings.limit_max_image_pixels,
@@ -151,8 +209,8 @@ def configuration(
         "ts_use_venv": yaml.get("useVenv"),
         "ts_async": yaml.get("asyncCommunication"),
         "ts_continuous": yaml.get("continuousBatching"),
-        "ts_sequence": yaml.get("sequenceBatching"),
-        "ts_streams": streams or None,
+        "ts_sequence": has_sequences,
+        "ts_streams": sources.streams or None,
         "ts_use_job_ticket": yaml.get("useJobTicket"),
         "ts_client_timeout_ms": yaml.get("clientTimeoutInMills"),
         "ts_max_retry_timeout_s": yaml.get("maxRetryTimeoutInSec"),
@@ -161,33 +219,22 @@ def configuration(
         "ts_parallel_type": yaml.get("parallelType"),
         "ts_parallel_level": yaml.get("parallelLevel"),
         "ts_torchrun": _json(yaml.get("torchrun")),
-        "ts_job_queue_size": queue_size if is_sequential else None,
+        "ts_job_queue_size": sources.queue_size if sources.is_sequential else None,
         "ts_sequence_max_idle_ms": yaml.get("sequenceMaxIdleMSec"),
         "ts_sequence_timeout_ms": yaml.get("sequenceTimeoutMSec"),
-        "ts_max_num_sequence": yaml.get("maxNumSequence", 1 if yaml.get("sequenceBatching") else None),
-        "ts_max_sequence_queue_size": yaml.get("maxSequenceJobQueueSize", 1 if yaml.get("sequenceBatching") else None),
+        "ts_max_num_sequence": yaml.get("maxNumSequence", 1 if has_sequences else None),
+        "ts_max_sequence_queue_size": yaml.get("maxSequenceJobQueueSize", 1 if has_sequences else None),
     }
-    policy: dict[str, Any] = {"max_queue_size": queue_size}
-    if yaml.get("clientTimeoutInMills"):
-        policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": yaml.get("clientTimeoutInMills") * 1000}
-    config: dict[str, Any] = {
-        "name": facts.name,
-        "backend": BACKEND,
-        "max_batch_size": batch_size,
-        "version_policy": {"all": {}},
-        "input": [{"name": "data", "data_type": "TYPE_STRING", "dims": [1]}],
-        "output": [{"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]}],
-        # No delay: a batch is whatever waits when a worker is free, so that a lone request does not wait for others.
-        **(
-            _sequences(yaml, batch_size, least)
-            if is_sequential
-            else {"dynamic_batching": {"default_queue_policy": policy}}
-        ),
-        "instance_group": instance_groups(max(1, least), gpus),
-        "model_transaction_policy": {"decoupled": bool(streams)},
-        "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _says(value)},
-    }
-    return config, warnings
+
+
+def _dynamic_batching(sources: _Sources) -> dict[str, Any]:
+    """The dynamic batcher of a model without sequences. It has no delay: a batch is whatever waits when a worker is
+    free, so that a lone request does not wait for others."""
+    policy: dict[str, Any] = {"max_queue_size": sources.queue_size}
+    timeout_ms = sources.facts.yaml.get("clientTimeoutInMills")
+    if timeout_ms:
+        policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": timeout_ms * 1000}
+    return {"dynamic_batching": {"default_queue_policy": policy}}
 
 
 def _check_torchrun(name: str, yaml: YamlConfig, gpus: Sequence[int]) -> None:
@@ -273,7 +320,7 @@ def _gpus(facts: ArchiveFacts, settings: StoreSettings, machine: Machine, warnin
     return tuple(dict.fromkeys(wanted))
 
 
-def _says(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and value != ""
 
 
