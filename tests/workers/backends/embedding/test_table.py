@@ -261,17 +261,23 @@ def test_a_bad_new_file_leaves_the_old_one(tmp_path: Path, caplog: pytest.LogCap
     assert take(rows, 1).tolist() == [(TABLE[1] + 1).tolist()]
 
 
-def test_a_file_that_cannot_be_opened_for_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link, new = tmp_path / "t", tmp_path / "new"
+def rows_of_replaced_link(folder: Path) -> Any:
+    """The rows of a link to the first of two directories, which leads to the second one since."""
+    link, new = folder / "t", folder / "new"
     for number in (1, 2):
-        (tmp_path / f"v{number}").mkdir()
-        np.save(tmp_path / f"v{number}" / "vectors.npy", TABLE * number)
+        (folder / f"v{number}").mkdir()
+        np.save(folder / f"v{number}" / "vectors.npy", TABLE * number)
     link.symlink_to("v1")
     rows = rows_of(link)
     new.symlink_to("v2")
     new.rename(link)
+    return rows
+
+
+def test_a_file_that_cannot_be_opened_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of_replaced_link(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse(errno.EMFILE))
         for _ in range(2):
@@ -288,14 +294,7 @@ def test_a_file_that_cannot_be_opened_for_a_while(
 def test_a_directory_that_cannot_be_read_is_refused_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, new = tmp_path / "t", tmp_path / "new"
-    for number in (1, 2):
-        (tmp_path / f"v{number}").mkdir()
-        np.save(tmp_path / f"v{number}" / "vectors.npy", TABLE * number)
-    link.symlink_to("v1")
-    rows = rows_of(link)
-    new.symlink_to("v2")
-    new.rename(link)
+    rows = rows_of_replaced_link(tmp_path)
     monkeypatch.setattr(os, "listdir", refuse(errno.EIO))
     for _ in range(2):
         rows.refresh()
