@@ -52,7 +52,7 @@ def test_secrets_come_from_the_environment_where_no_flag_says_them() -> None:
 @pytest.mark.parametrize(
     ("said", "is_tls"), [({}, False), ({"cacert": "a"}, True), ({"cacert": "a", "tls_enabled": "false"}, False)]
 )
-def test_whoever_names_certificates_wants_tls(said: dict[str, str], is_tls: bool) -> None:
+def test_certificates_imply_tls(said: dict[str, str], is_tls: bool) -> None:
     settings = redis_settings({"redis": {"host": "h", **said}}, {})
     assert settings is not None
     assert settings.is_tls is is_tls

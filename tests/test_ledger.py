@@ -59,7 +59,7 @@ def test_counting_connections_leaves_them_as_they_are() -> None:
         assert os.get_blocking(accepted.fileno())
 
 
-def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
+def test_segments_count_for_as_long_as_they_are_mapped() -> None:
     before = mapped_bytes()
     views: list[SegmentView] = []
     for sealed in (False, True):  # a file of /dev/shm, a memfd

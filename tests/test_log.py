@@ -186,7 +186,7 @@ log.logger.warning("heard")
 """
 
 
-def test_nobody_waits_for_a_log_that_is_not_read() -> None:
+def test_no_process_waits_for_a_log_that_is_not_read() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as talker:

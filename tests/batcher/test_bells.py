@@ -67,7 +67,7 @@ def test_only_the_rings_of_those_that_have_rung_are_looked_into() -> None:
     assert star.exchange.num_open == 2
 
 
-def test_whoever_is_gone_may_have_rung() -> None:
+def test_a_bell_of_a_process_that_is_gone_is_ignored() -> None:
     star, client, _ = one_of_each(SINGLE)
     star.exchange.remove_client(client.owner)
     star.remove_worker(WORKER, 500)

@@ -180,7 +180,7 @@ def test_only_front_ends_are_believed(star: CachingStar, digest: tuple[int, int]
     assert star.cache["num_lookups"] == 0
 
 
-def test_an_answer_in_parts_is_nobody_elses(star: CachingStar) -> None:
+def test_an_answer_in_parts_is_not_cached(star: CachingStar) -> None:
     star.ask(1)
     (item,) = star.items()
     star.answer(item, kind=RESPONSE)

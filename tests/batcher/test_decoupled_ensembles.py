@@ -106,7 +106,7 @@ def test_answers_that_lie_in_one_block_are_held_as_often() -> None:
     assert star.is_at_rest
 
 
-def test_a_step_that_fails_ends_the_whole_and_the_stream_goes_on_for_nobody() -> None:
+def test_a_step_that_fails_ends_the_request_and_further_responses_are_dropped() -> None:
     star = streaming()
     star.ask()
     item = star.item(star.double)

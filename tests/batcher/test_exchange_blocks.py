@@ -74,7 +74,7 @@ def test_a_block_of_a_segment_that_is_gone_may_be_told_late() -> None:
     assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.received()] == [(pack_ref(RESULT, 0, 1), 0)]
 
 
-def test_a_result_of_a_worker_that_is_not_there_is_nobodys() -> None:
+def test_a_result_of_an_unknown_worker_has_no_owner() -> None:
     two = Two()
     two.star.exchange.blocks.add_result(95, OTHER + 1)
     two.name(DONE, pack_ref(95, 0, 1))

@@ -170,7 +170,7 @@ def test_dead_client_leaves_nothing_behind() -> None:
     assert (cell(model, "pending_count"), len(star.exchange.holders)) == (0, 0)
 
 
-def test_a_dead_workers_last_answer_in_its_own_segment_is_delivered_and_freed_by_nobody() -> None:
+def test_a_dead_workers_last_answer_in_its_own_segment_is_delivered_and_not_freed() -> None:
     star, client, worker = one_of_each(SINGLE)
     star.exchange.blocks.add_result(99, WORKER)
     ask(client, 1)

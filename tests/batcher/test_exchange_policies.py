@@ -96,7 +96,7 @@ def test_a_failure_lets_the_next_one_go() -> None:
     assert replies(client) == [(1, Reason.INSTANCE_DIED), (2, Reason.NONE)]
 
 
-def test_nobody_waits_for_a_dead_client() -> None:
+def test_no_response_waits_for_a_dead_client() -> None:
     star, client, (first, second) = ordered_pair()
     other = star.add_client(CLIENT + 1)
     answer(second)

@@ -102,7 +102,7 @@ def test_a_model_whose_queue_is_refused_has_nothing_left() -> None:
     assert star.reports() == [ModelRetired(MODEL)]
 
 
-def test_whoever_is_gone_or_was_never_there_is_not_reported() -> None:
+def test_workers_and_models_that_are_gone_or_unknown_are_not_reported() -> None:
     star, _, _ = one_of_each(SINGLE)
     star.exchange.retire_worker(WORKER + 1)
     star.exchange.retire_model(MODEL + 1)
@@ -139,7 +139,9 @@ STEPS = st.lists(
 
 @settings(max_examples=100)
 @given(STEPS, st.sampled_from([SINGLE, BATCHING]))
-def test_whenever_somebody_retires_every_request_is_answered_once(steps: list[str], config: dict[str, Any]) -> None:
+def test_whenever_a_worker_or_model_retires_every_request_is_answered_once(
+    steps: list[str], config: dict[str, Any]
+) -> None:
     play = Play(config)
     for step in steps:
         getattr(play, step)()

@@ -46,7 +46,7 @@ def test_an_instance_that_dies_takes_no_place_away() -> None:
     assert order.admit(1, "a", is_last=True) == ["a", "b"]
 
 
-def test_nobody_waits_for_who_is_forgotten() -> None:
+def test_no_response_waits_for_a_forgotten_request() -> None:
     order: ResponseOrder[str] = ResponseOrder()
     order.begin([10, 20, 11, 21])
     assert order.admit(20, "b", is_last=True) == []

@@ -167,7 +167,7 @@ def test_who_has_less_time_than_the_first_looks_for_itself(star: SharingStar) ->
     assert (reply[P.NUMBER], star.read(reply)) == (1, b"data"), "it has come meanwhile"
 
 
-def test_a_model_that_goes_is_reported_when_nobody_is_looked_up(star: SharingStar) -> None:
+def test_a_retiring_model_is_reported_once_no_lookup_is_open(star: SharingStar) -> None:
     star.ask(1)
     star.exchange.retire_model(MODEL)
     star.step()
@@ -176,7 +176,7 @@ def test_a_model_that_goes_is_reported_when_nobody_is_looked_up(star: SharingSta
     assert star.exchange.reports == [ModelRetired(MODEL)]
 
 
-def test_a_model_that_is_gone_has_nobody_looked_up(star: SharingStar) -> None:
+def test_requests_to_a_removed_model_are_refused_and_not_looked_up(star: SharingStar) -> None:
     for number in (1, 2):
         star.ask(number)
     star.exchange.remove_model(MODEL, star.now_ns)
@@ -185,7 +185,7 @@ def test_a_model_that_is_gone_has_nobody_looked_up(star: SharingStar) -> None:
     assert star.asked == []
 
 
-def test_what_is_executed_of_a_model_that_is_gone_is_kept_for_nobody(star: SharingStar) -> None:
+def test_an_answer_of_a_removed_model_is_not_cached(star: SharingStar) -> None:
     star.ask(1)
     star.find(1)
     star.exchange.remove_model(MODEL, star.now_ns)

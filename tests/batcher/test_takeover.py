@@ -104,7 +104,7 @@ def test_figures_go_on_where_they_were() -> None:
     assert [sum(histogram) for histogram in successor.row.histograms] == [2] * 5
 
 
-def test_a_queue_that_nobody_says_again_is_seen_to_be_empty() -> None:
+def test_a_queue_whose_requests_are_not_sent_again_is_seen_to_be_empty() -> None:
     star, client, _ = one_of_each(SINGLE)
     ask(client, 1, 2)
     star.exchange.step(now_ns=500)

@@ -93,7 +93,7 @@ def test_a_refusal_comes_with_its_remedy(
     assert remedy in helps
 
 
-def test_nobody_there_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_the_command_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as deaf:  # and nobody else gets the port meanwhile
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"

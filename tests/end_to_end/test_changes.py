@@ -46,21 +46,21 @@ def flowing(server: Server) -> Iterator[Outcome]:
         yield outcome
 
 
-def test_a_model_is_reloaded_and_nobody_notices(server: Server, repository: Path) -> None:
+def test_a_model_is_reloaded_and_no_client_notices(server: Server, repository: Path) -> None:
     with flowing(server) as outcome:
         reload(server, repository, 10)
     assert not outcome.faults
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
-def test_instances_come_and_go_and_nobody_notices(server: Server) -> None:
+def test_instances_come_and_go_and_no_client_notices(server: Server) -> None:
     with flowing(server) as outcome:
         scale(server, 3)
     assert not outcome.faults
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+def test_a_log_that_is_not_read_stops_nothing(tmp_path: Path) -> None:
     with explicit(write_model(tmp_path)) as server:
         fill(server)
         with flowing(server) as outcome:
@@ -90,7 +90,7 @@ def test_a_busy_model_gets_more_instances_by_itself(server: Server) -> None:
         assert not outcome.faults
 
 
-def test_instances_that_have_served_enough_are_recycled_and_nobody_notices(server: Server) -> None:
+def test_instances_that_have_served_enough_are_recycled_and_no_client_notices(server: Server) -> None:
     start = 0
     with Traffic(server, 200, "tired") as outcome:
         for _ in range(3):

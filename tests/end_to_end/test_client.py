@@ -158,7 +158,7 @@ def test_a_stream_that_is_left(client: Client) -> None:
     assert sums(client)
 
 
-def test_a_stream_that_nobody_looked_at(client: Client) -> None:
+def test_a_stream_that_was_never_read(client: Client) -> None:
     answers = client.stream("repeat", repeat(*range(10_000), delay_ms=20))  # 200 s, if nobody ended it
     connection = client._connected().connection
     assert connection.num_open == 1

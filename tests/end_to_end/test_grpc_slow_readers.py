@@ -163,7 +163,7 @@ def is_answered(reader: Any, model: str) -> None:
     reader.stop_stream()
 
 
-def test_small_responses_wait_for_their_client_and_nobody_waits_with_them(stalled: WindowClient, reader: Any) -> None:
+def test_small_responses_wait_for_their_client_and_hold_up_no_other(stalled: WindowClient, reader: Any) -> None:
     stream = stalled.call(STREAM, flood(3000, 400), ends=True)
     is_answered(reader, "flood")
     stalled.open_windows()
@@ -176,7 +176,7 @@ def test_small_responses_wait_for_their_client_and_nobody_waits_with_them(stalle
     assert stalled.trailers(stream)["grpc-status"] == "0"
 
 
-def test_a_callback_that_takes_its_time_keeps_nobody_waiting(server: Server, reader: Any) -> None:
+def test_a_slow_callback_holds_up_no_other_client(server: Server, reader: Any) -> None:
     """tritonclient reads nothing more meanwhile. How much gRPC and the kernel take before that differs; these responses
     are more, and what of them the server does not keep, the client is told of."""
     count, called, goes_on = 12_000, threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ def test_a_stream_that_is_not_read_ends_and_its_model_is_told(stalled: WindowCli
     assert len(stalled.messages(live)) == 1
 
 
-def test_events_wait_for_their_client_and_nobody_waits_with_them(server: Server, reader: Any) -> None:
+def test_events_wait_for_their_client_and_hold_up_no_other(server: Server, reader: Any) -> None:
     """Over HTTP: the client reads that its answer begins, and 6.8 MB of events wait: more than the sockets take, and
     less than the lane keeps for one connection."""
     body = b'{"COUNT": 700, "NBYTES": 3500}'

@@ -166,7 +166,7 @@ def pid_of_standby(server: Server) -> int:
     return next((pid for pid in descendants(server.process.pid) if title(pid) == "shoal batcher (standby)"), 0)
 
 
-def test_a_stopped_front_end_delays_nobody_and_is_replaced(server: Server) -> None:
+def test_a_stopped_front_end_delays_no_other_request_and_is_replaced(server: Server) -> None:
     ask_grpc(server)
     stopped = pid_of(server, "shoal grpc")
     os.kill(stopped, signal.SIGSTOP)

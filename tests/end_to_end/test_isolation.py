@@ -88,7 +88,7 @@ def test_two_slow_models_leave_places_for_an_idle_one_over_http(server: Server) 
                 assert number_in(client.reply()) == number
 
 
-def test_a_model_over_its_own_bound_is_refused_and_nobody_else(server: Server) -> None:
+def test_only_the_model_over_its_own_bound_is_refused(server: Server) -> None:
     clients = [Client(server) for _ in range(MAX_IN_FLIGHT)]
     with held(server, "slow"), Client(server) as other:
         for number, client in enumerate(clients):

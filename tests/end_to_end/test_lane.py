@@ -255,7 +255,7 @@ def test_clients_that_leave_at_any_time_leave_nothing(server: Server, client: Cl
 
 
 @pytest.mark.parametrize("held_s", [0.0, 1.7], ids=["while-the-worker-lends", "after-it-was-copied"])
-def test_a_slow_reader_holds_nobody_up(server: Server, client: Client, held_s: float) -> None:
+def test_a_slow_reader_holds_up_no_other_client(server: Server, client: Client, held_s: float) -> None:
     data = struct.pack("<I", 0x01234567) * (2 << 20)
     with Client(server, receive_buffer=65536) as slow:
         slow.send(tensor(data))

@@ -171,7 +171,7 @@ def test_all_is_given_back_when_clients_vanish(server: Server, warm: list[object
     rest(server, warm)
 
 
-def test_the_signal_harms_nobody_who_should_not_have_had_it(server: Server, warm: list[object]) -> None:
+def test_the_signal_harms_no_child_that_gets_it_by_mistake(server: Server, warm: list[object]) -> None:
     before = [each["pid"] for each in rest(server, warm)["processes"]]
     for pid in server.children:
         with suppress(ProcessLookupError):  # the poller ends when it has nothing to do

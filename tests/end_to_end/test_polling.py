@@ -99,7 +99,7 @@ def test_polling_follows_the_repository(client: triton.InferenceServerClient, re
         client.load_model("a")
 
 
-def test_new_versions_are_polled_and_nobody_notices(server: Server, repository: Path) -> None:
+def test_new_versions_are_polled_and_no_client_notices(server: Server, repository: Path) -> None:
     with Traffic(server, 200) as outcome:
         assert outcome.is_steady.wait(DEADLINE_S), outcome.faults
         add_versions(server, repository, 2)

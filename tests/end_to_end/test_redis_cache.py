@@ -140,9 +140,7 @@ def test_equal_requests_on_their_way_are_executed_once(
     assert since(server, before) == (1, 7, 1)
 
 
-def test_a_value_that_somebody_has_damaged_is_a_miss(
-    servers: list[Server], askers: list[Asker], redis_server: RedisServer
-) -> None:
+def test_a_damaged_value_is_a_miss(servers: list[Server], askers: list[Asker], redis_server: RedisServer) -> None:
     one, other = askers
     with redis_server.client(password=PASSWORD, db=1) as client:
         known = set(client.keys())

@@ -127,7 +127,7 @@ def is_right(client: Client, number: int) -> bool:
     return reply.status == 200 and tensor == np.full(NUM_FLOATS, number, np.float32).tobytes()
 
 
-def test_clients_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
+def test_clients_that_read_nothing_hold_up_no_other(server: Server) -> None:
     readers = [Client(server, receive_buffer=4096) for _ in range(NUM_READERS)]
     for number, reader in enumerate(readers):
         reader.send(big(number))
@@ -146,7 +146,7 @@ def test_clients_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
-def test_clients_of_the_road_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
+def test_clients_of_the_road_that_read_nothing_hold_up_no_other(server: Server) -> None:
     readers = [Client(server, receive_buffer=4096) for _ in range(NUM_READERS)]
     for number, reader in enumerate(readers):
         reader.send(big_on_road(number))
@@ -158,7 +158,7 @@ def test_clients_of_the_road_that_read_nothing_keep_nobody_waiting(server: Serve
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
-def test_calls_whose_responses_are_not_read_keep_nobody_waiting(server: Server) -> None:
+def test_calls_whose_responses_are_not_read_hold_up_no_other(server: Server) -> None:
     with ExitStack() as stack:
         readers = [stack.enter_context(WindowClient(server.grpc_port)) for _ in range(NUM_READERS)]
         for number, reader in enumerate(readers):
@@ -190,7 +190,7 @@ def test_one_small_result_that_is_held_keeps_no_large_one_waiting(server: Server
         del held
 
 
-def test_a_model_that_keeps_what_it_was_answered_keeps_nobody_waiting(server: Server, path: str) -> None:
+def test_a_model_that_keeps_its_calls_answers_holds_up_no_client(server: Server, path: str) -> None:
     """Half of the memory beside the slab, and four blocks of the slab, are what a caller can have."""
     kept = np.full(2 * MIB - 4096, 7, np.uint8)
     with Guest(path) as guest:

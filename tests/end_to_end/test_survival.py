@@ -292,9 +292,7 @@ def test_an_arbiter_shows_its_progress(server: Server) -> None:
     wait_until(lambda: link.read_bytes() != before)
 
 
-def test_a_log_that_nobody_reads_keeps_nobody_from_working(
-    server: Server, client: triton.InferenceServerClient
-) -> None:
+def test_a_log_that_is_not_read_stops_no_process(server: Server, client: triton.InferenceServerClient) -> None:
     # Of each of these gunicorn writes a line; a pipe takes 64 KiB.
     for number in range(600):
         with socket.create_connection(("127.0.0.1", server.metrics_port), DEADLINE_S) as connection:

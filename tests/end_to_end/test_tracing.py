@@ -197,7 +197,7 @@ def test_settings_by_tritons_client(server: Server, file: Path) -> None:
         client.update_trace_settings("nobody", ON)
 
 
-def test_a_count_that_is_reached_is_0_for_everybody(server: Server, file: Path) -> None:
+def test_a_trace_count_that_is_reached_is_0_for_all_front_ends(server: Server, file: Path) -> None:
     client = client_of(server)
     client.update_trace_settings(settings=ON | {"trace_count": "2"})
     for number in range(4):

@@ -15,7 +15,7 @@ def test_each_connection_may_keep_an_eighth_of_what_is_free() -> None:
     assert not kept.has_room(2 * MIB, 0)
 
 
-def test_however_many_take_their_share_nobody_finds_nothing_left() -> None:
+def test_however_many_shares_are_taken_some_memory_is_left() -> None:
     kept = KeptMemory()
     for number in range(1, 1001):
         share = kept.share_bytes

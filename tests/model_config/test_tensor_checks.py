@@ -134,5 +134,5 @@ def test_optional_inputs_only_without_batches() -> None:
     ],
     ids=["dim", "dims", "batch", "strings", "reshape", "tensors"],
 )
-def test_sizes_that_nobody_means(text: str, sentence: str) -> None:
+def test_absurd_sizes_are_refused(text: str, sentence: str) -> None:
     assert faults(f"{text} {OUTPUT}")[0] == sentence

@@ -101,7 +101,7 @@ def test_times_are_the_clouds_and_tell_contents_apart(tmp_path: Path) -> None:
     assert (both / "1").stat().st_mtime_ns == (copy(CopyCache(tmp_path / "x"), a=b"1", b=b"2") / "1").stat().st_mtime_ns
 
 
-def test_what_nobody_needs_is_forgotten(tmp_path: Path) -> None:
+def test_unneeded_copies_are_removed(tmp_path: Path) -> None:
     cache = CopyCache(tmp_path)
     old, kept, other = copy(cache, a=b"1"), copy(cache, a=b"1", b=b"2"), copy(cache, c=b"3")
     (tmp_path / ".killed").mkdir()
@@ -148,7 +148,7 @@ def test_without_the_variable_only_this_user_can_look(tmp_path: Path, monkeypatc
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_name_that_somebody_else_has_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_another_user_has_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     root = tmp_path / f"shoal-{os.getuid()}"

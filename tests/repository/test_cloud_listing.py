@@ -34,7 +34,7 @@ def test_directories_follow_from_names() -> None:
     assert model.directories == {"1", "1/deep"}
 
 
-def test_directories_that_somebody_made() -> None:
+def test_directories_that_are_objects_of_their_own() -> None:
     made = listing("identity/", "identity/1/").models["identity"]
     told = sort_out([CloudObject("identity/1", is_directory=True)], URL).models["identity"]
     assert not made.files

@@ -64,7 +64,7 @@ def test_a_version_is_unloaded_from_the_moment_it_is_unwanted(version: ModelVers
     assert seen == [False, False, False, True, True]
 
 
-def test_where_there_is_a_namespace_everybody_is_told(version: ModelVersion) -> None:
+def test_a_namespace_is_in_status_and_message(version: ModelVersion) -> None:
     assert version.status()[0] == "m"
     version.namespace = "/models"
     assert version.status()[0] == "/models::m"

@@ -143,7 +143,7 @@ def test_output_without_figures_is_refused() -> None:
         load.parse("unable to connect\n", cpu_s=0.1)
 
 
-def test_a_load_that_nobody_answered_is_refused() -> None:
+def test_a_load_without_answers_is_refused() -> None:
     line = "figures requests=0 duration_us=4000000 p50_us=0 p99_us=0 connect=7 read=0 write=0 status=0 timeout=0\n"
     with pytest.raises(BenchmarkError, match=r"no request was answered \(7 errors\)"):
         load.parse(line, cpu_s=0.1)

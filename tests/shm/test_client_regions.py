@@ -136,9 +136,7 @@ def test_only_memory_is_opened() -> None:
         os.unlink(f"/dev/shm/{NAME}-fifo")
 
 
-def test_the_descriptor_lives_as_long_as_somebody_has_a_part(
-    memory: mmap.mmap, num_descriptors: Callable[[], int]
-) -> None:
+def test_the_descriptor_lives_as_long_as_any_part_of_it(memory: mmap.mmap, num_descriptors: Callable[[], int]) -> None:
     before = num_descriptors()
     part = open_region("r", NAME, 0, 64).slice(0, 64)
     memory[:4] = b"here"

@@ -152,7 +152,7 @@ def test_windows_follow_the_rows_where_they_are_asked_for(segment_pair: MakePair
     assert [sum(bins) for bins in windows.read(10**10).values()] == [0] * 5
 
 
-def test_nobody_keeps_windows_that_nobody_asked_for(memory: tuple[Segment, SegmentView]) -> None:
+def test_without_request_no_windows_are_kept(memory: tuple[Segment, SegmentView]) -> None:
     assert CounterTable(memory[0]).row(0).windows is None
     assert CounterTableView(memory[1]).windows(0) is None
 

@@ -75,7 +75,7 @@ def test_who_waits_for_edges_hears_each_ring_once_and_clears_nothing(bell: Doorb
             assert len(poller.poll(0)) == 1
 
 
-def test_a_bell_whose_count_somebody_has_run_up_is_heard_all_the_same(bell: Doorbell) -> None:
+def test_a_bell_whose_count_is_at_its_limit_still_rings(bell: Doorbell) -> None:
     with select.epoll() as poller:
         poller.register(bell.fd, select.EPOLLIN | select.EPOLLET)
         os.eventfd_write(bell.fd, 2**64 - 2)

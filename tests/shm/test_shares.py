@@ -57,7 +57,7 @@ def test_no_more_is_taken_than_there_is_and_who_holds_nothing_comes_before_who_h
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_while_most_is_free_nobody_is_refused(total: int, free: int) -> None:
+def test_while_most_is_free_no_request_is_refused(total: int, free: int) -> None:
     if least_ample(total) <= free <= total:
         assert may_take(total - free, free)
     elif free <= total:

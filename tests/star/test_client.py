@@ -156,7 +156,7 @@ def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: ClientH
     assert told.is_empty
 
 
-def test_what_nobody_wants_is_cancelled(around: ClientHarness) -> None:
+def test_an_unwanted_request_is_cancelled(around: ClientHarness) -> None:
     told, unwanted = Told(), threading.Event()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR, unwanted.is_set)
     item = around.batch()

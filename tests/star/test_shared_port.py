@@ -147,7 +147,7 @@ def test_a_refused_question_raises_what_the_supervisor_said(harness: Harness, po
         future.result()
 
 
-def test_a_question_that_nobody_answers_is_given_up(harness: Harness) -> None:
+def test_an_unanswered_question_is_given_up(harness: Harness) -> None:
     with pytest.raises(NoAnswerError, match=r"^no answer from the supervisor within 0\.01 s"):
         harness.shared.ask("load", {}, timeout_s=0.01)
 

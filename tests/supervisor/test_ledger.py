@@ -64,7 +64,7 @@ def numbers(told: dict[str, Any]) -> list[int]:
     return [each["number"] for each in told["processes"]]
 
 
-def test_everybody_is_asked_in_the_order_in_which_memory_goes_back(ground: Ground) -> None:
+def test_processes_are_asked_in_the_order_in_which_memory_goes_back(ground: Ground) -> None:
     ground.begin()
     assert ground.a.heard() == ground.b.heard() == ASKED
     ground.answer(ground.a)

@@ -20,7 +20,7 @@ def test_one_server_has_the_file_until_its_process_ends(tmp_path: Path) -> None:
     assert await_end(path, 0)
 
 
-def test_a_pid_that_a_killed_server_has_left_is_nobodys(tmp_path: Path) -> None:
+def test_a_pid_that_a_killed_server_has_left_is_no_servers(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(str(os.getpid()))
     assert running_server(tmp_path / "pid") is None
     taken = PidFile.take(tmp_path / "pid")

@@ -146,7 +146,7 @@ def test_a_front_end_that_is_not_there_cannot_echo(systemd: Systemd) -> None:
     assert systemd.heard() == ["STOPPING=1\nSTATUS=stopping, 2/2 instances up", "WATCHDOG=1"]
 
 
-def test_nobody_is_asked_where_systemd_waits_for_nothing() -> None:
+def test_without_a_watchdog_no_process_is_asked() -> None:
     systemd = Systemd(watchdog_s=0.0)
     systemd.service.ready(WHOLE, 2)
     systemd.rig.clock.pass_time(3600.0)

@@ -160,7 +160,7 @@ def test_an_error_in_the_middle_of_a_stream_follows_what_came_before(tmp_path: P
         assert len(future.responses) == 1
 
 
-def test_a_running_request_is_told_that_nobody_waits(tmp_path: Path) -> None:
+def test_a_running_request_whose_client_has_gone_is_cancelled(tmp_path: Path) -> None:
     code = """
     async def execute(self, requests):
         import asyncio
@@ -327,7 +327,7 @@ def test_a_sender_that_is_dropped_fails_its_request(tmp_path: Path) -> None:
         server.infer("drops", {"X": ROW[0]})
 
 
-def test_a_finalizer_waits_for_nobody() -> None:
+def test_a_finalizer_does_not_wait() -> None:
     star = SimulatedStar(patience_s=1.0, cache_bytes=0)
     done: list[bool] = []
     with ThreadPoolExecutor(1) as pool:

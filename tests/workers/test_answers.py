@@ -41,7 +41,7 @@ def test_outputs_are_aligned_and_only_requested_ones_are_written(batcher: Batche
     assert second.outputs["OUTPUT1"].tolist() == [[5, 6]]
 
 
-def test_an_output_nobody_asked_for_takes_no_memory(batcher: Batcher) -> None:
+def test_an_output_not_requested_takes_no_memory(batcher: Batcher) -> None:
     loop = loop_of(batcher, PAIR)
     inputs = [("INPUT0", "FP32", rows(1)), ("INPUT1", "INT32", np.array([[5, 6]], np.int32))]
     batcher.send(*(batcher.request(inputs, outputs=["OUTPUT1"]) for _ in range(2)))

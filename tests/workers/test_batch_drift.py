@@ -227,7 +227,7 @@ def test_strings_are_compared_by_their_bytes(batcher: Batcher) -> None:
     assert counts.differences == [NOT_COMPARABLE]
 
 
-def test_alone_nobody_is_chosen_and_of_a_batch_one_by_chance(batcher: Batcher) -> None:
+def test_a_lone_request_is_never_chosen_and_of_a_batch_one_by_chance(batcher: Batcher) -> None:
     drawn: list[float] = []
     loop, auditor, counts = audited(batcher, Returning(leaning), share=0.1, chance=lambda: drawn.pop(0))
     send(batcher, 1)

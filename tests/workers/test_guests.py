@@ -38,7 +38,7 @@ def test_a_header_that_does_not_fit_the_configuration_is_refused(header: bytes) 
         RequestReader(Signature.from_config(FIXED)).open(0, memoryview(bytes(64)), header)
 
 
-def test_rows_that_nobody_announced_fail_their_request_only(batcher: Batcher) -> None:
+def test_unannounced_rows_fail_their_request_only(batcher: Batcher) -> None:
     loop = loop_of(batcher)
     lie = batcher.request([("INPUT0", "FP32", rows(*range(7)))])
     batcher._rows[lie[0]] = 1
@@ -87,7 +87,7 @@ def test_a_guest_lends_what_is_its_own() -> None:
     assert segments.open_lent(refs[ITS_PAYLOAD], refs[GUEST]) is None
 
 
-def test_a_segment_whose_head_is_damaged_cannot_be_read_and_ends_nobody() -> None:
+def test_a_segment_whose_head_is_damaged_cannot_be_read_and_ends_no_worker() -> None:
     slab, fd = made(GUEST)
     block = slab.allocate(100)
     assert block is not None

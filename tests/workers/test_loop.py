@@ -206,7 +206,7 @@ def test_of_a_batch_in_parts_nothing_is_executed_once_the_gpu_is_lost(batcher: B
     assert backend.tried == [3, 2, 1, 2]
 
 
-def test_without_a_batch_dimension_too_everybody_hears_of_a_lost_gpu(batcher: Batcher) -> None:
+def test_without_a_batch_dimension_too_a_lost_gpu_fails_all_requests(batcher: Batcher) -> None:
     backend = Tight()
     loop = loop_of(batcher, {**CONFIG, "max_batch_size": 0}, backend)
     batcher.send(*(batcher.request([("INPUT0", "FP32", np.full(4, value, np.float32))]) for value in (-1, 1)))

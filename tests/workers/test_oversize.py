@@ -121,7 +121,7 @@ def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(
     assert num_descriptors() == before
 
 
-def test_a_segment_that_nobody_announces_in_time_is_given_back(
+def test_a_segment_that_is_not_announced_in_time_is_given_back(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = batcher.memory()

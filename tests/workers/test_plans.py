@@ -114,7 +114,7 @@ def test_a_request_that_failed_to_open_leaves_the_others_their_places(batcher: B
         assert (first.outputs["OUTPUT0"][0, 0], last.outputs["OUTPUT0"][0, 0]) == (1, 2)
 
 
-def test_a_backend_that_answers_nobody_does_not_end_the_worker(batcher: Batcher) -> None:
+def test_a_backend_that_answers_no_request_does_not_end_the_worker(batcher: Batcher) -> None:
     class Silent(Returning):
         def execute(self, requests: Any, answers: Any) -> None: ...
 

@@ -45,7 +45,7 @@ def test_a_stale_block_fails_its_request_only(batcher: Batcher) -> None:
     assert done.outputs["OUTPUT0"].tolist() == [[2, 2, 2, 2]]
 
 
-def test_a_client_nobody_announced_and_one_that_is_gone(batcher: Batcher) -> None:
+def test_a_client_that_was_not_announced_and_one_that_is_gone(batcher: Batcher) -> None:
     memory = batcher.memory()
     backend = IdentityBackend()
     backend.load(model(CONFIG), CPU)

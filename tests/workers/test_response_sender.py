@@ -326,7 +326,7 @@ def race(make_batcher: Callable[..., Batcher], num_requests: int, num_threads: i
     assert loop._memory.count()["blocks_acquired"] == loop._memory.count()["blocks_released"]
 
 
-def test_nobody_hears_a_warm_up(batcher: Batcher) -> None:
+def test_no_client_gets_a_warm_ups_answers(batcher: Batcher) -> None:
     answers = Answers(2, OutputLayouts(Signature.from_config(CONFIG)))
     sender = answers.sender(started(batcher, num_requests=2).requests[1])
     assert isinstance(sender, WarmupResponseSender)

@@ -23,7 +23,7 @@ def fill_ring(batcher: Batcher) -> ResponseSender:
 
 
 @pytest.mark.parametrize("how", ["send", "fail"])
-def test_a_response_that_nobody_hears_of_is_taken_back(make_batcher: Callable[..., Batcher], how: str) -> None:
+def test_a_response_that_cannot_be_published_is_taken_back(make_batcher: Callable[..., Batcher], how: str) -> None:
     batcher = make_batcher(block_wait_s=0.01)
     sender = fill_ring(batcher)
     before = taken_nbytes(batcher.worker_view)

@@ -118,7 +118,7 @@ def test_ids_of_every_type(batcher: Batcher, data_type: str, key: int | str, see
     assert instance.seen["ID"].shape == ((1, 1) if max_batch_size else (1,))
 
 
-def test_empty_rows_are_not_ready_and_answered_to_nobody(batcher: Batcher) -> None:
+def test_empty_rows_are_not_ready_and_not_answered(batcher: Batcher) -> None:
     instance = Instance(batcher, config(*CONTROLS, correlation("TYPE_INT64"), direct={}))
     done = instance.run((1, START, 7, 1), (3, 0, 8, 2))
     assert [(one.key, one.outputs["Y"].tolist()) for one in done] == [(1, [[2]]), (2, [[3]])]

@@ -76,7 +76,7 @@ def test_what_lies_ahead_at_an_instance_counts_and_what_takes_too_long_is_about_
     assert wait_ms(admission, 0, now_ns + 15 * MS) == pytest.approx(15)
 
 
-def test_an_end_that_nobody_knows_the_beginning_of_teaches_nothing() -> None:
+def test_an_execution_of_unknown_beginning_is_not_learned() -> None:
     admission = Admission()
     for _ in range(WINDOW):
         admission.complete(7, 10 * MS)

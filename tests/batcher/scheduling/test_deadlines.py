@@ -127,7 +127,7 @@ def test_who_is_to_be_late_by_policy_is_not_refused() -> None:
     assert scheduler.pending == 9
 
 
-def test_lower_levels_are_in_nobodys_way() -> None:
+def test_requests_of_lower_levels_make_no_request_late() -> None:
     scheduler = practised({"max_batch_size": 1, "dynamic_batching": LEVELS})
     for key in range(20):
         scheduler.add(request(key), 100 * MS)

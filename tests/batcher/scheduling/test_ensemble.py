@@ -37,7 +37,7 @@ def test_steps_that_do_not_depend_on_each_other_run_at_once() -> None:
     assert run.end(0, "y") == ([], [1, 2])
 
 
-def test_what_nobody_asked_for_does_not_run() -> None:
+def test_steps_without_a_requested_output_do_not_run() -> None:
     diamond = graph(("x", "a"), ("x", "b"), ("a", "y"), ("b", "z"))
     run = Run(diamond, "z")
     assert run.begin("x") == [1]

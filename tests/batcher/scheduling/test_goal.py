@@ -104,7 +104,7 @@ def test_where_a_batch_ends(curve: str, more: dict[str, int], shapes: list[int],
 
 
 @pytest.mark.parametrize(("per_ms", "rows"), [(0.5, 16), (2.4, 25)])
-def test_nobody_is_in_time_at_the_cost_of_all_who_follow(per_ms: float, rows: int) -> None:
+def test_no_batch_is_in_time_at_the_cost_of_all_later_ones(per_ms: float, rows: int) -> None:
     """The oldest have 8 ms left, in which 16 rows are executed, 2 a ms; of 25 it would be 2.44."""
     server = Server(CURVES["affine"], target_ms=20)
     server.teach(*ALL_SIZES)
@@ -153,7 +153,7 @@ def test_the_last_row_of_a_full_batch_may_bring_too_little() -> None:
     assert server.take() >= 31  # the last one brings less than can be measured
 
 
-def test_whoever_ran_when_an_instance_died_runs_alone_and_first() -> None:
+def test_a_request_whose_instance_died_runs_alone_and_first() -> None:
     server = Server(CURVES["flat"])
     server.teach(*ALL_SIZES)
     server.add(0, 0)

@@ -112,7 +112,7 @@ def test_an_instance_may_come_with_executions() -> None:
     assert list(instances.idle) == [0, 1]
 
 
-def test_nobody_works_where_nobody_is() -> None:
+def test_without_instances_no_batch_runs() -> None:
     instances = some(0)
     proven(instances, 0, 20_000)
     instances.remove(0)

@@ -51,7 +51,7 @@ def test_without_levels_priorities_mean_nothing() -> None:
     assert keys(plain) == [0, 1, 2]
 
 
-def test_the_delay_counts_from_the_oldest_whoever_is_served_first() -> None:
+def test_the_delay_counts_from_the_oldest_request_not_the_first_served() -> None:
     levels = queue()
     levels.add(request(0, priority=3, arrival_ns=100))
     levels.add(request(1, priority=1, arrival_ns=200))
@@ -168,7 +168,7 @@ def test_drain_empties_it_in_order_of_arrival() -> None:
     assert (len(levels), levels.rows, levels.next_expiry_ns(), keys(levels)) == (0, 0, None, [])
 
 
-def test_levels_may_be_any_number_and_those_that_nobody_uses_cost_nothing() -> None:
+def test_levels_may_be_any_number_and_unused_ones_cost_nothing() -> None:
     many = queue(
         max_total_queue=1 << 20,
         priority_levels=2**63,

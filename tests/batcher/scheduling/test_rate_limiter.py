@@ -73,7 +73,7 @@ def test_what_the_command_line_says_counts_instead() -> None:
     assert begin(limiter(*[demand(R=1)] * 4, limits=[("R", 3, None), ("R", 2, 0), ("R", 9, 1)])) == [0, 1, 2]
 
 
-def test_devices_have_their_own_and_what_is_global_is_everybodys() -> None:
+def test_devices_have_resources_of_their_own_and_share_global_ones() -> None:
     made = limiter(*[Demand(1, ((Resource("R", device), 1),)) for device in (0, 1, 0)])
     assert begin(made) == [0, 1]
     made = limiter(*[Demand(1, ((Resource("R", GLOBAL), 1),)) for _ in range(2)])
@@ -140,7 +140,7 @@ def test_who_needs_much_is_not_overtaken_for_ever() -> None:
     assert again(made, 3) == [0]
 
 
-def test_what_nobody_before_it_waits_for_an_instance_takes() -> None:
+def test_an_instance_takes_resources_that_no_earlier_one_waits_for() -> None:
     made = limiter(demand(R=1, S=1), demand(R=1), demand(S=1))
     made.release(begin(made)[0])
     made.stage(0)
@@ -291,7 +291,7 @@ def test_a_sequence_that_was_staged_only_goes_to_another_instance() -> None:
     assert begun_when_free(made, scheduler) == [(other, [(1, START)]), (other, [(2, 0)])]
 
 
-def test_everybody_gets_a_turn_before_long() -> None:
+def test_every_instance_gets_a_turn_before_long() -> None:
     """Whoever always has something to do, whatever the others need, and whoever finishes first."""
     for seed in range(100):
         random = Random(seed)

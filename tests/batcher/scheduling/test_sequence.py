@@ -193,7 +193,7 @@ def test_an_instances_death_ends_what_it_has_begun_only() -> None:
     assert take(tested) == [(1, 1, [(3, 0)])]
 
 
-def test_whoever_goes_on_with_what_an_instance_took_along_hears_so_until_it_begins_again() -> None:
+def test_a_sequence_lost_with_its_instance_is_refused_until_it_begins_again() -> None:
     tested = scheduler(max_batch_size=2)
     add(tested, 1, 7, START)
     add(tested, 2, 8, START | END)

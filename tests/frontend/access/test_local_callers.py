@@ -19,7 +19,7 @@ def test_whatever_else_is_not(address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["forwarded", "x-forwarded-for", "via", "origin"])
-def test_nor_is_who_speaks_for_somebody_else(name: str) -> None:
+def test_a_proxy_is_no_local_caller(name: str) -> None:
     assert not is_local("127.0.0.1", {name: ""})
 
 

@@ -120,7 +120,7 @@ def test_a_failure_for_want_of_memory_has_its_own_status(
     assert (response.status, sentence(response)) == (status, str(error))
 
 
-def test_a_model_that_nobody_has_named(ask: Any, state: ServerState) -> None:
+def test_an_unnamed_default_model_is_refused(ask: Any, state: ServerState) -> None:
     state.sagemaker_default_model = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
     assert ask("POST", "/invocations", PLAIN).status == 400
 

@@ -87,7 +87,7 @@ def test_a_call_to_a_model_that_has_room_waits_for_no_other(calls: Calls) -> Non
     assert list(calls.parking.waiting) == [SLOW]
 
 
-def test_nobody_overtakes_an_earlier_call_to_the_same_model(calls: Calls) -> None:
+def test_no_call_overtakes_an_earlier_one_to_its_model(calls: Calls) -> None:
     calls.come(SLOW)
     calls.room.left = {SLOW: 2}
     assert calls.come(SLOW)

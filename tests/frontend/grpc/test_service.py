@@ -83,7 +83,7 @@ def test_every_rpc_of_the_service_is_there_and_only_inference_has_no_handler() -
         find("/grpc.health.v1.Health/Watch")
 
 
-def test_what_asks_nobody_is_answered_by_the_lane(lane: Caller) -> None:
+def test_calls_without_questions_are_answered_by_the_lane(lane: Caller) -> None:
     assert lane("ServerLive").live
     assert not lane("ServerReady").ready  # as strict readiness has it: two models are not settled
     lane.state.strict_readiness = False

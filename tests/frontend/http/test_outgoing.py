@@ -40,7 +40,7 @@ def outgoing(star: Star) -> Iterator[OutgoingResponses]:
 
 
 @pytest.mark.parametrize("nbytes", [8, 2 * JOIN_BYTES])
-def test_a_response_that_leaves_at_once_gives_its_block_back_and_wakes_nobody(
+def test_a_response_that_leaves_at_once_gives_its_block_back_and_wakes_no_process(
     star: Star, outgoing: OutgoingResponses, nbytes: int
 ) -> None:
     ours, client = socket.socketpair()
@@ -168,7 +168,7 @@ def test_beyond_the_bound_blocks_stay_until_there_is_no_other_memory(
     assert told == [f"ended {number} connections of clients that read too slowly, longest first" for number in (1, 2)]
 
 
-def test_one_response_that_is_larger_than_the_bound_costs_nobody_else(slow: Slow) -> None:
+def test_one_response_that_is_larger_than_the_bound_costs_no_other(slow: Slow) -> None:
     slow.give_room(0)
     kept = slow.answer()
     slow.answer()

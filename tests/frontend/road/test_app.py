@@ -143,7 +143,7 @@ def test_a_server_that_does_not_end_its_input_gets_no_chunks_read(post: Any) -> 
 
 
 @pytest.mark.parametrize(("path", "method"), [("/v2/none", "POST"), (INFER, "PUT")])
-def test_a_body_that_nobody_wants_is_not_read_and_the_connection_ends(post: Any, path: str, method: str) -> None:
+def test_an_unwanted_body_is_not_read_and_the_connection_ends(post: Any, path: str, method: str) -> None:
     stream = Stream(b"{}")
     status, headers, _ = post(path, stream, method, CONTENT_LENGTH="2")
     assert (status in {404, 405}, headers["Connection"], stream.num_asked) == (True, "close", 0)
@@ -215,7 +215,7 @@ def test_a_refusal_without_a_body_keeps_the_connection(post: Any) -> None:
         assert (status, "Connection" in headers, body) == (403, False, REMOTE)
 
 
-def test_everybody_may_look_and_everybody_is_let_in_where_the_operator_says_so(
+def test_all_callers_may_read_and_change_where_the_operator_says_so(
     post: Any, transport: Any, state: ServerState
 ) -> None:
     remote = {"REMOTE_ADDR": "192.0.2.1"}

@@ -110,7 +110,7 @@ def test_who_hung_up_before_it_was_watched_is_seen(line: Line) -> None:
     assert line.waiter.get_nowait() is line.caller
 
 
-def test_what_a_client_sends_and_who_is_not_watched_any_more_wake_nobody(line: Line) -> None:
+def test_data_and_unwatched_clients_wake_no_thread(line: Line) -> None:
     hang_ups = HangUps()
     with hang_ups.watch(line.caller, line.waiter.put):
         line.client.sendall(b"GET / HTTP/1.1\r\n")

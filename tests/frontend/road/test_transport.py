@@ -144,7 +144,7 @@ def test_a_stream_whose_client_gives_up_while_nothing_comes(harness: TransportHa
     assert [record[0] for record in harness.records()] == [1, 2]
 
 
-def test_whoever_waits_for_an_answer_can_be_called_off(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+def test_a_wait_for_an_answer_can_be_called_off(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
     waiter: Waiter = queue.SimpleQueue()
     future = pool.submit(harness.transport.infer, harness.prepared(10), None, waiter)
     rung(harness)

@@ -173,7 +173,7 @@ REFUSED: list[tuple[Any, Any, type[ShoalError], str]] = [
 
 
 @pytest.mark.parametrize(("handler", "sent", "kind", "sentence"), REFUSED)
-def test_nobody_is_asked_about_what_is_refused(
+def test_the_supervisor_is_not_asked_about_a_refused_load(
     explicit: ServerState, transport: Any, temporary: Path, handler: Any, sent: Any, kind: Any, sentence: str
 ) -> None:
     explicit.max_request_bytes = 1 << 30

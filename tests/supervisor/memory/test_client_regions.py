@@ -86,7 +86,7 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
     assert process.heard() == [news(each) for each in left]
 
 
-def test_a_region_that_is_refused_is_told_to_nobody(office: Office) -> None:
+def test_a_refused_region_is_not_announced(office: Office) -> None:
     office.register("r")
     office.settle()
     office.register("r")

@@ -90,7 +90,7 @@ def test_a_gpu_that_does_not_tell(used_mib: tuple[int | None, ...], caplog: pyte
     assert told(memory_of(*used_mib), caplog) == ["GPU 3 does not tell how much of its memory is in use: Not Supported"]
 
 
-def test_nobody_waits_for_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_waits_for_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.supervisor.memory.measuring.LAST_S", 0.01)
     answers, memory = threading.Event(), memory_of(9000, 9000)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetHandleByUUID", lambda _self, _uuid: answers.wait())

@@ -65,7 +65,7 @@ def test_nothing_waits_for_a_caller(rig: StarRig) -> None:
     assert successor.heard() == [ClientCaughtUp(caller.owner)]
 
 
-def test_nobody_else_can_write_to_a_callers_memory(rig: StarRig) -> None:
+def test_no_other_process_can_write_to_a_callers_memory(rig: StarRig) -> None:
     _, caller = join_caller(rig)
     assert fcntl.fcntl(caller.segment_fd, F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
 

@@ -89,7 +89,7 @@ def test_a_refusal_says_what_to_do_and_takes_nothing(
     let_go(table, held)
 
 
-def test_memory_counts_until_everybody_has_let_go() -> None:
+def test_memory_counts_until_all_processes_have_unmapped_it() -> None:
     table = segments()
     first = table.create(9, CLIENT, MODEL, 3 * MIB)
     table.remove(first)
@@ -130,7 +130,7 @@ def test_of_small_ones_no_more_may_be_kept_than_a_quarter_of_how_many_there_may_
         let_go(table, each)
 
 
-def test_one_worker_leaves_half_of_the_room_to_everybody_else() -> None:
+def test_one_worker_leaves_half_of_the_room_to_all_others() -> None:
     table = segments(4 * MIB)
     result, worker, another = 0, 6, 7
     first = table.create(9, worker, result, MIB)

@@ -74,7 +74,7 @@ def test_a_process_has_its_share_of_the_hosts_memory_and_what_it_has_on_each_gpu
     assert figures.gpu_nbytes == {"GPU-1": 5 << 20, "GPU-2": 9 << 20}
 
 
-def test_a_gpu_that_does_not_answer_holds_nobody_up_and_is_asked_once(
+def test_a_gpu_that_does_not_answer_delays_no_figure_and_is_asked_once(
     memory: ProcessMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "ANSWER_S", 0.2)

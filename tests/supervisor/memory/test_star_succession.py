@@ -20,7 +20,7 @@ from tests.messages import FD
 from tests.supervisor.star_rig import StarRig
 
 
-def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(rig: StarRig) -> None:
+def test_a_successor_is_sent_all_peers_before_their_records_and_waits_for_none(rig: StarRig) -> None:
     result = rig.make(rig.third, rig.worker_of_3)
     successor = rig.replace_batcher()
     joined, *told = successor.heard()
@@ -75,7 +75,7 @@ def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_bat
     assert rig.a.heard() == [SegmentAnnounced(owner=rig.star.batcher_memory.owner, segment=FD)]
 
 
-def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(rig: StarRig) -> None:
+def test_a_client_that_joins_during_a_take_over_has_no_earlier_requests(rig: StarRig) -> None:
     successor, late = rig.replace_batcher(), rig.start()
     client = rig.begin_to_join(rig.star.join_client, late)
     rig.settle()

@@ -66,7 +66,7 @@ def test_an_instance_that_dies_or_never_comes_lowers_nothing() -> None:
     assert looks(Autoscaler((1, 8), QUEUE_AGE, 1), Load(0, 0.0, 10 * S), 100)[-1] == 1
 
 
-def test_whoever_scales_by_hand_is_followed() -> None:
+def test_a_scaling_by_hand_is_followed() -> None:
     scaler = Autoscaler((1, 8), QUEUE_AGE, 1)
     assert looks(scaler, Load(1, 0.6, 0), 2)[-1] == 1
     scaler.wanted = 5

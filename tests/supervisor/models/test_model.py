@@ -283,7 +283,7 @@ def test_a_version_that_fails_is_tried_again_as_often_as_retries_are_wanted(rig:
     assert outcome(second) is None
 
 
-def test_a_load_is_refused_once_everybody_knows_why(rig: ModelRig) -> None:
+def test_a_load_is_refused_once_all_front_ends_know_why(rig: ModelRig) -> None:
     load = rig.load(found(error=InvalidArgumentError("no such field")))
     ((messages, _),) = rig.versions.announced
     assert [(each.state, each.reason) for each in messages] == [("UNAVAILABLE", "Invalid argument: no such field")]

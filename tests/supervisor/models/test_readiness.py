@@ -167,7 +167,7 @@ def test_versions_are_asked_by_themselves(probes: Probes) -> None:
     assert probes.answers() == {third: True}
 
 
-def test_what_nobody_asked_for_is_ignored(probes: Probes) -> None:
+def test_an_unrequested_answer_is_ignored(probes: Probes) -> None:
     probes.say(probes.worker, False)
     number = probes.ask()
     probes.say(probes.worker, True)

@@ -107,7 +107,7 @@ def test_where_the_fresh_one_fails_it_is_not_tried_again_at_once() -> None:
         assert num_starting(made) == 0
 
 
-def test_without_limits_nobody_is_looked_at() -> None:
+def test_without_limits_no_instance_is_recycled() -> None:
     with recycled("") as (made, recycling):
         made.words[made.served.instances[0].number][TAKEN_WORD] = 1 << 40
         recycling.look()

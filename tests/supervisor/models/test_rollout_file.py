@@ -85,7 +85,7 @@ def test_a_file_in_another_format_is_set_aside_before_the_next_is_written(tmp_pa
     assert (tmp_path / "rollouts.json.damaged").read_text().endswith('{"name"')
 
 
-def test_a_pipe_in_its_place_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_in_its_place_delays_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(tmp_path / "rollouts.json")
     assert file_at(tmp_path / "rollouts.json").read() == []
     assert "it is not a regular file" in caplog.text

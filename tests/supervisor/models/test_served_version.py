@@ -219,7 +219,7 @@ def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
     assert pair.served.version.num_instances_up == 2
 
 
-def test_a_last_message_that_cannot_be_read_leaves_nobody_waiting(
+def test_a_last_message_that_cannot_be_read_leaves_no_question_waiting(
     pair: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked of a worker is answered at its end, and its gauges go."""

@@ -75,7 +75,7 @@ def test_it_has_started_when_the_last_front_end_answers(run: Callable[..., Runni
     running.stop()
 
 
-def test_it_has_started_at_once_where_nobody_is_to_answer(run: Callable[..., Running]) -> None:
+def test_it_has_started_at_once_where_no_protocol_is_served(run: Callable[..., Running]) -> None:
     assert run(allow_http=False, allow_grpc=False, allow_metrics=False).front_ends.open([]).done()
 
 

@@ -68,13 +68,13 @@ def test_who_is_idle_in_between_is_forgotten() -> None:
     assert look(hangs, 9000, busy(began_ms=8900, number=1)) == []
 
 
-def test_looks_are_frequent_only_while_somebody_executes() -> None:
+def test_checks_are_frequent_only_while_a_worker_executes() -> None:
     hangs = Hangs()
     assert hangs.look(START, []).next_ns == 1000 * MS
     assert hangs.look(START + 1000 * MS, [busy(900)]).next_ns == 250 * MS
 
 
-def test_late_look_excuses_everybody_by_the_gap_once() -> None:
+def test_a_late_check_excuses_all_workers_by_the_gap_once() -> None:
     hangs = Hangs()
     assert look(hangs, 0, busy(worker=1)) == []  # the next look is due at 250
     late = hangs.look(START + 60_250 * MS, [busy(worker=1), busy(worker=2, began_ms=30_000)])
@@ -92,7 +92,7 @@ def test_grace_is_extended_by_a_gap() -> None:
 
 
 @given(st.lists(st.integers(0, 5_000), min_size=1, max_size=60), st.integers(1, 20_000))
-def test_without_gaps_nobody_is_ended_early_or_spared(pauses_ms: list[int], limit_ms: int) -> None:
+def test_without_gaps_no_worker_is_ended_early_or_spared(pauses_ms: list[int], limit_ms: int) -> None:
     hangs, at_ms = Hangs(), 0
     aborted_ms = killed_ms = -1
     for pause_ms in pauses_ms:
@@ -106,7 +106,7 @@ def test_without_gaps_nobody_is_ended_early_or_spared(pauses_ms: list[int], limi
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=40), st.integers(1, 3_000))
-def test_nobody_is_ended_for_time_in_which_nobody_looked(pauses_ms: list[int], limit_ms: int) -> None:
+def test_no_worker_is_ended_for_time_without_checks(pauses_ms: list[int], limit_ms: int) -> None:
     hangs, at_ms, awake_ms, interval_ms = Hangs(), 0, 0, 0
     for pause_ms in pauses_ms:
         is_gap = interval_ms and pause_ms - interval_ms > 5000

@@ -164,7 +164,7 @@ def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> No
     assert not process.is_gone
 
 
-def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
+def test_an_announcement_waits_for_all_members(start: Callable[[], Process]) -> None:
     acknowledgements = Acknowledgements(EventLoop())
     first, second = start(), start()
     applied = acknowledgements.announce([(first.member, X), (second.member, X)])
@@ -220,7 +220,7 @@ def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, s
 
 
 @pytest.mark.parametrize("num_dead", [0, 1])
-def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
+def test_an_announcement_to_no_member_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
     processes = [start() for _ in range(num_dead)]
     for process in processes:
         process.member.hang_up()
@@ -245,7 +245,7 @@ def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], P
         assert second.communicate("it lives\n")[0] == "it lives\n"  # which no process does that has been sent SIGKILL
 
 
-def test_without_a_descriptor_left_nobody_is_killed_and_that_is_said(start: Callable[[], Process]) -> None:
+def test_without_a_descriptor_left_no_process_is_killed_and_the_caller_is_told(start: Callable[[], Process]) -> None:
     process = start()
     program = [sys.executable, "-c", "import signal; signal.pause()"]
     with subprocess.Popen(program) as living:

@@ -74,5 +74,5 @@ def test_trying_it_changes_nothing(process: "subprocess.Popen[bytes]") -> None:
     assert [os.getpriority(os.PRIO_PROCESS, 0), *of_all(process.pid)] == [before] * 4
 
 
-def test_nobody_gives_way_where_there_is_no_return() -> None:
+def test_no_priority_is_lowered_that_cannot_be_restored() -> None:
     subprocess.run([sys.executable, "-c", NO_RETURN], check=True)

@@ -49,7 +49,7 @@ def test_beyond_the_budget_lines_are_dropped_and_counted_until_the_second_is_ove
     assert lines.feed(1, line, 6 * S) == line
 
 
-def test_what_nobody_has_room_for_is_dropped_and_counted() -> None:
+def test_output_without_room_is_dropped_and_counted() -> None:
     lines = Lines(1)
     assert lines.feed(0, b"one\ntwo\nthree\n", S, room=9) == b"one\ntwo\n"
     assert lines.feed(0, b"four\n", S + 1, room=0) == b""

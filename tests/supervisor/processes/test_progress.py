@@ -80,7 +80,7 @@ def test_only_a_batch_that_was_not_looked_at_waits(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("head", [2**64 - 1, 5])
-def test_a_head_that_is_a_lie_harms_nobody(worker: Worker, head: int) -> None:
+def test_a_false_head_is_ignored(worker: Worker, head: int) -> None:
     worker.send(6)
     worker.words[16] = head
     assert worker.progress.is_waited_for is False

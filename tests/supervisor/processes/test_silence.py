@@ -81,7 +81,7 @@ def test_what_the_kernel_says() -> None:
     assert seen(os.getpid()).cpu_s == pytest.approx(before_s, abs=0.5)
 
 
-def test_without_a_descriptor_left_nothing_is_known_and_nobody_is_silent() -> None:
+def test_without_a_descriptor_left_nothing_is_known_and_no_member_is_silent() -> None:
     with no_descriptors_left():
         unknown = observe(os.getpid())
     assert unknown is None

@@ -148,7 +148,7 @@ def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
         assert harness.run() == FORKED
 
 
-def test_whoever_waits_for_a_zygote_that_dies_is_execd(harness: Harness) -> None:
+def test_a_process_that_waits_for_a_zygote_that_dies_is_execd(harness: Harness) -> None:
     for _ in range(2):
         harness.spawn()
     os.kill(harness.zygote_pid(), signal.SIGKILL)  # it is still importing
@@ -345,7 +345,7 @@ def test_processes_that_a_base_forks_have_no_descriptor_of_its_own(harness: Harn
     assert sockets(base) != sockets(zygote)
 
 
-def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_started_while_it_serves_have_low_priority(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(niceness, "lower_priority", lambda pid: told.append(("give way", pid)))
     monkeypatch.setattr(niceness, "restore_priority", lambda pid: told.append(("join in", pid)))

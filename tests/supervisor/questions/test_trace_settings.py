@@ -107,7 +107,7 @@ def tracing(tmp_path: Path) -> Iterator[TracingHarness]:
     made.close()
 
 
-def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(tracing: TracingHarness) -> None:
+def test_without_a_setting_nothing_is_traced_and_no_tracer_runs(tracing: TracingHarness) -> None:
     tracing.tracing.start()
     assert tracing.tracer is None
     num_fds = len(tracing.rig.a.fds)
@@ -269,7 +269,7 @@ def test_a_level_without_a_file_is_told_and_traces_nothing(
     tracing.close()
 
 
-def test_a_tracer_that_cannot_be_started_is_tried_again_and_nobody_waits_for_it(
+def test_a_tracer_that_cannot_be_started_is_tried_again_and_delays_no_change(
     tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = [OSError("no more processes")]

@@ -68,7 +68,7 @@ def test_tensors_are_found_by_name() -> None:
     assert pb_utils.get_output_tensor_by_name(InferenceResponse([X]), "Y") is None
 
 
-def test_a_request_of_a_models_own_is_answered_by_nobody() -> None:
+def test_a_request_of_a_models_own_has_no_response_sender() -> None:
     for call in (request().get_response_sender, lambda: request().set_release_flags(5)):
         with pytest.raises(TritonModelException):
             call()

@@ -72,7 +72,7 @@ def test_a_tensor_needs_a_name() -> None:
             make()
 
 
-def test_strings_are_decoded_when_somebody_looks() -> None:
+def test_strings_are_decoded_when_they_are_read() -> None:
     wire = memoryview(b"\x01\x00\x00\x00a\x02\x00\x00\x00\xc3\xa9")
     tensor = Tensor._made("X", BYTES, (2, 1), None, wire)
     assert tensor._array is None

@@ -123,7 +123,7 @@ def test_rapid_reset(kind: str) -> None:
     assert not connection.is_failed
 
 
-def test_whoever_waits_for_answers_may_cancel_as_often() -> None:
+def test_a_client_may_cancel_as_often_as_it_waits_for_answers() -> None:
     connection = busy()
     for count in range(500):
         first, second = stream_id_of(2 * count), stream_id_of(2 * count + 1)

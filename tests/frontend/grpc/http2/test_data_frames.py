@@ -174,7 +174,7 @@ def test_a_streams_window_is_given_back_as_its_data_is_consumed() -> None:
     assert frames_of(connection) == [(RST_STREAM, 0, 1, number(3))]
 
 
-def test_whoever_has_sent_all_needs_no_window() -> None:
+def test_a_stream_that_has_ended_needs_no_window() -> None:
     connection = opened(LIMITS)
     calling(connection, 1)
     connection.receive(frame(DATA, 1, 1, b"x" * 60_000), 0.0)

@@ -134,7 +134,7 @@ def test_no_stream_waits_for_ever_for_the_connections_window() -> None:
     assert len(connection.streams.open) == 0
 
 
-def test_a_stream_without_window_holds_nobody_up() -> None:
+def test_a_stream_without_window_holds_up_no_other() -> None:
     connection = opened()
     calling(connection, 1, 3, ends=True)
     connection.receive(frame(WINDOW_UPDATE, 0, 0, number(1 << 20)), 0.0)

@@ -190,7 +190,7 @@ def test_many_tables_and_only_what_is_asked_for(tmp_path: Path) -> None:
     assert set(ask(backend, configuration, {"item_ids": inputs["item_ids"]}).outputs) == {"items", "history"}
 
 
-def test_an_unknown_id_of_an_output_that_is_not_wanted_fails_nobody(directory: Path) -> None:
+def test_an_unknown_id_of_an_unwanted_output_fails_no_request(directory: Path) -> None:
     names = ("a", "b")
     configuration = model_config(
         [tensor_config(f"{name}_id", "TYPE_INT64", [1]) for name in names],

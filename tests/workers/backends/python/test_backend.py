@@ -124,7 +124,7 @@ def test_a_batch_is_answered(serve: Serve, batcher: Batcher) -> None:
     assert Heard(batcher).answers(DONE) == [(0, {"Y": floats(2, 4)})]
 
 
-def test_outputs_that_nobody_asked_for_or_configured_are_dropped(serve: Serve, batcher: Batcher) -> None:
+def test_outputs_not_requested_or_not_configured_are_dropped(serve: Serve, batcher: Batcher) -> None:
     loop, _ = serve(
         """
         y, z, other = (pb.Tensor(name, np.array([1], np.float32)) for name in ("Y", "Z", "other"))

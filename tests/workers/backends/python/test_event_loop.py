@@ -79,7 +79,7 @@ def test_a_coroutine_that_does_not_give_way_is_left_alone(
 
 
 @pytest.mark.parametrize("end", ["raise SystemExit(0)", "asyncio.get_running_loop().stop()"])
-def test_whoever_ends_the_loop_ends_the_worker(end: str) -> None:
+def test_code_that_ends_the_loop_ends_the_worker(end: str) -> None:
     program = f"""
 import asyncio, threading
 from shoal.workers.backends.python.event_loop import ModelEventLoop

@@ -193,7 +193,7 @@ def test_shapes_that_are_none(text: str) -> None:
         read_shape(text)
 
 
-def test_shapes_that_nobody_gave(order: Order) -> None:
+def test_shapes_that_are_not_given(order: Order) -> None:
     assert shapes_of("X", (4, 3), order) == ((4, 3), (4, 3), (4, 3))
     assert shapes_of("X", (), order) == ((), (), ())
     with pytest.raises(InvalidArgumentError, match=r"input 'X' has the shape \[-1, -1\]: say how large"):
