@@ -17,9 +17,9 @@ PATTERNS = ("*.md", "docs/**/*.md", "model_repository/**/*.md")
 _LINK = re.compile(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)")
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """All pages, sorted by path."""
-    return sorted(page for pattern in PATTERNS for page in root.glob(pattern))
+    return sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
 
 def linked_files(page: Path) -> Iterator[Path]:
@@ -30,12 +30,12 @@ def linked_files(page: Path) -> Iterator[Path]:
             yield file
 
 
-def lay_out(directory: Path, root: Path = ROOT) -> None:
+def lay_out(directory: Path) -> None:
     """Copy the pages, and the files that they link to, into `directory`, whose former content is removed."""
     shutil.rmtree(directory, ignore_errors=True)
-    for page in pages(root):
+    for page in pages():
         for file in (page, *linked_files(page)):
-            copy = directory / file.relative_to(root)
+            copy = directory / file.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
 

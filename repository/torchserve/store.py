@@ -26,7 +26,7 @@ from shoal.model_config.load import parse_override, prepare_config
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import is_model_name
 from shoal.repository.poll import newest_ns
-from shoal.repository.torchserve.archive import LIMITS, Limits, RefusedArchiveError, unpack
+from shoal.repository.torchserve.archive import RefusedArchiveError, unpack
 from shoal.repository.torchserve.configuration import (
     ArchiveFacts,
     Machine,
@@ -67,7 +67,6 @@ class TorchServeStore:
     settings: StoreSettings
     work: Path
     machine: Machine
-    limits: Limits = LIMITS
 
     def clean(self) -> None:
         """Remove the directories that earlier servers have left beside this server's."""
@@ -201,7 +200,7 @@ class TorchServeStore:
                 if not stat.S_ISREG(os.fstat(archive.fileno()).st_mode):
                     raise RefusedArchiveError("it is no regular file")
                 digest = _sha256(archive)
-                unpacked = unpack(archive, directory, self.limits)
+                unpacked = unpack(archive, directory)
         except RefusedArchiveError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise refused(f"Archive '{path.name}' is refused: {error}") from error

@@ -25,9 +25,10 @@ def constant_gaps(rate: float) -> Iterator[int]:
     return repeat(max(1, round(1e9 / rate)))
 
 
-def poisson_gaps(rate: float, seed: int = 1) -> Iterator[int]:
-    """Exponentially distributed times between requests, in ns: arrivals of many independent clients."""
-    draw = random.Random(seed)
+def poisson_gaps(rate: float) -> Iterator[int]:
+    """Exponentially distributed times between requests, in ns: arrivals of many independent clients,
+    the same in each run."""
+    draw = random.Random(1)
     while True:
         yield round(draw.expovariate(rate) * 1e9)
 
