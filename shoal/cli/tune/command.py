@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
@@ -100,64 +100,40 @@ def _parser() -> Parser:
     return parser
 
 
+class _Outcome(NamedTuple):
+    """The outcome of a search: all trials, the best one, and the turns in which the best ones were measured again."""
+
+    config: Mapping[str, Any]
+    start: "Settings"
+    trials: "list[Trial]"
+    best: "Trial"
+    other: "Trial"  # the best one of the turns, whose gain may be too small to propose it
+    ratios: list[float]  # of the turns: its throughput by that of the first finalist
+    is_compared: bool  # with the present settings
+    num_left: int  # settings that were not tried
+    num_skipped: int  # settings that cannot win by the times of earlier trials
+
+
 def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if given.model is None or given.goal is None:
         raise CommandLineError("Which model, and which goal? As in: shoal tune digits --goal p99=20ms")
     if not (given.model_repository / given.model).is_dir():
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
     given.window = given.window or max(_LEAST_WINDOW_S, min(_WINDOW_S, given.budget / 100))
-    from shoal.cli.tune import curve, other_programs, report, search
+    from shoal.cli.tune import other_programs, report
     from shoal.cli.tune.trial_server import trial_server
 
-    trials: list[Trial] = []
-    skipped: set[Settings] = set()
     before = other_programs.read()
     with trial_server(given.model_repository, given.model) as server:
-        config = server.model_config(given.model)
-        requests = _requests(given, config)
-        start = search.settings_of(config)
-        space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
-        budget = search.Budget(given.budget, given.turns, given.window * (_MOST_WINDOWS + 0.5))
-        start_s = time.monotonic()
-
-        def is_over() -> bool:
-            return budget.trials_are_over(time.monotonic() - start_s)
-
-        def is_enough() -> bool:
-            return is_over() or len(trials) >= given.trials
-
-        def may_win(settings: "Settings", so_far: "Collection[Trial]") -> bool:
-            if not search.cannot_win(settings, so_far, given.batch_size):
-                return True
-            skipped.add(settings)
-            return False
-
-        try_out = partial(_try_out, given, server, config, requests, trials, is_over)
-        for trial in search.search(start, space, try_out, is_enough, may_win):
-            trials.append(trial)
-            print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
-        best = other = search.winner(trials)
-        ratios: list[float] = []
-        if again := search.finalists(trials, budget.num_finalists(time.monotonic() - start_s)):
-            index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
-            other = again[index]
-            best = other if search.is_gain(ratios) else again[0]
+        outcome = _search(given, server)
     num_processors = os.cpu_count() or 1
     others_share = other_programs.share(before, other_programs.read(), num_processors)  # after the server has ended
-    is_compared = bool(again) and again[0] is trials[0]
-    gain = median(ratios) if is_compared else None
-    found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials), gain=gain)
-    if said := curve.as_text(trials[0].curve, len(skipped)):
-        found += f"\n{said}"
-    if is_compared:
-        found += "\n" + report.confirmation(ratios, other.settings)
-    if said := other_programs.as_text(others_share):
-        found += f"\n{said}"
+    trials, best = outcome.trials, outcome.best
     text, path = _config_text(given)
-    changed = _changed_text(text, config, start, best.settings)
+    changed = _changed_text(text, outcome.config, outcome.start, best.settings)
     old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
     diff = "".join(difflib.unified_diff(old, new, str(path), str(path)))
-    document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios)}
+    document = {"model": given.model, **report.as_json(trials, best, given.goal, outcome.ratios)}
     document |= {"other_programs_share": round(others_share, 3), "diff": diff}
 
     def use() -> None:
@@ -166,8 +142,64 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if given.apply and best.best is not None and changed != text:
             _apply(given, environ, path, text, changed)
 
+    found = _as_text(given, outcome, others_share)
     show_before(use, document, found + f"\n\n{diff}".rstrip("\n"), as_json=given.json)
     return EXIT_MISSED if best.best is None else EXIT_DONE
+
+
+def _search(given: argparse.Namespace, server: RemoteServer) -> _Outcome:
+    """Try settings one after the other on a server that has the model, then measure the best ones again in turns."""
+    from shoal.cli.tune import report, search
+
+    trials: list[Trial] = []
+    skipped: set[Settings] = set()
+    config = server.model_config(given.model)
+    requests = _requests(given, config)
+    start = search.settings_of(config)
+    space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
+    budget = search.Budget(given.budget, given.turns, given.window * (_MOST_WINDOWS + 0.5))
+    start_s = time.monotonic()
+
+    def is_over() -> bool:
+        return budget.trials_are_over(time.monotonic() - start_s)
+
+    def is_enough() -> bool:
+        return is_over() or len(trials) >= given.trials
+
+    def may_win(settings: "Settings", so_far: "Collection[Trial]") -> bool:
+        if not search.cannot_win(settings, so_far, given.batch_size):
+            return True
+        skipped.add(settings)
+        return False
+
+    try_out = partial(_try_out, given, server, config, requests, trials, is_over)
+    for trial in search.search(start, space, try_out, is_enough, may_win):
+        trials.append(trial)
+        print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
+    best = other = search.winner(trials)
+    ratios: list[float] = []
+    if again := search.finalists(trials, budget.num_finalists(time.monotonic() - start_s)):
+        index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
+        other = again[index]
+        best = other if search.is_gain(ratios) else again[0]
+    is_compared = bool(again) and again[0] is trials[0]
+    num_left = space.num_settings - len(trials)
+    return _Outcome(config, start, trials, best, other, ratios, is_compared, num_left, len(skipped))
+
+
+def _as_text(given: argparse.Namespace, outcome: _Outcome, others_share: float) -> str:
+    """The report of a search for people."""
+    from shoal.cli.tune import curve, other_programs, report
+
+    gain = median(outcome.ratios) if outcome.is_compared else None
+    found = report.as_text(outcome.trials, outcome.best, given.goal, num_left=outcome.num_left, gain=gain)
+    if said := curve.as_text(outcome.trials[0].curve, outcome.num_skipped):
+        found += f"\n{said}"
+    if outcome.is_compared:
+        found += "\n" + report.confirmation(outcome.ratios, outcome.other.settings)
+    if said := other_programs.as_text(others_share):
+        found += f"\n{said}"
+    return found
 
 
 def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[RunRequest]":
