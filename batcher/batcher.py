@@ -29,7 +29,7 @@ from shoal.control import Channel
 from shoal.ledger import ledger_message
 from shoal.messages import to_batcher
 from shoal.messages.from_batcher import FinishedRequestsListed, ModelExplained
-from shoal.messages.message import Kinds, close_descriptors, on, table
+from shoal.messages.message import Handlers, Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
 from shoal.model_config.gpu_tensors import gpu_of_inputs
 from shoal.model_config.model_metrics import first_response_bounds
@@ -78,7 +78,29 @@ class Batcher:
         self._exchange = Exchange(
             wall_offset_ns(), settings.max_in_flight, self._limiter, settings.deadline_ns, settings.poison_refusal_ns
         )
-        self.handlers = table(
+        self.handlers = self._make_handlers()
+        self._kinds = Kinds(*self.handlers)
+        self._poller = select.epoll()
+        self._spinning = SpinningPoller(self._poller, settings.spin_ns) if settings.spin_ns else None
+        redis = settings.redis
+        self._redis = None if redis is None else _connection(redis, self._poller, bell)
+        if settings.cache_bytes:
+            shared = None if self._redis is None else SharedAnswers(self._redis)
+            self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)
+        # Changed by control messages: the bells by which the batcher wakes clients, by owner id; the bells that peers
+        # ring; workers that are mapped but not ready yet; whether a dead batcher's requests are still being taken over.
+        self._bells: dict[int, Doorbell | GuestBell] = {}
+        self._rung = Bells(self._poller)
+        self._starting: dict[int, WorkerPeer] = {}
+        self._is_taking_over = settings.is_successor
+        #: A model is recorded by the first rule that names it.
+        self._record_rules: list[RecordRule] = []
+        self._shadow_rules: list[ShadowRule] = []
+        self._names: dict[int, str] = {}  # of models, by id
+
+    def _make_handlers(self) -> Handlers:
+        """The handlers of the supervisor's messages."""
+        return table(
             on(to_batcher.Resume, self._on_resume),
             on(to_batcher.BatcherMemoryMade, self._on_memory),
             on(to_batcher.ClientJoined, self._on_client),
@@ -112,24 +134,6 @@ class Batcher:
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
         )
-        self._kinds = Kinds(*self.handlers)
-        self._poller = select.epoll()
-        self._spinning = SpinningPoller(self._poller, settings.spin_ns) if settings.spin_ns else None
-        redis = settings.redis
-        self._redis = None if redis is None else _connection(redis, self._poller, bell)
-        if settings.cache_bytes:
-            shared = None if self._redis is None else SharedAnswers(self._redis)
-            self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)
-        # Changed by control messages: the bells by which the batcher wakes clients, by owner id; the bells that peers
-        # ring; workers that are mapped but not ready yet; whether a dead batcher's requests are still being taken over.
-        self._bells: dict[int, Doorbell | GuestBell] = {}
-        self._rung = Bells(self._poller)
-        self._starting: dict[int, WorkerPeer] = {}
-        self._is_taking_over = settings.is_successor
-        #: A model is recorded by the first rule that names it.
-        self._record_rules: list[RecordRule] = []
-        self._shadow_rules: list[ShadowRule] = []
-        self._names: dict[int, str] = {}  # of models, by id
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection; raises the channel's error (control.GONE) then."""

@@ -21,7 +21,7 @@ from shoal.fault import IS_ARMED, reached
 from shoal.ledger import ledger_message
 from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
-from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
+from shoal.messages.message import Handlers, Kinds, Message, MessageError, close_descriptors, on, table
 from shoal.messages.to_worker import CheckReady, CudaRegionGone, PinInstance, ReportMetrics, StartInstance, StopWorker
 from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature
@@ -117,22 +117,7 @@ class Loop:
         self._answers: type[WrittenAnswers] = WrittenAnswers if memory.gpu_pool is None else GpuAnswers
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
-        segments, oversize = memory.segments, memory.oversize
-        self.handlers = table(
-            on(shared.SegmentAnnounced, self._add_segment),
-            on(shared.SegmentGone, self._remove_segment),
-            on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
-            *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
-            on(shared.BatcherReplaced, lambda _message: memory.report_blocks()),
-            on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
-            on(shared.LogChanged, lambda message: log.configure(**message.settings)),
-            on(ReportMetrics, self._report_metrics),
-            on(CudaRegionGone, lambda message: memory.cuda_regions().forget(message.number)),
-            on(CheckReady, self._check_ready),
-            on(PinInstance, lambda message: os.sched_setaffinity(self._thread_id, message.cores)),
-            on(StartInstance, lambda message: self.start_instance(message.instance)),
-            on(StopWorker, self._stop),
-        )
+        self.handlers = self._make_handlers(memory)
         self._thread_id = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
         #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
@@ -151,6 +136,25 @@ class Loop:
         # the error with which the GPU was lost.
         self._most_rows = self._most_rows_until_ns = 0
         self._loss: ShoalError | None = None
+
+    def _make_handlers(self, memory: Memory) -> Handlers:
+        """The handlers of the supervisor's messages."""
+        segments, oversize = memory.segments, memory.oversize
+        return table(
+            on(shared.SegmentAnnounced, self._add_segment),
+            on(shared.SegmentGone, self._remove_segment),
+            on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
+            *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
+            on(shared.BatcherReplaced, lambda _message: memory.report_blocks()),
+            on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
+            on(shared.LogChanged, lambda message: log.configure(**message.settings)),
+            on(ReportMetrics, self._report_metrics),
+            on(CudaRegionGone, lambda message: memory.cuda_regions().forget(message.number)),
+            on(CheckReady, self._check_ready),
+            on(PinInstance, lambda message: os.sched_setaffinity(self._thread_id, message.cores)),
+            on(StartInstance, lambda message: self.start_instance(message.instance)),
+            on(StopWorker, self._stop),
+        )
 
     def run(self, channel: Channel, reporter: MetricsReporter | None = None) -> None:
         """Work until the supervisor sends StopWorker, and then until all requests taken are answered. `reporter` is

@@ -377,11 +377,7 @@ def parse_request(
                 tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
             places[name] = (spec, shape, offset, nbytes)
             if batching:
-                if not (shape and rows in (-1, shape[0])):
-                    raise InternalError(
-                        f"input '{name}' of model '{signature.name}' has shape {format_shape(shape)}, expected a "
-                        f"first dimension of {'the batch' if rows < 0 else rows}"
-                    )
+                _check_rows(name, shape, rows, signature)
                 rows = shape[0]
         rows = 1 if rows < 0 else rows
         missing = [spec.name for spec in specs.values() if spec.name not in places and not spec.optional]
@@ -401,6 +397,15 @@ def parse_request(
     targets = tuple([each for each in wanted if type(each) is CudaTarget])
     stays = {each.name: each.gpu for each in wanted if type(each) is Stay}
     return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets, stays), tensors
+
+
+def _check_rows(name: str, shape: Any, rows: int, signature: Signature) -> None:
+    """Raise InternalError if an input has not as many rows as the inputs before; `rows` is -1 for the first one."""
+    if not (shape and rows in (-1, shape[0])):
+        raise InternalError(
+            f"input '{name}' of model '{signature.name}' has shape {format_shape(shape)}, expected a "
+            f"first dimension of {'the batch' if rows < 0 else rows}"
+        )
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
