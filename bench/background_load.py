@@ -118,7 +118,7 @@ class QuietConnections:
             self._settled.set()
 
     def _is_settled(self) -> bool:
-        """Whether the server has answered the openings as far as it must, and only bears the crowd from now on."""
+        """Whether the server has answered all openings that it must answer, and only keeps the connections open."""
         asks = self._sips or self._stays
         return not any(connection.unsent or (asks and not connection.begins) for connection in self._connections)
 

@@ -40,7 +40,7 @@ class HttpClient(RemoteClient):
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
         try:
             return dict(self._call(lambda client: getattr(client, f"get_{subject}")(*arguments)))
-        except ValueError as error:  # of the decoder of JSON
+        except ValueError as error:  # from the JSON decoder
             raise ConnectionLostError(f"what answers at {self._address} is not a model server") from error
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:

@@ -2,8 +2,8 @@
 
     nothing traced ─first setting─► starting ─joined, told the settings─► collecting ─last setting is off─► ended
 
-What front ends send lies in a socket that the supervisor keeps open, so a tracer's death does not concern them. Runs in
-the supervisor.
+Traces from front ends wait in a socket that the supervisor keeps open, so front ends are not affected by a tracer's
+death. Runs in the supervisor.
 """
 
 import socket
@@ -20,7 +20,7 @@ from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import TraceSetting
 
-#: Each tracer numbers its traces from a start of its own; the first one of a server from 1, as Triton.
+#: Each successor of a tracer numbers its traces from 2^NUMBER_BITS more on; the first tracer from 1, as Triton.
 NUMBER_BITS = 32
 
 

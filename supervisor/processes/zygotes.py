@@ -79,7 +79,7 @@ _LARGE = ("openvino", "pytorch", "tensorflow", TORCHSERVE_WITH_TORCH)
 #: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
 #: half a minute; beside two busy loops on two cores, torch a minute).
 IMPORT_S, FORK_S = 300.0, 10.0
-#: The base zygote ends so long after a server that loads no more models has begun to serve (ours).
+#: Seconds after which the base zygote of a server that loads no more models ends, once the server serves (ours).
 BASE_S = 10.0
 
 
@@ -147,9 +147,9 @@ class Zygotes:
             zygote.lower_priority()
 
     def end_base(self) -> None:
-        """End the base zygote in a while, unless none could take its place: all processes run. It takes 6 MiB, pages of
-        which all others have copies. A batcher or an arbiter that is started from now on is forked by a worker's
-        zygote, which has the base's modules and its pages."""
+        """End the base zygote after BASE_S, unless no other could take its place: all processes run. It takes 6 MiB,
+        pages of which all others have copies. A batcher or an arbiter that is started from now on is forked by a
+        worker's zygote, which has the base's modules and its pages."""
         if BASE in self._zygotes:
             self._is_base_to_end = True
             self._loop.call_after(BASE_S, self._end_base)

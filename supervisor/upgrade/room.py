@@ -1,8 +1,8 @@
 """The memory that a second server needs beside this one, found before it is started. Runs in the supervisor.
 
 The estimate is what this server's processes take now: memory of their own, and shared memory, counted once. Pages of
-files (models, libraries) are left out: both servers have the same ones. /dev/shm needs no look: what does not fit there
-is made elsewhere (memory/participant.py).
+files (models, libraries) are left out: both servers have the same ones. /dev/shm need not be checked: segments that do
+not fit there are made elsewhere (memory/participant.py).
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def find_room(pid: int) -> str:
 
 
 def descendants(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
-    """All processes below one, as the kernel lists them; those that end meanwhile are left out."""
+    """All descendants of a process, as the kernel lists them; those that end meanwhile are left out."""
     try:
         lists = [each.read_text() for each in (proc / str(pid) / "task").glob("*/children")]
     except OSError:
@@ -41,5 +41,5 @@ def descendants(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
 
 
 def own_nbytes(pid: int) -> int:
-    """The bytes of a process's memory that are no file's, its part of what it shares; 0 where it has ended."""
+    """The bytes of a process's memory that no file backs, with its part of shared memory; 0 where it has ended."""
     return share_nbytes(pid, "Pss_Anon:", "Pss_Shmem:") or 0
