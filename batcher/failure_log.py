@@ -1,6 +1,6 @@
 """Lines of the log about requests that failed by a fault of a model or of its instance. Runs in the batcher.
 
-Only the first failures of a minute have one, for each model (finished_requests.py). A line names what other lines and
+Of each model, only the first failures of a minute are logged (finished_requests.py). A line names what other lines and
 other programs have, too: the client's id of the request, the id of its trace (OpenTelemetry's) if it is traced, and
 the batch, by the instance, its pid and the batch's number there, as in the worker's own lines about that batch.
 """

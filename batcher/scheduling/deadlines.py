@@ -1,11 +1,11 @@
 """Deadlines in front of any scheduler: a request that would be late is refused at once, one that has become late
 leaves.
 
-A model gets this in front of its scheduler with the first request that has a deadline, so other models do not pay for
-it. Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any more, as far
-as execution times are known, and else at its deadline; a request that was given to an instance is executed. While an
-instance is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy, runs in the
-batcher.
+This scheduler is put in front of a model's own with the first request that has a deadline, so that other models do not
+pay for it. Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any
+more, as far as execution times are known, and else at its deadline; a request that was given to an instance is
+executed. While an instance is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy,
+runs in the batcher.
 """
 
 from heapq import heapify, heappop, heappush

@@ -16,8 +16,8 @@ from shoal.errors import UnavailableError
 class QueuedRequest:
     """A request as schedulers see it; never changed.
 
-    One is made for every request, and then read: 2.7k instructions, and 50 for a field. A NamedTuple made by
-    `tuple.__new__` takes 2.2k, and 190 for a field.
+    One is made for every request and then read: 2.7k instructions to make it, 50 to read a field. A NamedTuple made by
+    `tuple.__new__` takes 2.2k and 190.
     """
 
     #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.

@@ -1,10 +1,9 @@
 """The mirrored requests of one pair of versions: which are chosen, which wait, and when one is executed.
 
-Rules: a mirrored request never runs while a request of either version waits, and runs in place of an instance of the
-primary that is idle, one batch at a time for each; one that has waited for its patience leaves; so does one for which
-there is no room. Every request that was added leaves exactly once: by `take` and then `end`, by `expire`, or by
-`remove`.
-Pure policy, runs in the batcher.
+Rules: a mirrored request never runs while a request of either version waits, and at most one batch runs for each idle
+instance of the primary. A request that has waited for PATIENCE_NS leaves; one for which there is no room is not added.
+Every request that was added leaves exactly once: by `take` and then `end`, by `expire`, or by `remove`. Pure policy,
+runs in the batcher.
 """
 
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from shoal.batcher.scheduling.split import spread
 
 #: Mirrored requests of a pair that wait at once (ours: some batches).
 MAX_WAITING = 16
-#: How long one waits for an idle instance (ours: beyond the pauses between bursts, and far below a client's patience).
+#: How long a request waits for an idle instance (ours: longer than pauses between bursts, far below clients' patience).
 PATIENCE_NS = 200_000_000
 
 
@@ -64,7 +63,7 @@ class ShadowQueue:
         return spread(number) < self._threshold
 
     def add(self, key: int, nbytes: int, now_ns: int, rows: int = 1, shape_key: int = 0) -> bool:
-        """Have a request wait. False, and no effect, if there is no room."""
+        """Queue a request. False, and no effect, if there is no room."""
         if len(self._waiting) >= MAX_WAITING or self.nbytes + nbytes > self._max_nbytes:
             return False
         self._waiting[key] = _Waiting(nbytes, now_ns + PATIENCE_NS, rows, shape_key)
@@ -72,8 +71,8 @@ class ShadowQueue:
         return True
 
     def take(self, primary: Load, shadow: Load, batch_rows: int = 0) -> list[int]:
-        """The next requests to be executed, as one batch, running from now on; none if none may now. To be called until
-        there is none. The oldest, and those of its shape, as far as they have `batch_rows` rows together."""
+        """The next requests to be executed as one batch: the oldest, and those of its shape with at most `batch_rows`
+        rows together. They are running from now on. Empty if none may run; to be called until then."""
         if not self._waiting or primary.num_pending or shadow.num_pending:
             return []
         if primary.num_idle <= len(self._batches) or not shadow.num_idle:
@@ -101,7 +100,7 @@ class ShadowQueue:
         return expired
 
     def remove(self, key: int) -> bool:
-        """Remove a request that waits. False, and no effect, if it does not."""
+        """Remove a waiting request. False, and no effect, if the request does not wait."""
         waiting = self._waiting.pop(key, None)
         if waiting is None:
             return False

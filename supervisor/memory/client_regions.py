@@ -79,7 +79,7 @@ class ClientRegions:
             self._regions[message.name] = region  # which owns the descriptor
         return self._announce(message)
 
-    # --- what clients ask ---
+    # --- clients' requests ---
 
     async def _register(self, arguments: dict[str, Any]) -> None:
         await self._add(arguments["name"], lambda: open_region(**arguments))

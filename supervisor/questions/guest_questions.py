@@ -1,6 +1,7 @@
 """Questions that guests may ask: metadata, configuration, statistics, health. The answers are those of HTTP and gRPC.
 
-Changes of the server, such as loading a model, are reserved to HTTP, which checks who may. Runs in the supervisor.
+Changes of the server, such as loading a model, are reserved to HTTP, which checks access rights. Runs in the
+supervisor.
 """
 
 from collections.abc import Callable
