@@ -325,7 +325,7 @@ def _config_path(found: FoundModel) -> Path:
     return path if path.exists() else found.directory
 
 
-class _Kept(logging.Handler):
+class _WarningTexts(logging.Handler):
     """Keeps the texts of warnings."""
 
     def __init__(self) -> None:
@@ -339,7 +339,7 @@ class _Kept(logging.Handler):
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """The warnings that the repository's reader logs inside, in place of the log."""
-    log, kept = logging.getLogger("shoal"), _Kept()
+    log, kept = logging.getLogger("shoal"), _WarningTexts()
     log.addHandler(kept)
     was, log.propagate = log.propagate, False
     try:

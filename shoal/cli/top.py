@@ -1,6 +1,6 @@
 """The verb `top`: figures of a running server's models, again and again: rates, batch sizes, where the time goes.
 
-The figures are differences of Triton's statistics between two looks: any server of that protocol can be watched.
+The figures are differences of Triton's statistics between two samples: any server of that protocol can be watched.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _EXAMPLES = """\
   shoal top --count 1 --json | jq '.[] | select(.failures_per_s > 0)'    # one interval, then the end
 
 Options of this verb:
-  --interval <seconds>   between two looks (default: 1)
+  --interval <seconds>   between two samples (default: 1)
   --count <number>       end after so many intervals
   --requests             single requests of a Shoal server, for those who may administer it
   <model>                only this one; --model <name> is the same
@@ -63,7 +63,7 @@ class Figures(NamedTuple):
     gpu_memory_mib: float | None = None  # on all GPUs together
 
 
-class Look(NamedTuple):
+class StatisticsSample(NamedTuple):
     """The statistics of all versions at one time, in s of a monotonic clock."""
 
     time_s: float
@@ -86,13 +86,13 @@ def top(
     parser.add_argument("--requests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
 
-    def look(server: RemoteServer, model: str) -> Look:
+    def sample(server: RemoteServer, model: str) -> StatisticsSample:
         rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}
-        return Look(clock(), rows, _memory(server, {name for name, _ in rows}))
+        return StatisticsSample(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
         model = arguments.model or arguments.shown
-        earlier, num_left = None if arguments.requests else look(server, model), arguments.count
+        earlier, num_left = None if arguments.requests else sample(server, model), arguments.count
         if earlier is not None and model and not earlier.rows:  # later it may be between an unload and a load
             raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         while True:
@@ -101,7 +101,7 @@ def top(
                 shown = json.dumps(told) if arguments.json else top_requests.as_text(told)
             else:
                 sleep(arguments.interval)
-                later = look(server, model)
+                later = sample(server, model)
                 figures = compare(earlier, later)
                 shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
                 earlier = later
@@ -128,8 +128,8 @@ def fitted(text: str, columns: int, rows: int) -> str:
     return "\n".join(line[:columns] for line in lines)
 
 
-def compare(earlier: Look, later: Look) -> list[Figures]:
-    """The figures of the interval between two looks, busiest first; a version that was loaded in it counts from zero.
+def compare(earlier: StatisticsSample, later: StatisticsSample) -> list[Figures]:
+    """The figures of the interval between two samples, busiest first; a version that was loaded in it counts from zero.
 
     Pure. A version whose counters went back was loaded again, and counts from zero, too.
     """
@@ -148,7 +148,7 @@ def _memory(server: RemoteServer, models: Iterable[str]) -> dict[tuple[str, str]
         for model in models:
             found.update({(model, each["version"]): each for each in server.instances(model)["versions"]})
     except RefusedError:
-        pass  # or a model was unloaded meanwhile: the next look has the others
+        pass  # or a model was unloaded meanwhile: the next sample has the others
     return found
 
 

@@ -12,8 +12,8 @@ from shoal.supervisor.state_file import StateFile
 ROLLOUTS = "rollouts"
 
 
-class Kept(NamedTuple):
-    """One rollout as the file has it."""
+class SavedRollout(NamedTuple):
+    """A rollout as it is saved in the file."""
 
     name: str
     namespace: str
@@ -29,12 +29,12 @@ class Kept(NamedTuple):
         return self.plan.version if self.phase == "promoted" else self.stable
 
 
-def rollout_file(path: Path | None, repositories: Sequence[object] = ()) -> StateFile[Kept]:
+def rollout_file(path: Path | None, repositories: Sequence[object] = ()) -> StateFile[SavedRollout]:
     """The file at a path in which a server of these repositories keeps rollouts."""
-    return StateFile(path, ROLLOUTS, _kept, lambda each: {**each._asdict(), "plan": each.plan.members()}, repositories)
+    return StateFile(path, ROLLOUTS, _saved, lambda each: {**each._asdict(), "plan": each.plan.members()}, repositories)
 
 
-def _kept(row: Any) -> Kept:
+def _saved(row: Any) -> SavedRollout:
     texts = [row[each] for each in ("name", "namespace", "phase", "reason")]
     if not all(type(each) is str for each in texts) or type(row["stable"]) is not int or type(row["step"]) is not int:
         raise ValueError("a rollout has members of other types")
@@ -42,6 +42,6 @@ def _kept(row: Any) -> Kept:
         raise ValueError(f"a rollout has the phase {row['phase']!r} and the step {row['step']}")
     if type(row["plan"]) is not dict:
         raise ValueError("a rollout's plan is an object of JSON")
-    return Kept(
+    return SavedRollout(
         row["name"], row["namespace"], read_plan(row["plan"]), row["stable"], row["step"], row["phase"], row["reason"]
     )

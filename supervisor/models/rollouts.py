@@ -25,7 +25,7 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout, Verdict, VersionFigures
-from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, rollout_file
+from shoal.supervisor.models.rollout_file import ROLLOUTS, SavedRollout, rollout_file
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
 from shoal.supervisor.models.versions import Served
@@ -50,7 +50,7 @@ class Rollouts:
         loop: EventLoop,
         models: Models,
         traffic: Traffic,
-        file: StateFile[Kept],
+        file: StateFile[SavedRollout],
         is_registered: Callable[[ModelIdentifier], bool],
         figure_of_shadow: FigureOfShadow,
     ) -> None:
@@ -65,7 +65,7 @@ class Rollouts:
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
         #: Rollouts in the file that could not be taken up, as of a model that has failed to load.
-        self._unresumed: dict[ModelIdentifier, Kept] = {}
+        self._unresumed: dict[ModelIdentifier, SavedRollout] = {}
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
         self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
         self.mark, self.refresh, self.introduce = traffic.mark, traffic.refresh, traffic.introduce
@@ -358,7 +358,7 @@ class Rollouts:
     def _keep(self) -> None:
         """Write the file; an error is logged, and the rollout goes on."""
         kept = [
-            Kept(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
+            SavedRollout(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
             for identifier, each in self._rollouts.items()
         ]
         self.writer.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
@@ -396,7 +396,7 @@ class Rollouts:
         else:
             self._unresumed.pop(identifier, None)
 
-    async def _restore_end(self, model: Model, kept: Kept, phase: Phase) -> None:
+    async def _restore_end(self, model: Model, kept: SavedRollout, phase: Phase) -> None:
         ended = Rollout(kept.plan, kept.stable, self._loop.now_s(), kept.step, phase, kept.reason)
         self._rollouts[model.identifier] = ended
         _note(model, ended)

@@ -1,4 +1,4 @@
-"""`shoal top`: the figures between two looks at a server's statistics, and how they are shown."""
+"""`shoal top`: the figures between two samples at a server's statistics, and how they are shown."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.top import Figures, Look, as_text, compare, fitted, top
+from shoal.cli.top import Figures, StatisticsSample, as_text, compare, fitted, top
 from tests.cli.answering import Answering
 
 STATS = "GET /v2/models/stats"
@@ -27,8 +27,8 @@ def row(name: str, rows: int = 0, batches: int = 0, **parts: tuple[int, int]) ->
     return {"name": name, "version": "1", "inference_count": rows, "execution_count": batches, "inference_stats": stats}
 
 
-def look(time_s: float, *rows: dict[str, Any]) -> Look:
-    return Look(time_s, {(each["name"], each["version"]): each for each in rows})
+def sample(time_s: float, *rows: dict[str, Any]) -> StatisticsSample:
+    return StatisticsSample(time_s, {(each["name"], each["version"]): each for each in rows})
 
 
 BUSY = row(
@@ -44,31 +44,31 @@ LATER = row(
 
 
 def test_the_figures_are_those_of_the_interval() -> None:
-    (figures,) = compare(look(10, BUSY), look(12, LATER))
+    (figures,) = compare(sample(10, BUSY), sample(12, LATER))
     assert figures == Figures("digits", "1", 20.0, 2.0, 8.0, 2.0, 2.0, 5.0, None)
 
 
 def test_a_silent_interval_has_rates_and_no_means() -> None:
-    assert compare(look(10, BUSY), look(11, BUSY)) == [Figures("digits", "1", 0, 0, None, None, None, None, None)]
+    assert compare(sample(10, BUSY), sample(11, BUSY)) == [Figures("digits", "1", 0, 0, None, None, None, None, None)]
 
 
 @pytest.mark.parametrize("before", [[], [row("digits", 900, 90, success=(900, 900))]], ids=["new", "loaded anew"])
 def test_a_version_that_came_in_between_counts_from_zero(before: list[dict[str, Any]]) -> None:
-    (figures,) = compare(look(0, *before), look(1, BUSY))
+    (figures,) = compare(sample(0, *before), sample(1, BUSY))
     assert (figures.requests_per_s, figures.rows_per_batch, figures.total_ms) == (50, 10, 4)
 
 
 def test_the_busiest_comes_first_and_a_cache_shows() -> None:
     cached = row("cached", success=(100, 10), cache_hit=(75, 1), cache_miss=(25, 9))
-    figures = compare(look(0), look(1, BUSY, row("idle"), cached))
+    figures = compare(sample(0), sample(1, BUSY, row("idle"), cached))
     assert [each.model for each in figures] == ["cached", "digits", "idle"]
     assert [each.cached_share for each in figures] == [0.75, None, None]
 
 
 def test_figures_are_a_table() -> None:
-    later = look(12, LATER, row("idle"))
+    later = sample(12, LATER, row("idle"))
     memory = {"memory_bytes": 300 << 20, "gpu_memory_bytes": {"GPU 0": 5 << 30, "GPU 1": 1 << 30}}
-    shown = as_text(compare(look(10, BUSY, row("idle")), later._replace(memory={("digits", "1"): memory})))
+    shown = as_text(compare(sample(10, BUSY, row("idle")), later._replace(memory={("digits", "1"): memory})))
     assert [" ".join(line.split()) for line in shown.splitlines()] == [
         "MODEL VERSION REQUESTS/S FAILED/S ROWS/BATCH QUEUE COMPUTE TOTAL CACHED MEMORY GPUS",
         "digits 1 20.0 2.0 8.0 2.00 ms 2.00 ms 5.00 ms - 300 MiB 6144 MiB",

@@ -9,7 +9,7 @@ from shoal.cli.bench.loads import Load, constant_gaps, poisson_gaps
 from shoal.cli.bench.targets import Target
 from shoal.cli.bench.transport import Transport
 from shoal.cli.bench.window import Window, merged
-from shoal.cli.top import Figures, Look, compare
+from shoal.cli.top import Figures, StatisticsSample, compare
 
 #: The windows that have to agree, as perf_analyzer's; these are the ones that are reported.
 NUM_AGREEING = 3
@@ -107,12 +107,12 @@ def measure(
     """
     loads = [Load(each, level.num_slots, level.gaps(), timeout_s=plan.timeout_s) for each in transports]
     found = [Measured(level) for _ in targets]
-    looks: list[Look] = []
+    samples: list[StatisticsSample] = []
     for load, target in zip(loads, targets, strict=True):
         if plan.warm_up_s:
             load.run(plan.warm_up_s)
             _end_turn(load, loads)
-        looks.append(_look(target))
+        samples.append(_sample(target))
     settling_s = plan.window_s * _SETTLING
     for number in range(plan.most_windows):
         for index, load in enumerate(loads):
@@ -127,9 +127,9 @@ def measure(
             each.is_stable = is_stable(each.windows, plan.tolerance_percent)
         if all(each.is_stable for each in found):
             break
-    for each, load, target, before in zip(found, loads, targets, looks, strict=True):
+    for each, load, target, before in zip(found, loads, targets, samples, strict=True):
         load.drain()
-        each.server = next(iter(compare(before, _look(target))), None)
+        each.server = next(iter(compare(before, _sample(target))), None)
     return found
 
 
@@ -138,9 +138,9 @@ def _end_turn(load: Load, loads: Sequence[Load]) -> None:
         load.drain()
 
 
-def _look(target: Target) -> Look:
+def _sample(target: Target) -> StatisticsSample:
     row = target.statistics()
-    return Look(time.monotonic(), {(row["name"], row["version"]): row})
+    return StatisticsSample(time.monotonic(), {(row["name"], row["version"]): row})
 
 
 @dataclass(frozen=True, slots=True)

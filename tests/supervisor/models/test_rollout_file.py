@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.rollout_settings import read_plan
-from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept
+from shoal.supervisor.models.rollout_file import ROLLOUTS, SavedRollout
 from shoal.supervisor.models.rollout_file import rollout_file as file_at
 from shoal.supervisor.state_file import MAX_NBYTES, state_path
 from tests.scarcity import files_of_at_most_a_page
 
-KEPT = Kept("m", "", read_plan({"version": 3, "sticky_header": "x-user"}), 2, 1, "running", "")
+KEPT = SavedRollout("m", "", read_plan({"version": 3, "sticky_header": "x-user"}), 2, 1, "running", "")
 
 
 def test_what_was_written_is_read_by_a_server_of_the_same_repositories(tmp_path: Path) -> None:
