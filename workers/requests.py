@@ -338,12 +338,7 @@ class RequestReader:
 
 
 def parse_request(
-    layout: bytes,
-    block: memoryview,
-    signature: Signature,
-    open_lent: OpenLent,
-    read_gpu: ReadGpu,
-    own_ref: int,
+    layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent, read_gpu: ReadGpu, own_ref: int
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
     """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them; `own_ref` is the block.
 
