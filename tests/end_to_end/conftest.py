@@ -18,6 +18,13 @@ def samples() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(params=["shared memory", "http", "grpc"])
+def place(request: pytest.FixtureRequest, samples: Server) -> str:
+    """The server of the samples, as --url names it."""
+    urls = {"http": samples.url, "grpc": f"grpc://127.0.0.1:{samples.grpc_port}"}
+    return urls.get(request.param, samples.client_socket)
+
+
 @pytest.fixture(scope="session")
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The samples beside identity models of every kind and one model that does not load; small limits; gRPC, too."""

@@ -16,13 +16,6 @@ from tests.end_to_end.server import SAMPLES, Server
 QUICK = "--warm-up=0", "--window=0.05", "--windows=2", "--requests=5", "--concurrency=2"
 
 
-@pytest.fixture(params=["shared memory", "http", "grpc"])
-def place(request: pytest.FixtureRequest, samples: Server) -> str:
-    """The server, as --url names it."""
-    urls = {"http": samples.url, "grpc": f"grpc://127.0.0.1:{samples.grpc_port}"}
-    return urls.get(request.param, samples.client_socket)
-
-
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command."""
     code = main(["bench", *arguments])

@@ -15,13 +15,6 @@ from tests.end_to_end.server import SAMPLES, Server
 SUMS = "OUTPUT0  FP32 [4]\n  [2. 2. 2. 2.]\nOUTPUT1  FP32 [4]\n  [0. 0. 0. 0.]\n"
 
 
-@pytest.fixture(params=["shared memory", "http", "grpc"])
-def place(request: pytest.FixtureRequest, samples: Server) -> str:
-    """The server, as --url names it."""
-    urls = {"http": samples.url, "grpc": f"grpc://127.0.0.1:{samples.grpc_port}"}
-    return urls.get(request.param, samples.client_socket)
-
-
 def infer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command."""
     code = main(["infer", *arguments])

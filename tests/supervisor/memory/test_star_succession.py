@@ -16,8 +16,17 @@ from shoal.messages.to_batcher import (
 )
 from shoal.messages.to_client import ClientWelcomed
 from shoal.reasons import Reason
+from shoal.supervisor.memory.participant import Participant
 from tests.messages import FD
 from tests.supervisor.star_rig import StarRig
+
+
+def announced(worker: Participant, model_id: int) -> WorkerJoined:
+    """The message that announces a worker to a successor."""
+    return WorkerJoined(
+        owner=worker.owner, model_id=model_id, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD,
+        instance=worker.instance,
+    )  # fmt: skip
 
 
 def test_a_successor_is_sent_all_peers_before_their_records_and_waits_for_none(rig: StarRig) -> None:
@@ -28,28 +37,10 @@ def test_a_successor_is_sent_all_peers_before_their_records_and_waits_for_none(r
     assert told == [
         ClientJoined(owner=rig.client_a.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
         ClientJoined(owner=rig.client_b.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
-        WorkerJoined(
-            owner=rig.worker_of_3.owner,
-            model_id=3,
-            demand=None,
-            segment=FD,
-            link=FD,
-            bell=FD,
-            workers_bell=FD,
-            instance=rig.worker_of_3.instance,
-        ),
+        announced(rig.worker_of_3, 3),
         WorkerReady(rig.worker_of_3.owner),
         PayloadAnnounced(owner=result, writer=rig.worker_of_3.owner, is_result=True, segment=FD),
-        WorkerJoined(
-            owner=rig.worker_of_4.owner,
-            model_id=4,
-            demand=None,
-            segment=FD,
-            link=FD,
-            bell=FD,
-            workers_bell=FD,
-            instance=rig.worker_of_4.instance,
-        ),
+        announced(rig.worker_of_4, 4),
         WorkerReady(rig.worker_of_4.owner),
     ]
     assert rig.a.heard() == rig.third.heard() == []
@@ -116,16 +107,7 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
         rig.star.introduce()
         told = successor.heard()[3:]
         assert told[:4] == [
-            WorkerJoined(
-                owner=third,
-                model_id=3,
-                demand=None,
-                segment=FD,
-                link=FD,
-                bell=FD,
-                workers_bell=FD,
-                instance=rig.worker_of_3.instance,
-            ),
+            announced(rig.worker_of_3, 3),
             WorkerReady(third),
             RetireWorker(third),
             PayloadAnnounced(owner=result, writer=third, is_result=True, segment=FD),
