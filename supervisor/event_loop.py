@@ -21,13 +21,13 @@ _has_ssl = "ssl" in sys.modules
 if not _has_ssl:
     sys.modules["ssl"] = None  # type: ignore[assignment]  # asyncio does without: 6 to 10 ms and 4 MiB of every start
 import asyncio  # noqa: E402
-from asyncio import CancelledError, Future, Lock, Semaphore, Task, gather, sleep  # noqa: E402
+from asyncio import CancelledError, Future, Lock, Task, gather, sleep  # noqa: E402
 
 if not _has_ssl:
     del sys.modules["ssl"]
 
 __all__ = [
-    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Semaphore", "Task", "first", "first_awake", "gather",
+    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Task", "first", "first_awake", "gather",
     "reject", "resolve", "shared", "sleep",
 ]  # fmt: skip
 

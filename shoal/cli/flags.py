@@ -165,7 +165,7 @@ MODELS = (
     ),
     honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
     honour("model-config-name", CONFIG_NAME, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
-    honour("model-load-thread-count", integer(1), "models loaded at once"),
+    honour("model-load-thread-count", integer(1), "models loaded at once; a load counts for its first 30 s"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(
         "model-execution-timeout-secs",

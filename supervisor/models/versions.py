@@ -21,9 +21,10 @@ from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, Version
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
+from shoal.supervisor.event_loop import Future, gather, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.instance_context import InstanceContext
+from shoal.supervisor.models.load_slots import LoadSlots
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 from shoal.supervisor.models.served_version import ServedVersion
@@ -76,7 +77,7 @@ class Versions:
         self._discard = discard
         self._forget = forget
         self._ids = itertools.count(1)
-        self._slots = Semaphore(context.options.model_load_thread_count)
+        self._slots = LoadSlots(context.loop, context.options.model_load_thread_count)
         # Changed as versions are created and end.
         self._served: dict[int, ServedVersion] = {}
         self._free_rows = deque(range(MAX_ROWS))
@@ -137,7 +138,7 @@ class Versions:
     def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
         """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep
         them waiting."""
-        return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
+        return nullcontext() if isinstance(served, ServedEnsemble) else self._slots.taken(served.version.identifier)
 
     # --- messages to clients and batcher ---
 

@@ -15,6 +15,7 @@ from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.event_loop import Task
+from shoal.supervisor.models.load_slots import MOST_LOADS, YOUNG_S
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version
@@ -75,6 +76,20 @@ def test_versions_that_cannot_be_loaded_leave_their_turn_to_others(
     version.rig.settle()
     assert outcome(b) is None
     assert models.models[ModelIdentifier("b", "")].versions[1].version.state is VersionState.READY
+
+
+def test_a_load_that_hangs_keeps_models_waiting_for_seconds_and_its_own_model_for_good(version: Version) -> None:
+    """Of one slot. Of all loads, those that hang included, there are eight at once."""
+    models = models_of(version)
+    hung = [models.load(found(name, 1, 2)) for name in "abcdefghi"]
+    for num_hung in range(1, MOST_LOADS + 1):
+        assert loading(version) == [(name, 1) for name in "abcdefghi"[:num_hung]]
+        version.rig.clock.pass_time(YOUNG_S)
+    assert len(loading(version)) == MOST_LOADS
+    for instance in [each for each in version.roster if each.version.name == "a"]:
+        version.bring_up(instance)
+    assert loading(version)[:2] == [("a", 1), ("a", 2)]
+    assert not any(load.done() for load in hung)
 
 
 def test_the_end_comes_for_versions_that_wait_for_their_turn_too(version: Version) -> None:
