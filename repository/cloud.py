@@ -9,11 +9,13 @@ import errno
 import importlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from shoal.cloud_url import CloudUrl
@@ -69,7 +71,7 @@ class Patience:
 
 
 class CloudRepository:
-    """A model repository in cloud storage. `fetch` and `fetch_all` may be called by several threads."""
+    """A model repository in cloud storage. Its methods may be called by several threads."""
 
     def __init__(
         self, url: CloudUrl, cache_dir: Path, environ: Mapping[str, str], patience: Patience | None = None
@@ -80,7 +82,13 @@ class CloudRepository:
         self._cache = CopyCache(cache_dir)
         # Changed by listings and fetches. Replaced after a failure: credentials may have been renewed.
         self._filesystem: Any = None
+        # Changed under the lock, by fetches and `forget`: by model, the thread's turn to fetch it, and the latest copy;
+        # fetches under way; the copies to keep where some are to be removed once no fetch is under way.
+        self._lock = Lock()
+        self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
+        self._num_fetches = 0
+        self._keep: set[Path] | None = None
 
     def listing(self) -> CloudListing:
         """All models in the repository now, from one listing of objects. Raises ShoalError, also without any."""
@@ -98,12 +106,13 @@ class CloudRepository:
         `model` is the model's entry in a fresh listing; without it, a listing is made. Raises NotFoundError where there
         is no such model, and ShoalError for every other failure.
         """
-        for _ in range(ATTEMPTS):
-            copy = self._copy(model or self._model(name))
-            if copy is not None:
-                self._latest[name] = copy
-                return copy
-            model = None
+        with self._fetching(name):
+            for _ in range(ATTEMPTS):
+                copy = self._copy(model or self._model(name))
+                if copy is not None:
+                    self._note(name, copy)
+                    return copy
+                model = None
         raise UnavailableError(
             f"model '{name}' in {self.url} changed while it was copied, {ATTEMPTS} times in a row; "
             "it is copied when it stays as it is"
@@ -120,11 +129,39 @@ class CloudRepository:
                     yield fetches[done], error
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies that contain none of the paths in `keep`. Not to be called during a fetch.
+        """Remove the copies that contain none of the paths in `keep`, at once or when no fetch is under way.
 
-        The latest copy of each model stays: a load of that copy may be about to begin.
+        The latest copy of each model stays, and what has been fetched meanwhile: a load of that copy may be about to
+        begin.
         """
-        self._cache.forget({*keep, *self._latest.values()})
+        with self._lock:
+            self._keep = {*keep, *self._latest.values()}
+            self._forget_if_idle()
+
+    def _forget_if_idle(self) -> None:
+        if self._keep is not None and not self._num_fetches:
+            keep, self._keep = self._keep, None
+            self._cache.forget(keep)
+
+    @contextlib.contextmanager
+    def _fetching(self, name: str) -> Iterator[None]:
+        """Wait for the end of another thread's fetch of this model, and keep back the removal of copies."""
+        with self._lock:
+            self._num_fetches += 1
+            turn = self._turns[name]
+        try:
+            with turn:
+                yield
+        finally:
+            with self._lock:
+                self._num_fetches -= 1
+                self._forget_if_idle()
+
+    def _note(self, name: str, copy: Path) -> None:
+        with self._lock:
+            self._latest[name] = copy
+            if self._keep is not None:
+                self._keep.add(copy)
 
     def _copy(self, model: CloudModel) -> Path | None:
         """The existing or a new copy of a model; None where the model changed meanwhile."""
@@ -218,17 +255,19 @@ class CloudRepository:
     # --- the cloud's library ---
 
     def _connect(self) -> Any:
-        if self._filesystem is None:
-            module, filesystem, extra = _LIBRARIES[self.url.scheme]
+        filesystem = self._filesystem
+        if filesystem is None:
+            module, class_name, extra = _LIBRARIES[self.url.scheme]
             try:
-                create = getattr(importlib.import_module(module), filesystem)
+                create = getattr(importlib.import_module(module), class_name)
             except ImportError as error:
                 package = module.partition(".")[0]
                 raise UnsupportedError(
                     f"{self.url} needs the package {package}: pip install 'shoal[{extra}]' ({error})"
                 ) from error
-            self._filesystem = create(skip_instance_cache=True, use_listings_cache=False, **self._options())
-        return self._filesystem
+            filesystem = create(skip_instance_cache=True, use_listings_cache=False, **self._options())
+            self._filesystem = filesystem
+        return filesystem
 
     def _options(self) -> dict[str, Any]:
         file = self._environ.get(FILE_VARIABLE)

@@ -1,34 +1,50 @@
 """The poller: the process that reads model repositories, so that the supervisor waits for no disk, network or parser.
 
-Exec'd as `python -m shoal.repository.main` when first needed. Answers one order after another, and exits 0 when the
-supervisor closes the connection. Also the only process that imports protobuf. Orders and answers are in
-shoal/messages/to_poller.py.
+Exec'd as `python -m shoal.repository.main` when first needed, and exits 0 when the supervisor closes the connection.
+Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): the
+index, whole polls, and each model or archive have one of their own. Orders that only remove or write local files are
+answered at once, in the order in which they came. Also the only process that imports protobuf. Orders and answers are
+in shoal/messages/to_poller.py.
 """
 
+import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
-from shoal.errors import ShoalError
+from shoal.errors import InternalError, ShoalError
 from shoal.messages import to_poller
 from shoal.messages.message import Kinds, Message, on, table
 from shoal.messages.shared import LogChanged
 from shoal.process_start import join_supervisor
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
+from shoal.repository.lines import Lines
 from shoal.repository.poll import Override, Repositories
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_errors import torchserve_error
 
 if TYPE_CHECKING:
     from shoal.repository.torchserve.store import TorchServeStore
+
+_log = logging.getLogger(__name__)
+
+#: By kind, the line of an order that may take long. All lines have different names.
+_LINES: Mapping[type[Message], Callable[[Any], str]] = {
+    to_poller.Poll: lambda order: "polls" if order.names is None or order.names else "the index",
+    to_poller.Look: lambda order: f"model {order.name}",
+    to_poller.LookAll: lambda order: f"model {order.name}",
+    to_poller.LoadStore: lambda _order: "the store",
+    to_poller.Register: lambda order: f"archive {order.request.get('url')}",
+    to_poller.RegisterWorkflow: lambda order: f"archive {order.request.get('url')}",
+    to_poller.LookAgain: lambda order: f"archive {order.request.get('url')}",
+}
 
 
 class Poller:
@@ -38,6 +54,7 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self._store = store
+        self._lines = Lines(self._handle)
         self.handlers = table(
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),
@@ -59,12 +76,23 @@ class Poller:
         kinds = Kinds(*self.handlers)
         while True:
             message, _ = self._channel.receive(kinds)
-            try:
-                self.handlers[type(message)](message)
-            except ShoalError as error:
-                if not isinstance(message, to_poller.Order):
-                    raise
-                self._channel.send(to_poller.OrderRefused(message.order, error.wire, str(error)))
+            if type(message) in _LINES:
+                self._lines.add(_LINES[type(message)](message), message)
+            else:
+                self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        try:
+            self.handlers[type(message)](message)
+        except Exception as error:  # noqa: BLE001 - the rim of an order
+            if isinstance(error, GONE) and self._channel.is_hung_up():
+                return  # `run` is about to raise EOFError
+            if not isinstance(error, ShoalError):
+                _log.exception("the reader of model repositories has met an error of the server's own")
+                error = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
+            if isinstance(message, to_poller.Order):
+                with suppress(*GONE):
+                    self._channel.send(to_poller.OrderRefused(message.order, error.wire, str(error)))
 
     def _poll(self, order: to_poller.Poll) -> None:
         models, problems = self._repositories.scan()
@@ -169,4 +197,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # threads that still fetch models are not waited for

@@ -47,6 +47,7 @@ class OpenOrder:
     message: to_poller.Order
     read: Callable[[Answer, list[FoundModel]], Any]
     result: Future[Any]
+    moved_s: float  # when the process was last heard of this order, or of one before it, which it may wait for
     found: list[FoundModel] = field(default_factory=list)
 
 
@@ -197,18 +198,18 @@ class RepositoryPoller:
             refusal = InternalError(f"the process that reads model repositories cannot be started: {explain(error)}")
             result.set_exception(refusal)
             return result
-        self._orders[message.order] = OpenOrder(message, read, result)
+        order = self._orders[message.order] = OpenOrder(message, read, result, self._loop.now_s())
         if self._member is not None:
             self._member.send(message)
-        self._loop.start(self._watch(result))
+        self._loop.start(self._watch(order))
         return result
 
-    async def _watch(self, result: Future[Any]) -> None:
-        """Kill the process if it is silent for too long while this result is missing; each model found breaks
-        silence."""
-        asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
+    async def _watch(self, order: OpenOrder) -> None:
+        """Kill the process if it is silent for too long about an order and those before it; each model that it finds
+        for one of them breaks silence."""
+        result, limit_s = order.result, self._options.model_load_timeout_secs
         while not result.done():
-            patience_s = max(asked_s, self._answered_s) + limit_s - self._loop.now_s()
+            patience_s = order.moved_s + limit_s - self._loop.now_s()
             if patience_s <= 0:
                 sentence = (
                     "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed"
@@ -221,17 +222,23 @@ class RepositoryPoller:
     # --- answers ---
 
     def _on_found(self, answer: to_poller.ModelFound) -> None:
-        self._answered_s = self._loop.now_s()
+        self._note_move(answer.order)
         if answer.order in self._orders:
             self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
+    def _note_move(self, number: int) -> None:
+        for each, order in self._orders.items():
+            if each >= number:
+                order.moved_s = self._loop.now_s()
+
     def _on_done(self, answer: Answer) -> None:
-        self._answered()
+        self._answered(answer.order)
         if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
             order.result.set_result(order.read(answer, order.found))
 
-    def _answered(self) -> None:
+    def _answered(self, number: int) -> None:
         """Note the process's last answer to an order, and end the process if no other order comes for a while."""
+        self._note_move(number)
         self._answered_s = self._loop.now_s()
         if not self._is_kept:
             self._loop.call_after(IDLE_S, self._end_if_idle)
@@ -249,7 +256,7 @@ class RepositoryPoller:
         self._child = self._member = None
 
     def _on_refused(self, answer: to_poller.OrderRefused) -> None:
-        self._answered()
+        self._answered(answer.order)
         self._refuse(answer.order, errors.from_wire(answer.wire, answer.sentence))
 
     def _refuse(self, number: int, error: ShoalError) -> None:

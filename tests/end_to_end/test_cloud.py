@@ -1,19 +1,22 @@
 """A server whose models lie in a bucket: it copies them, notices new versions, and says why where it cannot."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end import lifecycle
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.lifecycle import NAMES, index_once, infer, ready
+from tests.end_to_end.lifecycle import NAMES, index_once, infer, ready, write_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end, wait_until
 from tests.end_to_end.traffic import MODEL
-from tests.repository.s3_server import S3Server, environment
+from tests.repository.s3_server import HaltingProxy, S3Server, environment
 
 #: Models beside samples.
 NAMED = NAMES[:5]
@@ -70,6 +73,29 @@ def test_a_new_version_replaces_the_old(s3: S3Server, server: Server, directory:
     end = time.monotonic() + DEADLINE_S
     while old in copies(directory, "digits"):  # gone when version 1 has ended
         assert time.monotonic() < end, server.log.decode()
+
+
+def test_a_download_keeps_neither_the_index_nor_another_models_load_waiting(s3: S3Server, tmp_path: Path) -> None:
+    """Of a large model, which comes to a halt in its middle, and goes on later."""
+    s3.upload("slow", {"models/large/config.pbtxt": MODEL.encode(), "models/large/1/file": os.urandom(1 << 20)})
+    write_model(tmp_path / "local", "near", 1)
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with proxy.running() as host, ThreadPoolExecutor() as threads:
+        flags = "--model-control-mode=explicit", f"--model-repository={tmp_path}/local"
+        url = f"s3://{host}/slow/models"
+        with (
+            serving_to_the_end(url, *flags, environment=environment(tmp_path)) as server,
+            triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client,
+        ):
+            loaded = threads.submit(lifecycle.ask, server, "load_model", "large")
+            assert proxy.halted.wait(DEADLINE_S)
+            client.load_model("near")
+            assert infer(client, "near") == "1"
+            index_once(client, [{"name": "large"}, ready("near")])
+            assert not loaded.done()
+            proxy.go_on.set()
+            loaded.result(DEADLINE_S)
+            assert infer(client, "large") == "1"
 
 
 def test_a_bucket_that_is_not_there_is_told_and_ends_the_server(s3: S3Server, tmp_path: Path) -> None:

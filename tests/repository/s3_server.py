@@ -94,12 +94,13 @@ def credential_file(directory: Path, **keys: str) -> dict[str, str]:
 
 @dataclass
 class HaltingProxy:
-    """Passes everything on to `host`, until so many bytes have come back; then nothing moves any more."""
+    """Passes everything on to `host`. Where so many bytes have come back over a connection, nothing moves there any
+    more, until `go_on` is set."""
 
     host: str
     halt_after_nbytes: int
     halted: threading.Event = field(default_factory=threading.Event)
-    _nbytes: int = 0
+    go_on: threading.Event = field(default_factory=threading.Event)
     _sockets: list[socket.socket] = field(default_factory=list)
 
     @contextmanager
@@ -112,6 +113,7 @@ class HaltingProxy:
         try:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
+            self.go_on.set()
             for each in self._sockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
@@ -134,12 +136,13 @@ class HaltingProxy:
             pump.join(DEADLINE_S)
 
     def _pump(self, source: socket.socket, sink: socket.socket, is_back: bool) -> None:
+        nbytes = 0
         with suppress(OSError):
             while piece := source.recv(16384):
-                self._nbytes += len(piece) * is_back
-                if is_back and self._nbytes > self.halt_after_nbytes:
+                nbytes += len(piece) * is_back
+                if nbytes > self.halt_after_nbytes:
                     self.halted.set()
-                    continue  # swallowed: nobody is told
+                    self.go_on.wait()
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)
 

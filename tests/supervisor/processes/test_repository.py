@@ -1,5 +1,6 @@
 """The poller as the supervisor sees it: its process ends when it has had nothing to do, and comes back for an order."""
 
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,10 @@ class FakeChild:
     def __init__(self, loop: EventLoop, pid: int) -> None:
         self.pid = pid
         self.exited: Future[int] = loop.future()
+        self.signals: list[int] = []
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
 
 
 class FakeMember:
@@ -102,6 +107,28 @@ def test_a_poller_with_an_order_does_not_end_and_its_death_is_told(
     office.children[0].exited.set_result(-9)
     with pytest.raises(InternalError, match=r"\(pid 1\) was killed by signal 9"):
         clock.run(_result(slow))
+
+
+def test_a_poller_is_killed_that_is_silent_of_an_order_and_those_before_it(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second order, which may wait for the first, is patient while that goes on; the index, which comes and is
+    answered all the while, is no sign of life of either."""
+    office = Office(clock, monkeypatch, model_load_timeout_secs=100)
+    orders = office.poller.poll(None), office.poller.look_all("m")
+    office.join()
+    found = to_poller.ModelFound(1, "m", "/m", {}, {}, [], 0, 0, "", "", "", "", 0, False, "")
+    for number in range(3, 8):
+        clock.pass_time(60)
+        if number < 7:
+            office.poller.handlers[to_poller.ModelFound](found)
+        office.poller.poll(())
+        office.answer(number)
+    clock.pass_time(39)
+    assert office.children[0].signals == []
+    assert not any(order.done() for order in orders)
+    clock.pass_time(1)
+    assert signal.SIGKILL in office.children[0].signals
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Lines of orders: the poller answers the orders of one line one after another, and those of others meanwhile.
+
+Each line with an order has a thread, which ends with the line's last order; so a download, or a disk that hangs, keeps
+only the orders of its own line waiting. Threads are daemons: a process that is to end waits for none.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock, Semaphore, Thread
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Lines that are worked on at once (ours); further ones wait for one of these to end.
+LINES_AT_ONCE = 32
+
+
+class Lines(Generic[T]):
+    """The lines that have orders, by name; `answer` is called in a line's thread, and raises nothing."""
+
+    def __init__(self, answer: Callable[[T], None]) -> None:
+        self._answer = answer
+        self._places = Semaphore(LINES_AT_ONCE)
+        self._lock = Lock()
+        # Changed under the lock: by line, the orders that wait for those before them.
+        self._waiting: dict[str, deque[T]] = {}
+
+    def add(self, line: str, order: T) -> None:
+        """Answer an order once those before it in its line have been answered."""
+        with self._lock:
+            if line in self._waiting:
+                self._waiting[line].append(order)
+                return
+            self._waiting[line] = deque([order])
+        Thread(target=self._work, args=(line,), name=line, daemon=True).start()
+
+    def _work(self, line: str) -> None:
+        with self._places:
+            while (order := self._next(line)) is not None:
+                self._answer(order)
+
+    def _next(self, line: str) -> T | None:
+        with self._lock:
+            if self._waiting[line]:
+                return self._waiting[line].popleft()
+            del self._waiting[line]
+            return None
