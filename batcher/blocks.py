@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import ClientPeer, WorkerPeer
-from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
+from shoal.shm.layout import OWNER_SHIFT, UNIT, LayoutError, ref_owner
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
 
@@ -97,6 +97,11 @@ class Blocks:
             return slab.open(ref)
         own = self.own
         return own.open(ref) if own is not None and own.is_taken(ref) else None
+
+    def nbytes(self, ref: int) -> int:
+        """The size of a block in bytes; of one that is gone, that of the smallest block."""
+        memory = self.open(ref)
+        return UNIT if memory is None else len(memory)
 
     def opener(self, client: ClientPeer, own: memoryview) -> Callable[[int], memoryview | None]:
         """A function that opens the blocks which the header of a client's request names, 0 being the block `own` that

@@ -5,11 +5,10 @@ clients' requests are checked here, and words on which only the guest's own answ
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, OpenRequest, ScheduledModel, WorkerPeer
 from shoal.model_config.ragged_batching import MAX_LENGTH
 from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
@@ -67,12 +66,11 @@ def must_end_guest(worker: WorkerPeer, now_ns: int, *, is_urgent: bool) -> bool:
     return since_ns > 0
 
 
-def most_holding_guest(holders: Holders, clients: Mapping[int, ClientPeer], segments: Container[int]) -> int:
-    """Owner id of the guest that holds most of the replies in these segments; 0 if no guest holds any."""
-    for owner, _ in holders.num_held_of(segments).most_common():
-        if owner in clients and clients[owner].is_guest:
-            return owner
-    return 0
+def most_holding_guest(held: Mapping[int, int], clients: Mapping[int, ClientPeer], half: float) -> int:
+    """Owner id of the guest that holds most, if guests hold at least `half` together; else 0. `held` has, by owner id,
+    what each client holds: where it is little, to end a guest would help no other process."""
+    guests = {owner: share for owner, share in held.items() if owner in clients and clients[owner].is_guest}
+    return max(guests, key=lambda owner: guests[owner]) if guests and sum(guests.values()) >= half else 0
 
 
 def is_fixed(config: dict[str, Any]) -> bool:

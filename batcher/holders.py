@@ -6,7 +6,6 @@ it; when the last one is removed, the block's owner is sent FREE. If a request g
 are parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY frees it.
 """
 
-from collections import Counter
 from collections.abc import Container
 
 from shoal.shm.layout import NUMBER_BITS, ref_owner
@@ -67,20 +66,13 @@ class Holders:
             return 0
         return ref
 
-    def num_held_of(self, segments: Container[int]) -> Counter[int]:
-        """Per client (owner id), the number of replies that it holds in these segments."""
-        return Counter([client for client, _ in self._held_in(segments)])
-
-    def segments_held(self, segments: Container[int]) -> dict[int, set[int]]:
-        """Per client (owner id), those of these segments in which it holds replies."""
+    def held_in(self, segments: Container[int]) -> dict[int, set[int]]:
+        """Per client (owner id), the blocks of these segments in which it holds replies."""
         held: dict[int, set[int]] = {}
-        for client, segment in self._held_in(segments):
-            held.setdefault(client, set()).add(segment)
+        for key, ref in (*self._held.items(), *self._parts):
+            if ref_owner(ref) in segments:
+                held.setdefault(key >> NUMBER_BITS, set()).add(ref)
         return held
-
-    def _held_in(self, segments: Container[int]) -> list[tuple[int, int]]:
-        held = [*self._held.items(), *self._parts]
-        return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
     def release_owner(self, owner: int, but: Container[int] = ()) -> list[int]:
         """Remove a dead client's requests as holders, except for the keys `but`. Returns the blocks that have no

@@ -3,8 +3,8 @@ batcher.
 
 A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: they copy the results,
 within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If it gets none
-(ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: the one that holds most of
-the worker's results is ended.
+(ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: if they hold at least half
+of the bytes of the worker's results that clients hold, the one that holds most is ended.
 
 The batcher's own memory has a header for each response of an ensemble that a client holds. Where requests to ensembles
 fail for lack of it, front ends are asked likewise and, if guests hold most of it all the while, the one that holds most
@@ -18,7 +18,7 @@ from shoal.batcher.blocks import Blocks
 from shoal.batcher.guests import GUEST_HOLDS_NS, most_holding_guest, must_end_guest
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, WorkerPeer
-from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW
+from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, ref_owner
 from shoal.shm.records import recall_record
 
 #: A lack of the batcher's own memory is another one if no request has failed for so long before; front ends give up
@@ -48,21 +48,13 @@ class Shortages:
         if now_ns - self._own_last_ns > FORGOTTEN_NS:
             self._own_since_ns = now_ns
         self._own_last_ns = now_ns
-        lasts_ns, segments = now_ns - self._own_since_ns, {own.owner}
-        for owner, held in self._holders.segments_held(segments).items():
-            client = self._clients.get(owner)
-            if client is not None and client.is_front_end:
-                self._ask(client, held, is_urgent=lasts_ns >= URGENT_NS)
+        lasts_ns, held = now_ns - self._own_since_ns, self._holders.held_in({own.owner})
+        self._ask_all(held, is_urgent=lasts_ns >= URGENT_NS)
         if lasts_ns <= GUEST_HOLDS_NS:
             return 0
         self._own_since_ns = now_ns
-        held_by = self._holders.num_held_of(segments)
-        num_guests = sum(
-            [num for owner, num in held_by.items() if owner in self._clients and self._clients[owner].is_guest]
-        )
-        if 2 * num_guests < own.num_taken:
-            return 0  # requests that are under way, or other clients, take it
-        return most_holding_guest(self._holders, self._clients, segments)
+        num_held = {owner: len(refs) for owner, refs in held.items()}
+        return most_holding_guest(num_held, self._clients, half=own.num_taken / 2)
 
     def ask_back(self, worker: WorkerPeer, urgency: int, now_ns: int) -> int:
         """Send RECALL to the front ends that hold this worker's results. Returns the owner id of the guest to be
@@ -74,13 +66,19 @@ class Shortages:
         segments = {worker.owner}
         if is_urgent:
             segments.update(owner for owner, writer in self._blocks.results.items() if writer is worker)
-        for owner, held in self._holders.segments_held(segments).items():
-            client = self._clients.get(owner)
-            if client is not None and client.is_front_end:
-                self._ask(client, held, is_urgent=is_urgent)
+        held = self._holders.held_in(segments)
+        self._ask_all(held, is_urgent=is_urgent)
         if not must_end_guest(worker, now_ns, is_urgent=is_urgent):
             return 0
-        return most_holding_guest(self._holders, self._clients, segments)
+        nbytes = {owner: sum([self._blocks.nbytes(ref) for ref in refs]) for owner, refs in held.items()}
+        return most_holding_guest(nbytes, self._clients, half=sum(nbytes.values()) / 2)
+
+    def _ask_all(self, held: Mapping[int, set[int]], *, is_urgent: bool) -> None:
+        """Send RECALL to the front ends among the clients that hold these blocks, by owner id."""
+        for owner, refs in held.items():
+            client = self._clients.get(owner)
+            if client is not None and client.is_front_end:
+                self._ask(client, {ref_owner(ref) for ref in refs}, is_urgent=is_urgent)
 
     def _ask(self, client: ClientPeer, segments: set[int], *, is_urgent: bool) -> None:
         if client.has_unread_recall:

@@ -6,7 +6,8 @@ from shoal.batcher.guests import GUEST_HOLDS_NS
 from shoal.batcher.shortages import FORGOTTEN_NS, URGENT_NS
 from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, REQUEST, RESPONSE, WANT, B, P, pack_ref
+from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, REQUEST, RESPONSE, UNIT, WANT, B, P, pack_ref
+from shoal.shm.slab import Slab
 from tests.batcher.ensemble_star import CHAIN, DOUBLE, FAN, EnsembleStar
 from tests.batcher.star import CLIENT, MODEL, SINGLE, WORKER, End, Star, ask
 
@@ -120,6 +121,30 @@ def test_a_guest_goes_only_where_there_is_no_other_memory(urgency: int) -> None:
         assert star.reports() == []
         want(star, worker, ROOM_NOW, NOW + 2 * GUEST_HOLDS_NS + 2)
     assert star.reports() == [ProcessDistrusted(GUEST)]
+
+
+@pytest.mark.parametrize(("units", "is_ended"), [(2, True), (4, False)])
+def test_a_guest_that_holds_little_beside_a_front_end_stays(units: int, is_ended: bool) -> None:
+    """Two replies of one block each; the front end holds one of that many. The more replies were taken for more."""
+    star, front_end, worker = star_of_one()
+    guest = star.add_client(GUEST, is_guest=True)
+    star.exchange.models[MODEL].is_fixed = True
+    slab = Slab(worker.own)
+    for number in range(3):
+        if number < 2:
+            block = pack_ref(GUEST, 3 + number, 1)
+            guest.send(1, number + 1, MODEL, block, 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+        else:
+            ask(front_end, 1)
+        star.exchange.step(NOW)
+        (item,) = [record for record in worker.received() if record[0] == BATCH_ITEM]
+        taken = slab.allocate(UNIT if number < 2 else units * UNIT)
+        assert taken is not None
+        worker.send(DONE, item[B.KEY], item[B.BATCH], 0, taken.ref)
+        star.exchange.step(NOW)
+    want(star, worker, ROOM_NOW)
+    want(star, worker, ROOM_NOW, NOW + GUEST_HOLDS_NS + 1)
+    assert star.reports() == [ProcessDistrusted(GUEST)] * is_ended
 
 
 @pytest.mark.parametrize("kind", [DONE, RESPONSE])
