@@ -176,7 +176,8 @@ class Upgrade:
         self._state_writers = state_writers
         for writer in state_writers:
             writer.is_held = origin.predecessor is not None
-        # Changed by ask, join and close, and as an upgrade goes on.
+        # Changed by ask, allow, join and close, and as an upgrade goes on.
+        self._has_place = origin.predecessor is None  # this server may not be ended in favour of an old one any more
         self._new: NewServer | None = None
         self._why_not = "this server does not serve yet"  # why no upgrade can begin now
         #: Done, with its pid, when a new server has taken over: this one has to end.
@@ -189,12 +190,13 @@ class Upgrade:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a new server is being brought up, or has taken over."""
-        return self._new is not None
+        """Whether a new server is being brought up or has taken over, or this one has yet to: what clients change here
+        would be lost with a server that is ended."""
+        return self._new is not None or not self._has_place
 
     def allow(self) -> None:
         """Take requests for an upgrade from now on: the server serves, and its state files are its own."""
-        self._why_not = ""
+        self._why_not, self._has_place = "", True
         for writer in self._state_writers:
             writer.release()
 
@@ -335,7 +337,8 @@ class Upgrade:
 
 
 def guarded(verbs: Mapping[str, Verb], is_under_way: Callable[[], bool]) -> dict[str, Verb]:
-    """Verbs that refuse changes during an upgrade: the new server begins with what was in force at its start."""
+    """Verbs that refuse changes during an upgrade, in both servers: the new one begins with what was in force at its
+    start, and may be ended before it has taken over."""
 
     def guard(name: str, verb: Verb) -> Verb:
         async def ask(arguments: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from shoal.messages.upgrade import (
 )
 from shoal.supervisor.event_loop import EventLoop, resolve
 from shoal.supervisor.state_file import SETTLE_S, StateWriter
-from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Upgrade, guarded
+from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Origin, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import OPTIONS, StarRig
 from tests.supervisor.test_state_file import numbers
@@ -126,6 +126,17 @@ def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig
     assert upgrading.reason.startswith("numbers have changed since ")
     rig.clock.until(upgrading.writer._written.done)
     assert upgrading.file.read() == [2]
+
+
+def test_a_new_server_that_has_not_taken_over_changes_nothing(rig: StarRig) -> None:
+    """It listens before, and what it changed was lost where the upgrade failed after that."""
+    nothing: Any = None
+    origin = Origin(predecessor=cast(Any, object()))
+    acknowledgements = rig.star.acknowledgements
+    upgrade = Upgrade(rig.loop, OPTIONS, acknowledgements, "@", origin, nothing, nothing, nothing, nothing, [])
+    assert upgrade.is_under_way
+    upgrade.allow()
+    assert not upgrade.is_under_way
 
 
 def test_a_server_that_was_replaced_writes_no_state_file(rig: StarRig, tmp_path: Path) -> None:
