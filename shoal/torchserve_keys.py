@@ -1,11 +1,17 @@
 """key_file.json: the tokens that requests to TorchServe's listeners must have.
 
-Written when the server starts, and by a front end where a client renews a token.
+Written when the server starts, and by a front end where a client renews a token. The lock of the file's directory is
+held meanwhile: several processes, of several servers, too, may renew keys of one file.
 """
 
+import errno
+import fcntl
 import json
 import os
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,8 @@ RENEWED = ("management", "inference")
 #: Bytes of a key: eight characters of URL-safe base64, as TorchServe's.
 _KEY_BYTES = 6
 _MAX_FILE_BYTES = 1 << 16
+#: How long a renewal waits for others, which take less than a millisecond each, and how long between two looks (ours).
+_LOCK_S, _LOOK_S = 5.0, 0.005
 
 
 def write_keys(path: Path, now: datetime, expires_min: int) -> None:
@@ -23,17 +31,41 @@ def write_keys(path: Path, now: datetime, expires_min: int) -> None:
 
     The key of the API, by which others are made, does not expire.
     """
-    _write(path, {**{kind: _entry(now, expires_min) for kind in RENEWED}, "API": {"key": _key()}})
+    with _locked(path):
+        _write(path, {**{kind: _entry(now, expires_min) for kind in RENEWED}, "API": {"key": _key()}})
 
 
 def renew_key(path: Path, kind: str, now: datetime, expires_min: int) -> None:
     """Replace the key of one of RENEWED; the others stay. Raises OSError, ValueError for a file that is no JSON
     object."""
-    with open(path, "rb") as file:
-        keys = json.loads(file.read(_MAX_FILE_BYTES))
-    if not isinstance(keys, dict):
-        raise ValueError(f"'{path}' is no JSON object")  # noqa: TRY004 - of a file's contents
-    _write(path, {**keys, kind: _entry(now, expires_min)})
+    with _locked(path):
+        with open(path, "rb") as file:
+            keys = json.loads(file.read(_MAX_FILE_BYTES))
+        if not isinstance(keys, dict):
+            raise ValueError(f"'{path}' is no JSON object")  # noqa: TRY004 - of a file's contents
+        _write(path, {**keys, kind: _entry(now, expires_min)})
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file's directory, as the file itself is replaced. Raises OSError if others hold it long."""
+    directory, end_s = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _LOCK_S
+    try:
+        while not _is_taken(directory):
+            if time.monotonic() > end_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process has been writing keys for {_LOCK_S:g} s")
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _is_taken(directory: int) -> bool:
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write(path: Path, keys: dict[str, Any]) -> None:

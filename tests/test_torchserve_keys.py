@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -38,6 +39,20 @@ def test_one_key_is_renewed_and_the_others_stay(tmp_path: Path) -> None:
     assert after["inference"] == {"expiration time": "2026-11-28T13:30:00"}
     assert {**after, "inference": None} == {**before, "inference": None}
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_renewals_at_once_lose_none(tmp_path: Path) -> None:
+    """Of several processes, which share no lock but that of the file system; a thread each stands for them."""
+    file, now = tmp_path / "key_file.json", datetime(2026, 11, 28, 12, 0)
+    write_keys(file, now, 60)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(50):
+            before = json.loads(file.read_text())
+            both = [threads.submit(renew_key, file, kind, now, 60) for kind in ("management", "inference")]
+            for each in both:
+                each.result()
+            after = json.loads(file.read_text())
+            assert [kind for kind in before if before[kind] == after[kind]] == ["API"]
 
 
 def test_a_file_that_is_no_object_is_left_alone(tmp_path: Path) -> None:

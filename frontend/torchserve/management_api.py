@@ -1,6 +1,5 @@
 """TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
 
-import threading
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -14,8 +13,6 @@ from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.registration import register, set_default, unregister
 from shoal.torchserve_keys import RENEWED, renew_key
 
-_lock = threading.Lock()  # held while a key is replaced: two requests must not undo one another
-
 
 def renew_token(call: HandlerCall) -> Response:
     """Replace a key in key_file.json, where the caller finds it; the old one is admitted no longer."""
@@ -26,8 +23,7 @@ def renew_token(call: HandlerCall) -> Response:
     if kind not in RENEWED:
         raise refused(400, "BadRequestException", f"Parameter type must be {' or '.join(RENEWED)}.")
     try:
-        with _lock:
-            renew_key(Path(settings.token_file), kind, datetime.now(), settings.token_expiration_min)
+        renew_key(Path(settings.token_file), kind, datetime.now(), settings.token_expiration_min)
     except (OSError, ValueError) as error:
         raise refused(500, "InternalServerException", f"The file of tokens cannot be written: {error}") from error
     return Response(200, JSON_CONTENT, (b"\n",))
