@@ -5,8 +5,10 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.messages.message import on, table
 from shoal.messages.to_client import TraceSettingsChanged
 from shoal.messages.to_tracer import TraceEnded, TracerConnected
+from shoal.supervisor.processes import tracer as tracer_module
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.outside_process import CLOSE_S
@@ -197,11 +200,18 @@ def test_off_and_on_again_before_it_is_off_keeps_the_tracer(tracing: TracingHarn
     assert tracing.written() == ["a", "b"]
 
 
-def test_on_again_after_off_goes_on_in_the_same_file(tracing: TracingHarness) -> None:
+@pytest.mark.parametrize("set_back_s", [0, 3600])
+def test_on_again_after_off_goes_on_in_the_same_file(
+    tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch, set_back_s: int
+) -> None:
+    """By a clock that has been set back, what the first tracer has written is older than the server."""
     for request_id in "ab":
         tracing.change("", level=1)
         tracing.trace(request_id)
         tracing.change("", level=0)
+        now_s = time.time() - set_back_s
+        monkeypatch.setattr(tracer_module, "time", SimpleNamespace(time=lambda now_s=now_s: now_s))
+        os.utime(tracing.path, (now_s, now_s))
     assert tracing.written() == ["a", "b"]
 
 
