@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import ShoalError
 from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.process import set_title, trim_heap
@@ -21,7 +21,6 @@ from shoal.supervisor.notify import Notifier
 from shoal.supervisor.pid_file import PidFile, PidFileError
 from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.processes.mps import check_mps
-from shoal.supervisor.questions.recording import why_unwritable
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
 from shoal.supervisor.upgrade.launch import Launch
 from shoal.supervisor.upgrade.predecessor import PID_FILE, Predecessor, UpgradeFailedError
@@ -62,8 +61,6 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
             options = predecessor.with_models(options)
         pid_file = pid_file or _pid_file(options.pid_file, predecessor)
         check_limit()
-        if options.record and (why := why_unwritable(Path(options.record))):
-            raise UnavailableError(f"cannot write recordings into '{options.record}': {why}. Give another --record")
         machine = find_machine(options, os.environ, server_cores())
         if options.cuda_mps:
             check_mps(machine)

@@ -267,7 +267,7 @@ class Supervisor:
         error = phase.exception() if phase.done() else None
         if self._predecessor is not None:
             self._predecessor.fail(str(error or "it has failed"))
-        if isinstance(error, (_CannotServeError, OutOfSharedMemoryError, OSError)):
+        if isinstance(error, (_CannotServeError, ShoalError, OutOfSharedMemoryError, OSError)):
             _log.error("%s", error)
         elif isinstance(error, Exception):
             report(self, error)
@@ -279,6 +279,7 @@ class Supervisor:
         self._repository.start()
         self._zygotes.start()
         self._tracing.start()
+        await self._recording.check()
         self._recording.start()
         await shared(self._has_memory)
         self._roster.watch()

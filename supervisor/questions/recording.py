@@ -61,6 +61,16 @@ class RecordingControl:
         self._num_asked = 0
         self.verbs: dict[str, Verb] = {"record": self.record}
 
+    async def check(self) -> None:
+        """Raise UnavailableError if the folder of --record takes no file. One whose disk hangs, which concerns the
+        recorder alone, is logged."""
+        if not self._options.record or not (why := await self._why_unwritable(self._folder())):
+            return
+        what = f"cannot write recordings into '{self._options.record}': {why}"
+        if self._checked is None or self._checked.done():
+            raise UnavailableError(f"{what}. Give another --record")
+        _log.error("%s. The server starts all the same", what)
+
     def start(self) -> None:
         """Begin to record as the command line says. Raises OutOfSharedMemoryError."""
         if self._options.record:

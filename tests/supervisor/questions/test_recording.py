@@ -102,6 +102,21 @@ def test_a_disk_that_hangs_is_asked_once_and_no_recording_begins_when_it_goes_on
     rig.clock.run(control.recorder.close())
 
 
+def test_a_disk_that_hangs_delays_the_start_for_seconds(
+    rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start waited for as long as the disk, which is played by a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(recording, "why_unwritable", lambda _folder: pipe.read_text())
+    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path)), rig.star)
+    rig.clock.run(control.check())
+    pipe.write_text("")
+    assert control._checked is not None
+    rig.clock.until(control._checked.done)
+    rig.clock.run(control.recorder.close())
+
+
 def test_a_server_with_a_folder_that_takes_no_file_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     flags = ["--http-port=0", "--grpc-port=0", "--allow-metrics=false", f"--record={tmp_path}/file"]
