@@ -18,7 +18,7 @@ from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
-from shoal.supervisor.pid_file import PidFile, PidFileError
+from shoal.supervisor.pid_file import PidFile, PidFileError, end_tidily
 from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.processes.mps import check_mps
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
@@ -51,38 +51,41 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
     set_title("supervisor", "org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
+    end_tidily()
     launch = Launch.of(sys.executable, sys.orig_argv, os.environ)
-    passed = passed_sockets(os.environ, os.getpid())
-    notifier = Notifier.take(os.environ, os.getpid())
     predecessor: Predecessor | None = None
     try:
         predecessor = Predecessor.take(os.environ)
-        if predecessor is not None:
-            options = predecessor.with_models(options)
         pid_file = pid_file or _pid_file(options.pid_file, predecessor)
-        check_limit()
-        machine = find_machine(options, os.environ, server_cores())
-        if options.cuda_mps:
-            check_mps(machine)
-        api_keys = read_keys(options.api_keys) if options.api_keys else None
-        listeners = bind(options, passed, {} if predecessor is None else predecessor.take_endpoints())
-        slots = {
-            place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
-        }
-        store_slot = None if options.store is None else take_store_slot(options.store.directory, os.environ)
+        supervisor = _prepare(options, log_settings, Origin(launch, predecessor, pid_file))
     except (OSError, ShoalError, UpgradeFailedError, PidFileError) as error:
         _log.error("%s", error)
         if predecessor is not None:
             predecessor.fail(str(error))
         return EXIT_FAILED
-    origin = Origin(launch, predecessor, pid_file)
-    supervisor = Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys, origin)
-    trim_heap()  # as in shoal/zygote.py
-    try:
+    else:
+        trim_heap()  # as in shoal/zygote.py
         return supervisor.run()
     finally:
         if pid_file is not None:
             pid_file.remove()
+
+
+def _prepare(options: ServerOptions, log_settings: LogSettings, origin: Origin) -> Supervisor:
+    """The supervisor, with all that a start may fail for lack of. Raises OSError, ShoalError."""
+    passed = passed_sockets(os.environ, os.getpid())
+    notifier = Notifier.take(os.environ, os.getpid())
+    if origin.predecessor is not None:
+        options = origin.predecessor.with_models(options)
+    check_limit()
+    machine = find_machine(options, os.environ, server_cores())
+    if options.cuda_mps:
+        check_mps(machine)
+    api_keys = read_keys(options.api_keys) if options.api_keys else None
+    listeners = bind(options, passed, {} if origin.predecessor is None else origin.predecessor.take_endpoints())
+    slots = {place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)}
+    store_slot = None if options.store is None else take_store_slot(options.store.directory, os.environ)
+    return Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys, origin)
 
 
 def _pid_file(path: str, predecessor: Predecessor | None) -> PidFile | None:

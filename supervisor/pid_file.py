@@ -3,7 +3,9 @@ as long as the server runs; at an upgrade the new server gets both."""
 
 import fcntl
 import os
+import signal
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,12 +32,13 @@ class PidFile:
 
     @classmethod
     def take(cls, path: Path) -> "PidFile | None":
-        """The file, locked; None where a running server has it. Raises PidFileError."""
+        """The file, locked and empty; None where a running server has it. Raises PidFileError."""
         while True:
             descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(descriptor).st_nlink:
+                    os.ftruncate(descriptor, 0)  # the pid of a server that was killed may be another process's by now
                     return cls(path, descriptor)
             except BlockingIOError:
                 os.close(descriptor)
@@ -51,6 +54,12 @@ class PidFile:
         """Remove the file, before the lock goes with its process; a file that names another process is that one's."""
         if os.pread(self.descriptor, 20, 0) == str(os.getpid()).encode():
             self._path.unlink(missing_ok=True)
+
+
+def end_tidily() -> None:
+    """Have SIGTERM end this process by an exception, so that its pid file is removed; in force until the server's event
+    loop handles signals."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
 
 
 def running_server(path: Path) -> int | None:

@@ -105,12 +105,22 @@ def test_signal_while_models_load_ends_the_server(loading: Server) -> None:
     assert wait_for_deaths(children)
 
 
-def test_port_in_use_is_said_before_any_model_loads() -> None:
+def test_port_in_use_is_said_before_any_model_loads(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = launch(SAMPLES, f"--http-port={taken.getsockname()[1]}")
+        server = launch(SAMPLES, f"--http-port={taken.getsockname()[1]}", f"--pid-file={tmp_path}/pid")
         assert server.wait() == 1
     assert b"Address already in use. Choose another --http-port" in server.log
     assert b"loading:" not in server.log
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_told_to_stop_as_soon_as_it_has_its_pid_file_leaves_none(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    server = launch(SAMPLES, f"--pid-file={pid_file}")
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert server.process.poll() is None  # looks again at once: a hundredth of a second later it handles signals
+    assert server.stop() == 0
+    assert not pid_file.exists()
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])

@@ -25,6 +25,7 @@ def test_a_pid_that_a_killed_server_has_left_is_no_servers(tmp_path: Path) -> No
     assert running_server(tmp_path / "pid") is None
     taken = PidFile.take(tmp_path / "pid")
     assert taken is not None
+    assert running_server(tmp_path / "pid") is None  # not before the server has written its own
     taken.write(7)
     taken.remove()  # by the server whose place process 7 has taken
     assert (tmp_path / "pid").read_text() == "7"

@@ -19,7 +19,7 @@ from shoal.cli.torchserve.properties import PropertiesError, format_properties, 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.options import ServerOptions, check
-from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, running_server
+from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, end_tidily, running_server
 from shoal.supervisor.upgrade.launch import VARIABLE
 from shoal.torchserve_keys import FILE, write_keys
 from shoal.torchserve_settings import TORCHSERVE_VERSION
@@ -118,6 +118,7 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
     if child:
         pid_file.write(child)
         return 0
+    end_tidily()
     if arguments.foreground:
         pid_file.write(os.getpid())
     else:
@@ -125,10 +126,9 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-
-    from shoal.supervisor.main import run  # imported here: --stop needs none of it
-
     try:
+        from shoal.supervisor.main import run  # imported here: --stop needs none of it
+
         return run(start.options, pid_file)
     finally:
         pid_file.remove()
