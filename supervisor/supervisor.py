@@ -8,25 +8,19 @@ thread that made them.
 """
 
 import logging
-import os
-import random
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from shoal import log
-from shoal import metric_families as families
 from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
-from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
-from shoal.nvml import load_nvml
 from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -34,57 +28,34 @@ from shoal.process import adopt_orphans
 from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.certificates import Certificates
-from shoal.supervisor.descriptors import Descriptors
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, first_awake, shared
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, Future, Task, first, first_awake, shared
 from shoal.supervisor.failure_domains import contained, report
-from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
-from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.memory.process_memory import ProcessMemory
-from shoal.supervisor.memory.star import Star
-from shoal.supervisor.models.model_control import ModelControl
-from shoal.supervisor.models.models import Models, no_models_error
-from shoal.supervisor.models.rate_limits import RateLimits
-from shoal.supervisor.models.readiness import Readiness
-from shoal.supervisor.models.recycling import Recycling
-from shoal.supervisor.models.registrations import Registrations
-from shoal.supervisor.models.rollouts import make_rollouts
-from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.scaling import Scaling
-from shoal.supervisor.models.workflows import Workflows
+from shoal.supervisor.models.models import no_models_error
 from shoal.supervisor.notify import Notifier
+from shoal.supervisor.parts import Administration, Foundation, Observation
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.front_ends import REFUSAL_S, FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.mps import Mps, mps_directory
-from shoal.supervisor.processes.repository import RepositoryPoller
-from shoal.supervisor.processes.ring_readers import RingReaders
 from shoal.supervisor.processes.silent_members import SilentMembers
 from shoal.supervisor.processes.stopped_processes import StoppedProcesses
-from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.batcher_questions import BatcherQuestions
-from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.gauges import gauges, memory_of_models
 from shoal.supervisor.questions.guest_questions import GuestQuestions
-from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
-from shoal.supervisor.questions.recording import RecordingControl
-from shoal.supervisor.questions.shadow import ShadowControl, shadow_file
-from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
 from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
-from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
 
@@ -108,106 +79,69 @@ class Supervisor:
         api_keys: tuple[ApiKey, ...] | None = None,
         origin: Origin = BY_HAND,
     ) -> None:
-        self._options = options
-        self._predecessor = origin.predecessor
-        self._loop = EventLoop()
-        self._control = Listener.create()
-        self._roster = Roster(self._loop)
-        descriptors = Descriptors(lambda: self._roster.num_coming_up)
-        self._star = Star(options, log_settings, self._loop, descriptors=descriptors)
-        self._ledger = Ledger(self._loop, self._star)
-        address = self._control.address
-        self._zygotes = Zygotes(self._loop, address)
-        self._repository = RepositoryPoller(
-            self._loop, options, address, log_settings, slots, store_slot, machine.gpu_ids("torchserve")
-        )
-        self._metrics = CustomMetrics({family.name for family in families.ALL})
-        readiness = Readiness(self._star.workers, self._loop)
-        self._mps = Mps(self._loop, mps_directory() if options.cuda_mps else None)
-        nvml = load_nvml() if machine.gpus else None
-        self._gpu_memory, self._memory = GpuMemory(nvml), ProcessMemory(nvml, [gpu.uuid for gpu in machine.gpus])
-        context = InstanceContext(
-            self._loop, self._zygotes, self._star, options, address, log_settings, machine, self._metrics,
-            readiness, gpu_memory=self._gpu_memory, rate_limits=RateLimits(options.rate_limits),
-            mps_environment=self._mps.environment,
-        )  # fmt: skip
-        files = self._repository.discard, self._repository.forget
-        self._models = Models(context, self._roster, self._on_models_changed, *files)
-        self._registrations = Registrations(
-            self._loop,
-            self._repository,
-            self._models,
-            has_snapshots=options.store is not None and bool(options.store.snapshot_directory),
-        )
-        is_registered = self._registrations.is_registered
-        self._model_control = ModelControl(self._loop, options, self._repository, self._models, is_registered)
-        self._key_file = KeyFile(options.api_keys, self._star, api_keys)
+        self._options, self._predecessor = options, origin.predecessor
+        self._foundation = foundation = Foundation(options, log_settings, machine)
+        loop, star, address = foundation.loop, foundation.star, foundation.address
+        self._loop, self._star, self._roster = loop, star, foundation.roster
+        self._control, self._zygotes = foundation.control, foundation.zygotes
+        self._admin = admin = Administration(foundation, slots, store_slot, self._on_models_changed)
+        self._models = admin.models
+        self._observation = observation = Observation(foundation, admin)
+        log_control, tracing = observation.log_control, observation.tracing
+        self._key_file = KeyFile(options.api_keys, star, api_keys)
         self._front_ends = FrontEnds(
-            self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes,
-            has_gpus=bool(machine.gpus),
-        )  # fmt: skip
-        self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher, context.oom_kills)
-        read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
-        self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns, self._memory)
-        self._batcher_questions = BatcherQuestions(self._star, self._models, read)
-        self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
-        self._tracing = TraceControl(
-            self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
+            loop, options, log_settings, address, listeners, self._key_file, self._zygotes, has_gpus=bool(machine.gpus)
         )
-        self._recording = RecordingControl(self._loop, self._control.address, log_settings, options, self._star)
-        self._shadows = ShadowControl(
-            self._loop, self._control.address, log_settings, self._star, self._models, shadow_file(options)
-        )
-        self._ring_readers = RingReaders(self._recording.recorder, self._shadows.comparator)
-        log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer, self._ring_readers)
-        self._rollouts = make_rollouts(
-            self._loop, self._star, self._models, options, is_registered, self._shadows.figure
-        )
-        self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
-        self._workflows = Workflows(self._repository, self._registrations)
+        self._batchers = Batchers(loop, self._zygotes, address, star, self._join_batcher, foundation.context.oom_kills)
+        self._batcher_questions = BatcherQuestions(star, self._models, foundation.counters)
+        self._regions = ClientRegions(star, [gpu.id for gpu in machine.gpus])
         self._carried = CarriedState(
-            self._star, self._models, self._model_control, self._scaling, self._registrations, self._workflows,
-            self._regions, log_control, self._tracing,
+            star, self._models, admin.model_control, admin.scaling, admin.registrations, admin.workflows,
+            self._regions, log_control, tracing,
         )  # fmt: skip
-        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
-        verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
-        verbs |= self._batcher_questions.verbs | self._workflows.verbs | self._recording.verbs | self._shadows.verbs
-        verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change} | self._rollouts.verbs
-        verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs
-        front_ends, questions = self._front_ends, Questions(self._loop, verbs)
-        self._clients = Clients(self._star, self._models, questions, front_ends, self._send_settings, self._gives_up)
-        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
-        questions = Questions(self._loop, guest_questions.verbs)
-        self._guests = Guests(self._loop, self._star, options, questions, self._clients.send_models)
-        is_main, timeout_s = self._predecessor is None, options.model_load_timeout_secs
-        self._service = Service(self._loop, self._star, notifier, timeout_s, is_main=is_main)
+        questions = Questions(loop, self._verbs())
+        self._clients = Clients(star, self._models, questions, self._front_ends, self._send_settings, self._gives_up)
+        guest_questions = GuestQuestions(options, self._models, star.counter_memory.read, foundation.readiness.is_ready)
+        self._guests = Guests(loop, star, options, Questions(loop, guest_questions.verbs), self._clients.send_models)
+        is_main, timeout_s = origin.predecessor is None, options.model_load_timeout_secs
+        self._service = Service(loop, star, notifier, timeout_s, is_main=is_main)
         self._upgrade = Upgrade(
-            self._loop, options, self._star.acknowledgements, address, origin, self._carried, listeners, self._guests,
-            self._service, (self._rollouts.writer, self._shadows.writer),
+            loop, options, star.acknowledgements, address, origin, self._carried, listeners, self._guests,
+            self._service, (admin.rollouts.writer, admin.shadows.writer),
         )  # fmt: skip
-        self._certificates = Certificates(self._loop, options, self._star)
+        self._certificates = Certificates(loop, options, star)
         self._reload = Reload(
-            self._loop, options, self._certificates, self._key_file, log_control, self._model_control.poll_now
+            loop, options, self._certificates, self._key_file, log_control, admin.model_control.poll_now
         )
-        self._signals = Signals(self._loop, self._ledger.ask, self._on_hup, self._upgrade.on_signal)
-        self.batcher_handlers = table(
+        self._signals = Signals(loop, Ledger(loop, star).ask, self._on_hup, self._upgrade.on_signal)
+        # Changed as processes join, as phases end, and by contain.
+        self._members = WeakSet[Member]()  # all that have connected, until they are garbage
+        self._is_serving = False
+        self._is_hup_due = False  # SIGHUP has come before the server serves
+        self._has_memory: Future[None] = loop.future()  # done when the first batcher has its memory
+        self._drained: Future[None] = loop.future()  # done when the front ends have ended
+        self._failed: Future[None] = loop.future()  # done when the server must end; the log says why
+        self._faults_s: list[float] = []
+
+    def _verbs(self) -> dict[str, Verb]:
+        """All that front ends and models may ask, by name; what changes the server is refused during an upgrade."""
+        verbs: dict[str, Verb] = {"gauges": self._gauges, "is_ready": self._foundation.readiness.is_ready}
+        verbs |= self._admin.verbs | self._observation.verbs | self._batcher_questions.verbs
+        return guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs
+
+    @property
+    def batcher_handlers(self) -> Handlers:
+        """The handlers of a batcher's messages."""
+        return table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._batcher_questions.receive),
             on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
             on(from_batcher.FinishedRequestsListed, self._batcher_questions.receive),
-            on(from_batcher.RequestsMirrored, self._shadows.on_mirrored),
-            on(from_batcher.SplitFigures, self._rollouts.traffic.receive),
+            on(from_batcher.RequestsMirrored, self._admin.shadows.on_mirrored),
+            on(from_batcher.SplitFigures, self._admin.rollouts.traffic.receive),
         )
-        # Changed as processes join, as phases end, and by contain.
-        self._members = WeakSet[Member]()  # all that have connected, until they are garbage
-        self._is_serving = False
-        self._is_hup_due = False  # SIGHUP has come before the server serves
-        self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
-        self._drained: Future[None] = self._loop.future()  # done when the front ends have ended
-        self._failed: Future[None] = self._loop.future()  # done when the server must end; the log says why
-        self._faults_s: list[float] = []
 
     def run(self) -> int:
         """Start, serve, stop; returns the exit code. Children still alive then die with it (PR_SET_PDEATHSIG)."""
@@ -225,10 +159,13 @@ class Supervisor:
                 self._loop.run()
         for member in tuple(self._members):
             member.close()
-        for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory, self._memory):
+        foundation = self._foundation
+        for each in (self._signals, self._control, self._guests, self._front_ends):
             each.close()
-        self._rollouts.close()
-        self._shadows.close()
+        for measuring in (foundation.gpu_memory, foundation.memory):
+            measuring.close()
+        self._admin.rollouts.close()
+        self._admin.shadows.close()
         return living.result()
 
     # --- phases ---
@@ -276,15 +213,15 @@ class Supervisor:
 
     async def _start(self) -> None:
         """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError, OSError for the batcher."""
-        self._repository.start()
+        self._admin.repository.start()
         self._zygotes.start()
-        self._tracing.start()
-        await self._recording.check()
-        self._recording.start()
+        self._observation.tracing.start()
+        await self._observation.recording.check()
+        self._observation.recording.start()
         await shared(self._has_memory)
         self._roster.watch()
-        self._scaling.watch()
-        self._recycling.watch()
+        self._admin.scaling.watch()
+        self._admin.recycling.watch()
         loading = self._loop.begin(self._load_at_start())
         self._front_ends.start()  # not before: until here the poller needs the cores for its imports
         try:
@@ -295,7 +232,7 @@ class Supervisor:
         await self._carried.settle(self._predecessor)
         names = [model.identifier.name for model in self._models.models.values() if model.serving]
         try:
-            started = self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
+            started = self._front_ends.open(names, has_repositories=self._admin.model_control.has_repositories)
         except InvalidArgumentError as error:
             raise _CannotServeError("failed to start Vertex AI service", error) from error
         self._zygotes.lower_priority()
@@ -321,16 +258,16 @@ class Supervisor:
 
     async def _load_at_start(self) -> None:
         """Load the models of the repositories and of TorchServe's store, and at an upgrade those of the old server."""
-        await self._mps.start()
-        self._shadows.restore()
-        from_repositories = self._model_control.load_at_start()
+        await self._foundation.mps.start()
+        self._admin.shadows.restore()
+        from_repositories = self._admin.model_control.load_at_start()
         if self._options.store is not None:
-            await self._registrations.load_at_start(self._carried.registered(self._predecessor))
+            await self._admin.registrations.load_at_start(self._carried.registered(self._predecessor))
             if self._options.model_control_mode == "poll" and self._options.repository_poll_secs:
-                self._loop.start(self._registrations.follow(self._options.repository_poll_secs))
+                self._loop.start(self._admin.registrations.follow(self._options.repository_poll_secs))
         await shared(from_repositories)
         await self._carried.load_models(self._predecessor)
-        await self._rollouts.restore()
+        await self._admin.rollouts.restore()
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""
@@ -360,17 +297,17 @@ class Supervisor:
         stopping = () if is_handed_over else (to_client.ServerStopping(),)
         self._clients.announce_ending(*stopping, to_client.ConnectionsEnding())
         await self._front_ends.stop(keeps_files=is_handed_over)
-        await self._registrations.snapshots.save_last()
+        await self._admin.registrations.snapshots.save_last()
         self._drained.set_result(None)
         await self._guests.await_end()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
-        await self._mps.stop()
-        await self._tracing.tracer.close()  # after the last front end: it sends the last traces
+        await self._foundation.mps.stop()
+        await self._observation.tracing.tracer.close()  # after the last front end: it sends the last traces
         self._zygotes.stop()
-        self._repository.stop()
+        self._admin.repository.stop()
         await self._batchers.stop()  # after the workers, whose last answers it forwards
-        await self._ring_readers.close()  # last, so that nothing that batchers left in their rings is lost
+        await self._observation.ring_readers.close()  # last, so that nothing that batchers left in their rings is lost
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)
@@ -400,11 +337,11 @@ class Supervisor:
             on(from_worker.WorkerConnected, lambda message: self._roster.join(message.instance, member)),
             on(from_client.FrontEndConnected, lambda _message: start(self._clients.join_front_end(member))),
             on(from_client.CallerConnected, lambda _message: start(self._clients.join_caller(member))),
-            on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
-            on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
+            on(to_poller.PollerConnected, lambda _message: self._admin.repository.join(member)),
+            on(to_tracer.TracerConnected, lambda _message: self._observation.tracing.tracer.join(member)),
             on(upgrade.NewServerConnected, lambda message: self._upgrade.join(member, message)),
             on(upgrade.UpgradeWanted, lambda _message: self._upgrade.on_command(member)),
-        ) | self._ring_readers.join_handlers(member)
+        ) | self._observation.ring_readers.join_handlers(member)
 
     def _join_batcher(self, member: Member) -> None:
         """Activate a batcher; each but the first is sent what its predecessor had. Raises where a later one cannot have
@@ -412,7 +349,7 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
-            self._ring_readers.join_batcher(member)
+            self._observation.ring_readers.join_batcher(member)
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
@@ -420,7 +357,7 @@ class Supervisor:
             return
         try:
             self._star.join_batcher(member)
-            self._ring_readers.join_batcher(member)
+            self._observation.ring_readers.join_batcher(member)
         except (OutOfSharedMemoryError, OSError) as error:
             self._has_memory.set_exception(error)
         else:
@@ -450,19 +387,19 @@ class Supervisor:
         elif client is not None and (client.is_guest or not client.member.kill()):
             client.member.hang_up()
 
-    async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _gauges(self, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""
-        measuring = self._loop.begin(self._memory.measure([each.pid for each in self._roster], self._loop))
-        await self._roster.report_metrics(context)
+        measuring = self._loop.begin(self._foundation.memory.measure([each.pid for each in self._roster], self._loop))
+        await self._roster.report_metrics(self._foundation.context)
         measured = await measuring
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
-        figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
-        figures |= {"memory": memory_of_models(self._roster, measured), "rollouts": self._rollouts.figures()}
-        lost = self._recording.recorder.num_lost
-        return {**figures, "shadows": self._shadows.figures(), "num_records_lost": lost}
+        figures |= {"custom": self._foundation.metrics.values(), "certificates": dict(self._certificates.expiries)}
+        figures |= {"memory": memory_of_models(self._roster, measured), "rollouts": self._admin.rollouts.figures()}
+        lost = self._observation.recording.recorder.num_lost
+        return {**figures, "shadows": self._admin.shadows.figures(), "num_records_lost": lost}
 
     def _send_settings(self, client: Participant) -> None:
-        self._tracing.send_to(client)
+        self._observation.tracing.send_to(client)
         self._regions.send_to(client)
         self._key_file.send_to(client)
 
@@ -474,7 +411,7 @@ class Supervisor:
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)
-        self._shadows.on_models_changed()
+        self._admin.shadows.on_models_changed()
 
     # --- unexpected errors that belong to no smaller failure domain ---
 

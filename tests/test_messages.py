@@ -150,7 +150,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
         (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, shared.LogChanged}),
         (instance.worker.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
         (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
-        (supervisor._repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
+        (supervisor._admin.repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
         (clients, {QuestionAsked} | wishes),
         (supervisor._guests._handlers(rig.client_a), {QuestionAsked} | wishes),
         (client[0] | client[1] | client[2], set(TO_CLIENT)),
