@@ -11,9 +11,11 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -88,6 +90,7 @@ class CloudRepository:
         self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
         self._num_fetches = 0
+        self._late = set[str]()  # models whose fetch goes on though no call waits for it
         self._keep: set[Path] | None = None
 
     def listing(self) -> CloudListing:
@@ -118,15 +121,33 @@ class CloudRepository:
             "it is copied when it stays as it is"
         )
 
-    def fetch_all(self, models: Collection[CloudModel]) -> Iterator[tuple[str, Path | ShoalError]]:
-        """Fetch several models at once; yields each with its copy, or with its error, as soon as it is done."""
-        with ThreadPoolExecutor(MODELS_AT_ONCE) as threads:
-            fetches = {threads.submit(self.fetch, model.name, model): model.name for model in models}
-            for done in as_completed(fetches):
-                try:
-                    yield fetches[done], done.result()
-                except ShoalError as error:
-                    yield fetches[done], error
+    def fetch_all(
+        self, models: Collection[CloudModel], patience_s: float | None = None
+    ) -> Iterator[tuple[str, Path | ShoalError]]:
+        """Fetch several models at once; yields each with its copy, or with its error, as soon as it is done.
+
+        With `patience_s`, models are left out whose fetch takes longer, or is under way since an earlier such call: it
+        goes on, and a later call finds the copy.
+        """
+        threads = ThreadPoolExecutor(MODELS_AT_ONCE)
+        wanted = [model for model in models if patience_s is None or model.name not in self._late]
+        fetches = {threads.submit(self.fetch, model.name, model): model.name for model in wanted}
+        try:
+            for done in as_completed(fetches, patience_s):
+                yield fetches[done], _outcome(done)
+        except LateError:
+            for fetch, name in fetches.items():
+                if not fetch.done():
+                    self._late.add(name)
+                    fetch.add_done_callback(partial(self._end_late, name))
+        finally:
+            threads.shutdown(wait=patience_s is None)
+
+    def _end_late(self, name: str, fetch: Future[Path]) -> None:
+        """Note that a fetch which a call of `fetch_all` has left is over; its failure is logged."""
+        self._late.discard(name)
+        if isinstance(outcome := _outcome(fetch), ShoalError):
+            _log.error("%s", outcome)
 
     def forget(self, keep: Collection[Path]) -> None:
         """Remove the copies that contain none of the paths in `keep`, at once or when no fetch is under way.
@@ -330,6 +351,14 @@ class CloudRepository:
         if any(each.__name__ in _NETWORK_ERRORS for each in type(error).__mro__):
             return "check the address, and the network between here and there"
         return cloud_credentials.remedy(self.url, self._environ)
+
+
+def _outcome(fetch: Future[Path]) -> Path | ShoalError:
+    """A copy, or why there is none."""
+    try:
+        return fetch.result()
+    except ShoalError as error:
+        return error
 
 
 def _object(key: str, info: dict[str, Any]) -> CloudObject:

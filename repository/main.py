@@ -99,7 +99,7 @@ class Poller:
         wanted = order.names
         places = {each: place for each, place in models.items() if wanted is None or each.name in wanted}
         polled = to_poller.Polled(order.order, [*models, *problems], list(problems.items()))
-        self._answer(order, self._repositories.look_at_each(places), polled)
+        self._answer(order, self._repositories.look_at_each(places, patience_s=order.patience_s), polled)
 
     def _look_all(self, order: to_poller.LookAll) -> None:
         directory, repository = (Path(place) if place else None for place in (order.directory, order.repository))

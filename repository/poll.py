@@ -129,9 +129,13 @@ class Repositories:
         return models
 
     def look_at_each(
-        self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
+        self,
+        places: Mapping[ModelIdentifier, Path | CloudPlace],
+        override: str | None = None,
+        patience_s: float | None = None,
     ) -> Iterator[FoundModel]:
-        """Several models, as found on disk; those in cloud storage follow as soon as they are copied."""
+        """Several models, as found on disk; those in cloud storage follow as soon as they are copied. With
+        `patience_s`, those whose copy takes longer are left out (CloudRepository.fetch_all)."""
         clouds: dict[tuple[CloudRepository, str], list[CloudModel]] = {}
         for identifier, place in places.items():
             if isinstance(place, Path):
@@ -139,7 +143,7 @@ class Repositories:
             else:
                 clouds.setdefault((place.repository, identifier.namespace), []).append(place.model)
         for (repository, namespace), models in clouds.items():
-            for name, copy in repository.fetch_all(models):
+            for name, copy in repository.fetch_all(models, patience_s):
                 if isinstance(copy, Path):
                     found = self.look_at(ModelIdentifier(name, namespace), copy, override)
                     yield replace(found, origin=f"{repository.url}/{name}")

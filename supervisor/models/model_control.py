@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 Arguments = dict[str, Any]
 #: A load that came with a configuration: name of the model, configuration as JSON, directory of its files, if any.
 Given = tuple[str, str, str | None]
+#: How long a poll waits for copies from a cloud before it has what else has changed loaded (ours).
+COPY_PATIENCE_S = 2.0
 #: The only value of --load-model that means every model of the repositories.
 ALL = "*"
 
@@ -153,7 +155,7 @@ class ModelControl:
 
     async def _poll(self) -> None:
         try:
-            poll = await self._repository.poll(None)
+            poll = await self._repository.poll(None, COPY_PATIENCE_S)
         except ShoalError as error:
             _log.error("failed to poll from model repository: %s", error)
         else:

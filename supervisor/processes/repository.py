@@ -128,9 +128,11 @@ class RepositoryPoller:
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None) -> Future[PollResult]:
-        """A poll of all models; only those in `names` (None: all) are read."""
-        return self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), _read_poll)
+    def poll(self, names: Collection[str] | None, patience_s: float | None = None) -> Future[PollResult]:
+        """A poll of all models; only those in `names` (None: all) are read. With `patience_s`, those are left to a
+        later poll whose copy from a cloud takes longer."""
+        order = to_poller.Poll(next(self._numbers), None if names is None else list(names), patience_s)
+        return self._order(order, _read_poll)
 
     def look_all(
         self, name: str, *, config: str | None = None, directory: str | None = None, repository: str | None = None

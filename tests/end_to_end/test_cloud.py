@@ -98,6 +98,27 @@ def test_a_download_keeps_neither_the_index_nor_another_models_load_waiting(s3: 
             assert infer(client, "large") == "1"
 
 
+def test_a_download_keeps_no_poll_from_what_else_has_changed(s3: S3Server, tmp_path: Path) -> None:
+    """The model that it is of is loaded by the first poll that finds it on the disk."""
+    s3.upload("polled", {"models/any/config.pbtxt": MODEL.encode(), "models/any/1/file": b"any"})
+    write_model(tmp_path / "local", "near", 1)
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with proxy.running() as host:
+        flags = "--model-control-mode=poll", "--repository-poll-secs=1", f"--model-repository={tmp_path}/local"
+        url = f"s3://{host}/polled/models"
+        with (
+            serving_to_the_end(url, *flags, environment=environment(tmp_path)) as server,
+            triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client,
+        ):
+            s3.upload("polled", {"models/any/2/file": os.urandom(1 << 20)})
+            assert proxy.halted.wait(DEADLINE_S)
+            write_model(tmp_path / "local", "near", 2)
+            wait_until(lambda: infer(client, "near") == "2")
+            assert infer(client, "any") == "1"
+            proxy.go_on.set()
+            wait_until(lambda: infer(client, "any") == "2")
+
+
 def test_a_bucket_that_is_not_there_is_told_and_ends_the_server(s3: S3Server, tmp_path: Path) -> None:
     server = launch(f"s3://{s3.host}/no-such-bucket", environment=environment(tmp_path))
     assert server.wait() == 1

@@ -242,6 +242,20 @@ def test_a_download_that_stands_still_is_given_up(s3: S3Server, tmp_path: Path) 
     assert copies(tmp_path) == []
 
 
+def test_a_poll_leaves_what_takes_long_to_a_later_one(s3: S3Server, tmp_path: Path) -> None:
+    s3.upload("late", {"models/large/1/model.onnx": os.urandom(1 << 20), "models/small/1/model.onnx": b"weights"})
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with proxy.running() as host:
+        models = repository(s3, "late", tmp_path, host=host)
+        listed = models.listing().models.values()
+        models.fetch("small")
+        assert "large" not in dict(models.fetch_all(listed, 0.1))
+        assert proxy.halted.wait(DEADLINE_S)
+        assert list(dict(models.fetch_all(listed, DEADLINE_S))) == ["small"]  # it does not wait for the first fetch
+        proxy.go_on.set()
+        assert (models.fetch("large") / "1/model.onnx").stat().st_size == 1 << 20
+
+
 def test_a_server_that_is_gone_is_told_and_found_again(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     with HaltingProxy(s3.host, 1 << 30).running() as host:
         models = repository(s3, bucket, tmp_path, host=host)
