@@ -1,4 +1,4 @@
-"""Requests as they arrive in the batcher: queued for their model, or refused at once."""
+"""The arrival of requests in the batcher: each is queued for its model, or refused at once."""
 
 from collections.abc import Callable, Container, Mapping
 
@@ -20,7 +20,7 @@ from shoal.shm.ring import Record
 
 
 class Arrivals:
-    """Handler of REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
+    """Handles REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
 
     def __init__(
         self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
@@ -35,9 +35,9 @@ class Arrivals:
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
         self._send_cancel = send_cancel
-        # Used only by a dead batcher's successor: `_in_hand` and `_resent_keys` are requests that workers have, and
-        # that clients have sent again; `_resent` are requests of sequences, with the times when their clients began to
-        # receive them, until all front ends have sent their open requests again.
+        # Used only by a dead batcher's successor. `_in_hand`: keys of requests that workers have; `_resent_keys`: of
+        # those that clients have sent again; `_resent`: requests of sequences with the times when their clients began
+        # to receive them, kept until all front ends have sent their open requests again.
         self.is_resuming = False
         self._resent: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
@@ -45,8 +45,8 @@ class Arrivals:
         self._resent_keys: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
-        """Begin to take over a dead batcher's requests, which clients send again, behind records that they had
-        written before. `in_hand` are keys of requests that workers have, `answered` of requests that were answered
+        """Begin to take over a dead batcher's requests, which clients send again, after the records that they had
+        written for it. `in_hand` are keys of requests that workers have, `answered` of requests that were answered
         before the take-over."""
         self.is_resuming = True
         self._in_hand = in_hand
@@ -185,8 +185,8 @@ class Arrivals:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
 
     def _smallest(self, deadline_ns: int, start_ns: int, patience_ns: int) -> int:
-        """The earliest of a client's deadline, the server's and that of a client that waits `patience_ns`; 0 if there
-        is none of them."""
+        """The earliest of a request's deadlines: the client's (`deadline_ns`), the server's, and the end of the
+        `patience_ns` for which clients wait; 0 if there is none."""
         deadlines_ns = [deadline_ns] if deadline_ns else []
         deadlines_ns += [start_ns + limit_ns for limit_ns in (self._deadline_ns, patience_ns) if limit_ns]
         return min(deadlines_ns, default=0)

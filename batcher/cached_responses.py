@@ -176,7 +176,7 @@ class CachedResponses:
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
     def _execute_next(self, coalescing_key: CoalescingKey, waiting: list[int], now_ns: int) -> None:
-        """Execute the next of equal requests after a leader has failed, which says nothing about the others."""
+        """Execute the next of the requests that waited for a leader: its failure says nothing about theirs."""
         for key in waiting:
             *_, queued = self._requests[key]
             if self._begin(coalescing_key, queued):

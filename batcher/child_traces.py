@@ -30,8 +30,8 @@ class TraceRoot:
         self._parents = set[int]()
 
     def room(self, key: int, *, is_decoupled_step: bool = False) -> tuple[int, int]:
-        """For a child that has ended: how many more children may be sent of this trace, and how many CHILD_TRACE
-        records may be unread before the child's."""
+        """The bounds when the child `key` has ended: how many more children of this trace may be sent, and how many
+        CHILD_TRACE records may be unread before the child's."""
         num_kept = 0 if is_decoupled_step or key in self._parents else NUM_KEPT
         return MAX_CHILDREN - num_kept - self._num_sent, MAX_UNREAD_CHILD_TRACES - num_kept
 

@@ -1,6 +1,7 @@
-"""Batches are taken from the models' schedulers when due and given to workers; expired requests are refused.
+"""Dispatch takes batches that are due from the models' schedulers and writes them into workers' rings.
 
-Lives in the batcher. Workers for which a batch was written are added to `written`; the exchange publishes the batches.
+Expired requests are refused on the way. Workers for which a batch was written are added to `written`; the exchange
+publishes the batches. Lives in the batcher.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ _MAX_STALE = 64
 class DueModels:
     """Models whose scheduler must run again at a certain time though no record arrives.
 
-    A heap: the earliest time is known at once however many models wait, as models with idle sequences do. Setting a
-    time is O(log n).
+    A heap, since many models may wait (each with idle sequences does): reading the earliest time is O(1), setting a
+    time O(log n).
     """
 
     __slots__ = ("_heap", "due_ns")
@@ -71,7 +72,7 @@ class DueModels:
 
 
 class Dispatch:
-    """Former of the batches of all models in `awake`."""
+    """Forms the batches of all models in `awake`."""
 
     def __init__(
         self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
@@ -102,8 +103,8 @@ class Dispatch:
                 self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
-        """Form batches of all models in `awake` and empty it, except for models whose batches the rate limiter now
-        lets go."""
+        """Form batches of all models in `awake` and empty it; models whose staged batches the rate limiter has
+        admitted now are added for the next call."""
         for model in self.awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):
@@ -146,7 +147,7 @@ class Dispatch:
         if model.latest_ns is not None:
             running.overtaken = _overtaken(model.latest_ns, requests)
         if model.order is not None and model.order.begin([request.key for request in requests]):
-            worker.note_overlap()  # its responses may be kept back: a successor cannot know which
+            worker.note_overlap()  # responses may be kept back for order: a successor cannot know which
         for index, request in enumerate(requests):
             key = request.key
             _, _, _, block, header, _, _, _ = self._requests[key]

@@ -130,7 +130,7 @@ class Ensembles:
         return not (self._client.replies or self._news)
 
     def advance(self, now_ns: int) -> None:
-        """Begin new requests and continue answered ones until nothing follows without other processes."""
+        """Begin new requests and continue answered ones, until all of them wait for other processes."""
         while not self.have_no_news:
             while self._news:
                 ensemble = self._news.pop()
@@ -169,7 +169,7 @@ class Ensembles:
             if client.is_guest and not all(
                 self._blocks.is_of(client.owner, lies) for _, _, lies, _ in tensors.values()
             ):
-                raise InternalError("a client has passed on what is not its own")
+                raise InternalError("a client's request names memory that is not the client's")
         except ShoalError as error:
             self._answer_error(ensemble, queued.key, error, (now_ns, 0, 0, 0), now_ns)
             return
@@ -343,8 +343,7 @@ class Ensembles:
             self._close(run, now_ns)  # the client's backlog is too large
 
     def _finish(self, run: EnsembleRun, now_ns: int) -> None:
-        """Send the final reply; after several responses it may be empty, if the last one could not be known to be
-        the last."""
+        """Send the final reply. It is empty if the last response was sent before it was known to be the last."""
         compute = run.compute()
         statistics.count_execution(run.ensemble.row, run.queued.rows, compute, now_ns + self._wall.offset_ns)
         ref, span, num_pieces = run.answer

@@ -1,6 +1,6 @@
-"""Entries for a ring: requests that have ended, copied out of the blocks that they and their answers lie in.
+"""Entries of a ring: ended requests, with their inputs and outputs copied out of the blocks.
 
-The recorder gets them as recording.py notes them, the comparator as mirror.py does. Lives in the batcher.
+recording.py writes them for the recorder, mirror.py for the comparator. Lives in the batcher.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def words_of(
 
 
 class EntryPacker:
-    """The packing of noted requests into entries."""
+    """Packs noted requests into entries."""
 
     def __init__(self, blocks: Blocks, wall: statistics.WallClock) -> None:
         self._blocks = blocks
@@ -63,8 +63,8 @@ class EntryPacker:
     def pack(
         self, description: bytes, group: Sequence[Noted], *, is_sampled: bool
     ) -> tuple[list[bytes | memoryview], int, int]:
-        """The parts of an entry with the requests of a group, which one worker has answered into one block; its bytes,
-        and the number of requests in it: those whose inputs can be read. Without any there is no entry."""
+        """Pack requests that one worker has answered in one block. Returns the entry's parts, its size in bytes, and
+        its number of requests; requests whose inputs cannot be read are left out ([], 0, 0 if that is all)."""
         found = [(each, content) for each in group if (content := self._input(each)) is not None]
         if not found:
             return [], 0, 0
@@ -80,8 +80,8 @@ class EntryPacker:
         return parts, nbytes, len(found)
 
     def _input(self, each: Noted) -> tuple[bytes | memoryview, int] | None:
-        """The tensors and the header of a request, one behind the other, and the header's span; None if they cannot be
-        read: a payload that no slab takes lies in a segment that the batcher has not mapped."""
+        """A request's tensors with its header after them, and the header's span; None if they cannot be read, as in an
+        oversize segment that the batcher has not mapped."""
         client = each.client
         if client is None:
             return b"", 0
@@ -97,8 +97,8 @@ class EntryPacker:
             return None
 
     def _output(self, group: Sequence[Noted]) -> tuple[list[bytes | memoryview], int]:
-        """The part of a response's block that has tensors and headers of these requests, and where the tensors' offsets
-        count from: behind the header if the response lies in several blocks."""
+        """The bytes with these requests' output tensors and headers, and the position from which the tensors' offsets
+        count: after the header if the response lies in several blocks, else 0."""
         first = group[0]
         block = self._blocks.open(first.answer) if first.answer else None
         if block is None:
@@ -114,8 +114,8 @@ class EntryPacker:
 
 
 def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[bytes, int]:
-    """A request whose tensors may lie in several blocks as one that lies in one, and its header's span. Raises
-    InternalError for a header that is damaged, or a block that is gone."""
+    """Copy a request's tensors from their blocks into one buffer, with a new header after them; returns the buffer and
+    the header's span. Raises InternalError for a damaged header or a block that is gone."""
     request, inputs, opened = open_lent_request(header, open_block)
     gathered, refs = bytearray(), []
     for each in inputs:

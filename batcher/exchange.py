@@ -50,7 +50,7 @@ _answer = itemgetter(D.KEY, D.STATUS, D.BLOCK, D.HEADER)
 
 
 class Exchange:
-    """All peers, and the rules by which records move between them."""
+    """All peers and models, and the handling of every record that a peer sends."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class Exchange:
         deadline_ns: int = 0,
         poison_refusal_ns: int = 0,
     ) -> None:
-        """`wall_offset_ns`: wall clock minus monotonic clock, as it is now."""
+        """`wall_offset_ns`: wall clock minus monotonic clock now. `deadline_ns`: time limit of every request, 0 = none.
+        `poison_refusal_ns`: how long requests equal to a poisonous one are refused, 0 = not at all."""
         self.wall = WallClock(wall_offset_ns)
         self._max_in_flight = max_in_flight  # per client; front ends keep to this limit, a guest may not
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
@@ -105,7 +106,7 @@ class Exchange:
         self._read: list[Peer] = []  # peers whose records this step has read
         self._retirement = Retirement()
         self.reports: list[Message] = []  # to the supervisor; the loop sends them
-        #: Requests that end instances; None: all are executed, however often they have done so.
+        #: Finds requests that end their instances, and has equal ones refused; None: none are refused for that.
         self.poison = (
             Poison(
                 self._requests, self.workers, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports
@@ -201,8 +202,8 @@ class Exchange:
             self.blocks.free(ref)
 
     def change_split(self, message: SplitChanged, now_ns: int) -> None:
-        """Divide a model's requests as a message says from now on. Requests that wait for a version which gets none any
-        more are executed by the stable one."""
+        """Divide a model's requests as a message says from now on. Requests queued for a version that no longer gets
+        any are executed by the stable one."""
         for canary in self.splits.change(message):
             self._requests.fall_back_queued(canary, now_ns)
 
@@ -301,7 +302,7 @@ class Exchange:
             self.mirror.compare()
             flush_all(self._written_workers)
             flush_all(self._written_clients)
-        # Last: had the batcher died before, its successor would have to read these records again.
+        # Last: if the batcher dies before this, its successor must read these records again.
         for peer in self._read:
             peer.acknowledge()
         self._read.clear()
@@ -392,7 +393,7 @@ class Exchange:
         self.reports.append(ProcessDistrusted(owner))
 
     def _on_shortage(self, now_ns: int) -> None:
-        """Have clients give back responses of ensembles, whose headers take all of the batcher's own memory."""
+        """Ask clients to release responses of ensembles, whose headers fill the batcher's own memory."""
         if starver := self._shortages.ask_back_own(now_ns):
             self.distrust(starver)
 
@@ -484,8 +485,8 @@ class Exchange:
 
     def _send_cancel(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or to those that have its steps; a worker that cannot stop
-        ignores the record. Which requests a dead batcher gave to workers whose executions overlap is unknown: all such
-        workers get it."""
+        ignores the record. After a take-over, all workers whose executions overlap get it, since a successor does not
+        know which of them has the request."""
         for step_key, step_model in self.ensembles.running(key, model):
             self._send_cancel(step_key, step_model)
         for worker in [worker for worker in self.workers.values() if worker.model is model]:

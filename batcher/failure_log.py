@@ -1,4 +1,4 @@
-"""Lines of the log about requests that failed by a fault of a model or of its instance. Runs in the batcher.
+"""Log lines about requests that failed by a fault of a model or of its instance. Runs in the batcher.
 
 Of each model, only the first failures of a minute are logged (finished_requests.py). A line names what other lines and
 other programs have, too: the client's id of the request, the id of its trace (OpenTelemetry's) if it is traced, and

@@ -39,11 +39,11 @@ class InnerClient(ClientPeer):
         return self._kind
 
     def block(self, ref: int) -> memoryview | None:
-        """None: the blocks of its requests are other processes'."""
+        """Always None: the blocks of this client's requests are other processes'."""
         return None
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """None: its requests are in no trace."""
+        """Always None: this client's requests are in no trace."""
         return None
 
     def times(
@@ -53,8 +53,8 @@ class InnerClient(ClientPeer):
         return queue_ns, *compute
 
     def flush(self) -> bool:
-        """True at once, since no reply waits for room: there is no ring."""
+        """Always True: without a ring, no reply waits for room."""
         return True
 
     def acknowledge(self) -> None:
-        """No effect: there is no ring that was read."""
+        """No effect: there is no ring to acknowledge."""

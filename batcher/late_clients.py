@@ -6,7 +6,8 @@ meanwhile, and
 - counts those of its requests as open that workers have, as the workers' rings describe them: an answer goes into the
   client's ring at once, so that it is not lost where this batcher dies, too. (One that `preserve_ordering` keeps back
   for another request is lost, as any client's is.) Their times in the statistics begin when the dead batcher accepted
-  them; an answer that it had passed on without noting so is sent again, which the client drops, and counted again;
+  them; an answer that the dead batcher had passed on without noting so is counted again and sent again, and the client
+  drops it;
 - frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; a block in which a
   worker has answered since then has its holders, as always.
 

@@ -58,11 +58,11 @@ class OpenRequests(dict[int, OpenRequest]):
         #: a request that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, ScheduledModel] = {}
         #: Keys of requests that are not executed again if their instance dies: they were being executed when one died,
-        #: or are tried alone by the scheduler here, which is to learn of their end.
+        #: or are on trial, executed alone by the TrialScheduler given here, which is notified of their end.
         self.last_chances: dict[int, TrialScheduler | None] = {}
         #: Keys of requests whose clients have been sent responses, but not the last one.
         self._responded: set[int] = set()
-        #: Requests that end instances; None: none are looked for. Set once.
+        #: Finds requests that end their instances; None if that is off. Set once.
         self.poison: Poison | None = None
 
     def respond(
@@ -95,8 +95,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
         num_pieces: int = 0, running: RunningBatch | None = None,
     ) -> None:  # fmt: skip
-        """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the batch that the
-        worker has executed, still whole."""
+        """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the executed batch,
+        in which this request still counts as missing."""
         request = self.pop(key, None)
         if request is None:
             return
@@ -201,8 +201,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None, num_pieces: int, reason: int = 0, detail: int = 0,
     ) -> None:  # fmt: skip
-        """Keep a request that was slow or has failed, and record it if its model's requests are. Called before its
-        reply is sent; `ref`, `header` and `num_pieces` are a worker's answer."""
+        """Keep a slow or failed request among its model's finished ones, and record it if its model is recorded. Called
+        before its reply is sent; `ref`, `header` and `num_pieces` are a worker's answer."""
         client, model, number, block, span, start_ns, queue_ns, queued = request
         start_ns = min(start_ns, now_ns)
         if model.recording is not None:
@@ -319,7 +319,7 @@ class OpenRequests(dict[int, OpenRequest]):
             return model
         if model.split_id:
             self.splits.cancel(key)
-        # A request of a sequence is not refused because others were given up, nor does a step have a client of its own.
+        # Patience refuses no request of a sequence, and steps of ensembles have no client of their own.
         counts = request[0].is_front_end and model.sequences is None
         if not self._is_waiting(key, model):
             if counts and key not in self._responded:
@@ -333,7 +333,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return None
 
     def _is_waiting(self, key: int, model: ScheduledModel) -> bool:
-        """Remove the request from its scheduler or the cache; whether it waited there."""
+        """Remove a request from its scheduler or the cache. Returns whether it waited there."""
         return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
     def reschedule(self, key: int, now_ns: int) -> None:
@@ -359,7 +359,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self.wake(model)
 
     def wake(self, model: ScheduledModel) -> None:
-        """Have batches of a model formed in this step, and its figures published: its queue has changed."""
+        """Note that a model's queue has changed: this step forms its batches and publishes its figures."""
         self._counted.add(model)
         self.awake[model.id] = model
 

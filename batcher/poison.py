@@ -43,7 +43,7 @@ _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTI
 #: Contents of clients that run foreign code are compared among themselves only: such a client can change its block
 #: while a worker reads it, so that the batcher reads another content than the one that ended the instance.
 _FOREIGN = b"foreign"
-#: Queued requests that are compared with a dead instance's (ours: 30 ms); further ones are executed as they come.
+#: Most queued requests that are compared with a dead instance's (ours: 30 ms); further ones are executed as they come.
 _MAX_COMPARED = 4096
 
 
@@ -66,8 +66,8 @@ class Poison:
         self._tried = tried
         self._refusal_ns = refusal_ns
         self._reports = reports
-        # Changed by note_death: workers that have died with another instance of their process, whose death was noted
-        # with what they executed.
+        # Changed by note_death: workers that died with another instance of their process; the requests that they were
+        # executing were noted with that instance's death.
         self._noted: set[int] = set()
 
     def read(self, key: int) -> RequestContent | None:

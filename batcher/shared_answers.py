@@ -1,4 +1,4 @@
-"""Answers shared with other servers: names, the same on all of them, and bytes, which are checked.
+"""Answers shared with other servers through a store: their names, equal on all servers, and their checked bytes.
 
 A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> says what the version was loaded from (`revision`
 in repository/plan.py), <asked> is the request's digest (shoal/star/request_digest.py). A value, with little-endian

@@ -21,8 +21,8 @@ from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, ref_owner
 from shoal.shm.records import recall_record
 
-#: A lack of the batcher's own memory is another one if no request has failed for so long before; front ends give up
-#: slow readers, too, once it has lasted for URGENT_NS (ours).
+#: A shortage of the batcher's own memory is over once no request has failed for FORGOTTEN_NS; when it has lasted for
+#: URGENT_NS, front ends disconnect slow readers, too (ours).
 FORGOTTEN_NS, URGENT_NS = 10_000_000_000, 1_000_000_000
 
 

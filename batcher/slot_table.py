@@ -24,7 +24,7 @@ class SlotTable:
         self._words = link.words[first : first + header.slab_nbytes // WORD]
 
     def note(self, change: SlotChange) -> None:
-        """Write that a slot has another sequence, or its sequence another state."""
+        """Write a change of a slot's sequence or of that sequence's state."""
         words, first = self._words, SLOT_WORDS * change.slot
         if first + SLOT_WORDS <= len(words):
             # In this order, so that a half-written sequence counts as none.

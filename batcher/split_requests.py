@@ -1,4 +1,4 @@
-"""The open requests, where requests that name no version are split: the stable version executes those a canary fails.
+"""The open requests, with those to split models: the stable version executes requests that a canary fails.
 
 A request goes from one version to the other inside the table, and leaves it once, like any other. Lives in the batcher.
 """
@@ -68,7 +68,7 @@ class SplitRequests(OpenRequests):
     def _fall_back(
         self, key: int, request: OpenRequest, routed: RoutedRequest, stable: ScheduledModel, now_ns: int
     ) -> None:
-        """Have the stable version execute a request that a canary has failed: its client waits as if it came now."""
+        """Queue a request that a canary has failed for the stable version, as if the request had just arrived."""
         client, model, number, block, header, start_ns, _, was = request
         self._forget(key, model)
         if model.order is not None:
@@ -93,8 +93,8 @@ class SplitRequests(OpenRequests):
         self.splits.wake_later(stable.id, now_ns)
 
     def fall_back_queued(self, canary: ScheduledModel, now_ns: int) -> None:
-        """Have the stable version execute the requests that a canary has in its queue: it gets none any more, or has no
-        instance. Sequences wait for it."""
+        """Move a canary's queued requests to the stable version: the canary gets none any more, or has no instance.
+        Requests of sequences stay in the canary's queue."""
         if canary.sequences is not None:
             return
         for key in self.splits.waiting(canary):

@@ -16,8 +16,8 @@ from shoal.reasons import Reason
 from shoal.sequences import FLAGS, START, STICKY_SHIFT
 from shoal.shm.layout import NUMBER_BITS
 
-#: How a request may end at the canary without the stable version being asked. Its client waits no more; or the batcher
-#: has sent parts of the answer, or may have.
+#: Reasons for which the stable version does not execute a request that ends at the canary: the client waits no more,
+#: or the batcher has sent parts of the answer, or may have.
 _FINAL = frozenset({Reason.CANCELLED, Reason.TAKEN_OVER, Reason.STOPPING, Reason.NO_MEMORY})
 
 
@@ -126,8 +126,8 @@ class Splits:
     ) -> ScheduledModel | None:  # fmt: skip
         """The version that executes a request; None if there is no such split, or no version of it can.
 
-        `holder` is the version that has the request from a dead batcher. A canary without an instance gets none: that
-        counts as its failure.
+        `holder` is the version that has the request from a dead batcher. A canary without an instance gets no request,
+        which counts as its failure.
         """
         split = self._splits.get(split_id)
         if split is None:
@@ -135,7 +135,7 @@ class Splits:
         stable, canary = self._models.get(split.stable_id), self._models.get(split.canary_id)
         if stable is None or stable.is_failed:
             stable = None
-        if not split.canary_id:  # it is over, and the client sent this before it had applied that
+        if not split.canary_id:  # the split is over, but the client sent this before it had applied that change
             if stable is not None:
                 self._mark(stable.id, split_id)
                 self.routed[key] = RoutedRequest(split, stable.id, now_ns)
@@ -179,8 +179,8 @@ class Splits:
         self._mark(stable.id, split.id)
 
     def count(self, model: ScheduledModel, key: int, latency_ns: int, *, has_failed: bool) -> None:
-        """Count a request that a version of a split has ended, and that no canary had at its end. A request that both
-        versions fail does not count against the canary."""
+        """Count an ended request that no canary had at its end: it came to a split's version by name, or the stable
+        version had it. A request that both versions fail does not count against the canary."""
         split_of_canary = self.fallen_back.pop(key, None)
         if split_of_canary is not None:
             if has_failed:

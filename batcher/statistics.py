@@ -9,7 +9,7 @@ _QUEUE_NS, _INFERENCE_COUNT = CELL["queue_ns"], CELL["inference_count"]
 _HIT_COUNT, _HIT_NS = CELL["cache_hit_count"], CELL["cache_hit_ns"]
 _MISS_COUNT, _MISS_NS = CELL["cache_miss_count"], CELL["cache_miss_ns"]
 _LAST_INFERENCE_MS = CELL["last_inference_ms"]
-#: Why a request failed: the cell that counts it beside `fail_count`.
+#: Why a request failed: the cell that counts it besides `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
 #: The state of the queue, read from the scheduler whenever a row is published.
@@ -17,15 +17,15 @@ PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"
 
 #: Times of one execution in ns: its start, then the durations of input, inference and output.
 Compute = tuple[int, int, int, int]
-#: Those of a request that no worker has answered.
+#: The times of a request that no worker has answered.
 NO_COMPUTE: Compute = (0, 0, 0, 0)
 
 
 class WallClock:
-    """The wall clock, by its difference from the monotonic clock: what clients read as dates is counted by it.
+    """The wall clock as an offset from the monotonic clock, for dates that clients read.
 
-    The difference changes where the wall clock is set, as minutes after a machine's start, so it is looked at again
-    from time to time.
+    The offset changes when the wall clock is set, say minutes after a machine's start, so the batcher's loop measures
+    it again from time to time.
     """
 
     __slots__ = ("offset_ns",)

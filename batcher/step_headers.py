@@ -16,7 +16,7 @@ class NoStepMemoryError(UnavailableError):
 
 class StepHeaders:
     """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then
-    takes their place: to allocate and free a block costs as much as the rest of a step's header."""
+    takes their place: allocating and freeing a block costs as much as the rest of a step's header."""
 
     __slots__ = ("_end", "_full", "_memory", "_nbytes", "_ref", "_slab")
 
@@ -41,7 +41,7 @@ class StepHeaders:
         return self._ref, start << SPAN_SHIFT | nbytes
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
-        """Store a response behind the references to its tensors' blocks, over headers that no step reads any more.
+        """Store a response after the references to its tensors' blocks, over headers that no step reads any more.
         Returns the block's reference and the header's span; the block is the caller's from now on. Raises
         NoStepMemoryError if there is no room."""
         offset = len(pieces) * WORD

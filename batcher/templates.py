@@ -11,7 +11,7 @@ import msgpack
 
 from shoal.request import Parameters, Stay, layout_head
 
-#: What a tensor has in common with those of many requests: wire number of the datatype (with PLACED: on a GPU),
+#: The properties of a tensor that repeat from request to request: wire number of the datatype (with PLACED: on a GPU),
 #: shape, size in bytes.
 TensorType = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"

@@ -59,7 +59,7 @@ def noted(rows: int, reason: int) -> int:
 
 
 def summary(batches: deque[int]) -> dict[str, Any]:
-    """For msgpack: how many batches each reason had, the most frequent first, and the last batches."""
+    """How many batches each reason had, the most frequent first, and the last batches; of msgpack's types."""
     mask = (1 << REASON_BITS) - 1
     counts = Counter(BatchReason(each & mask) for each in batches)
     last = list(batches)[-NUM_LISTED:]

@@ -5,10 +5,10 @@ Rules: a step starts once, as soon as all its tensors are there, and only if a r
 that do not depend on each other run at once. A step's result is needed until the last step that reads it has ended, or,
 if it has a requested output in it, until the request is answered. Models, blocks and errors are unknown here.
 
-A decoupled step answers any number of times, and steps that depend on it run once for each answer: its *origin* is that
-step. So a request has a run of the steps without an origin, and one run more for each answer. A result that an answer
-could need stays until the runs that were begun by it have ended. A decoupled step starts only when all other tensors
-that its followers read are there, too.
+A decoupled step answers any number of times, and the steps that depend on it run once for each answer: it is their
+*origin*. So a request has one run of the steps without an origin, and one run more for each answer. A result that runs
+of answers may read is kept until all of them have ended. A decoupled step starts only when all other tensors that its
+followers read are there, too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

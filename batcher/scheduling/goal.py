@@ -4,14 +4,14 @@ Two questions arise each time an instance is idle and requests wait:
 
 How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if the oldest request of the batch is
 answered within the target then; else, of the sizes that keep up with the arrivals, the one that answers the most
-requests in time, per time: smaller batches answer a few in time, and make all later ones late.
+requests in time per second: smaller batches answer a few in time, and make all later ones late.
 
-Now, or later?  Later only if the requests concerned wait less in all. Queued requests wait longer, by the delay and by
-the longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need not wait for the
-instance to be idle again. Arrivals that come at random never make that a gain; bursts do, and clients that send the
-next request when answered do. And never so late that the target would be missed.
+Now, or later?  Later only if that shortens the total wait of the requests concerned. Queued requests wait longer, by
+the delay and by the longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need
+not wait for the instance to be idle again. Waiting never pays with random arrivals; it does with bursts, and with
+clients that send the next request when answered. A batch never waits so long that the target would be missed.
 
-If latency grows with rows as fast as rows do, one request at a time is best, and batching is off by itself. Rules:
+If latency grows in proportion to rows, one request at a time is best, and batching turns itself off. Rules:
 those of the dynamic batcher, with the same queue and instances. Pure policy, runs in the batcher.
 """
 
@@ -196,10 +196,10 @@ class Goal:
         return rows * (wait_ns + took_ns) + later * (after_ns - middle_ns + late_ns) + beyond * after_ns
 
     def _congestion(self, rows: int) -> float:
-        """How many times as many requests a delay affects as arrive during it: each of them makes the next batch
-        longer.
+        """How many later requests a delay affects for each one that arrives during it: each of those makes the next
+        batch longer.
 
-        By how much longer is the slope of the curve or, if batches are full, the cost of a row in a full batch.
+        By how much is the slope of the curve or, if batches are full, the cost of a row in a full batch.
         """
         curve = self.curve
         more = min(2 * rows, curve.most_rows)
@@ -212,7 +212,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
     """Batching by a latency target: the dynamic batcher with two decisions in place of its nine rules. See `Scheduler`
     for the contract of each method.
 
-    Without __slots__, since Python does not join two classes that have some.
+    Without __slots__: Python cannot derive a class from two bases that have some.
     """
 
     def __init__(self, max_batch_size: int, target_ns: int, queue: RequestQueue | PolicyQueue) -> None:

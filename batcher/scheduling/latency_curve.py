@@ -1,4 +1,4 @@
-"""The time that a batch of a number of rows takes on this model, learned from executed batches.
+"""A model's execution time by the number of rows in a batch, learned from executed batches.
 
 Rows are told apart one by one up to 63, then 32 to an octave: compiled models step at multiples of a tile, so that a
 straight line alone would not do. Each such size, or cell, has its last few times, and their median as its estimate,
@@ -7,7 +7,7 @@ line fitted through all. A size not executed for long is forgotten: so an unluck
 model is learned again.
 
 The pace follows the machine: if other programs slow it down, all sizes take longer, and the curve keeps its shape.
-Otherwise a size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
+Otherwise a size that was last seen in a slow moment would look bad next to one that was seen in a fast one. Pure.
 """
 
 from collections import deque
@@ -32,9 +32,9 @@ _FORGOTTEN = 0.05
 #: (measured: 32 rows never again, after one execution of 77 ms instead of 61; at 3, after the first second of a slow
 #: phase).
 _KNOWN = 6
-#: By this factor the rows of a batch may exceed those that are known (ours): 1, 4, 16, 64.
+#: The factor by which the rows of a batch may exceed the largest known size (ours): 1, 4, 16, 64.
 _STRIDE = 4
-#: By this share a larger batch must be faster per row than a smaller one, else the smaller one is executed (ours):
+#: The share by which a larger batch must be faster per row than a smaller one, or the smaller one is executed (ours):
 #: batching that does not pay only makes the first of a batch wait for the last.
 PAYS = 0.05
 
@@ -51,7 +51,7 @@ def rows_of(cell: int) -> int:
 
 
 def median(values: Collection[float]) -> float:
-    """The value in the middle, or the mean of the two there. (The import of Python's own costs the batcher 9 ms.)"""
+    """The middle value, or the mean of the two middle ones. (Importing Python's own costs the batcher 9 ms.)"""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -108,7 +108,7 @@ class LatencyCurve:
         return self._pace * took_ns
 
     def best_rows(self, rows: int, *, any_gain: bool = False) -> int:
-        """How many of `rows` should be executed at once: as many as pay, and no more than are known to.
+        """How many of `rows` should be executed at once: as many as pay, and no more than `most_rows`.
 
         `any_gain`: more rows wait than fit into one batch, so any gain counts that is more than noise.
         """
@@ -120,7 +120,7 @@ class LatencyCurve:
         return rows if best == cell else rows_of(best)
 
     def points(self) -> list[tuple[int, int, int]]:
-        """For each size that is remembered: rows, ns, and number of times."""
+        """(rows, estimated ns, number of measured times) of each size that is remembered."""
         return [
             (rows_of(cell), int(self._table[cell] * self._pace), len(samples))
             for cell, samples in sorted(self._samples.items())

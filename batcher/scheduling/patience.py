@@ -1,9 +1,9 @@
 """The time that a model's clients wait for an answer before they give up, learned from those that hang up.
 
-A queue that is served first come, first served answers every request as long as its client waits. Once clients give up
-sooner than the queue takes, the request at its front is about to be given up, too: the model computes answers for
-clients that have gone. If that becomes the usual case, later requests get a deadline, a little shorter than the time
-that most of those clients have waited, and are refused at once if they would miss it (deadlines.py).
+Once clients give up sooner than a queue (first come, first served) takes, the request at its front is about to be given
+up, too: the model computes answers for clients that have gone. If that becomes the usual case, later requests get a
+deadline, a little shorter than the time that most of those clients have waited, and are refused at once if they would
+miss it (deadlines.py).
 
 Rules: there is no limit as long as more than half of the answers reach a client, however long the queue is and however
 many clients hang up: only answers that have become useless are a reason for a limit. A hang-up is a sample of how long

@@ -1,8 +1,8 @@
 """The queue of one model: requests that were accepted and are in no payload yet, in the order of service.
 
-Rules: a refused request was never in; one that is taken or cancelled leaves at once and for good; iteration is in order
-of service and never depends on how the order came about, so priority levels can be added behind it. Pure policy, runs
-in the batcher.
+Rules: a refused request leaves the queue unchanged; one that is taken or cancelled leaves at once and for good;
+iteration is in order of service, however that order came about, so a queue with priority levels (policy_queue.py) can
+take this one's place. Pure policy, runs in the batcher.
 """
 
 from collections import OrderedDict

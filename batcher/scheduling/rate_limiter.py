@@ -143,7 +143,7 @@ class RateLimiter:
                 self._waiting[instance] = known
 
     def _next(self) -> int | None:
-        """The first instance for which there are enough free resources, beside those that the instances before it
+        """The first instance for which there are enough free resources, besides those that the instances before it
         wait for."""
         waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
         waiting.sort(key=itemgetter(0))

@@ -13,7 +13,7 @@ MAX_LOST = 1024
 
 
 class SequenceLimits(NamedTuple):
-    """The bounds of a model's sequences; 0 of the last three: none."""
+    """The bounds of a model's sequences; in the last three, 0 is no bound."""
 
     max_idle_ns: int  # a sequence without requests ends after this time
     max_lifetime_ns: int = 0  # of a sequence, from its beginning

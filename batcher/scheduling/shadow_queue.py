@@ -17,7 +17,7 @@ PATIENCE_NS = 200_000_000
 
 
 class _Waiting(NamedTuple):
-    """A request that waits."""
+    """A mirrored request that waits."""
 
     nbytes: int
     leave_ns: int  # monotonic
@@ -59,7 +59,7 @@ class ShadowQueue:
         return len(self._waiting)
 
     def chooses(self, number: int) -> bool:
-        """Whether a request with this number, which ascends, belongs to the share that is mirrored."""
+        """Whether the request with this number, by which requests are counted, belongs to the mirrored share."""
         return spread(number) < self._threshold
 
     def add(self, key: int, nbytes: int, now_ns: int, rows: int = 1, shape_key: int = 0) -> bool:

@@ -4,7 +4,7 @@
     a death alone      convicted, if it was not the first: equal requests are refused
     an answer          acquitted: the instance that executed the request is alive
 
-A request that was executed beside others is convicted by its third death, if it was the only suspect among them each
+A request that was executed with others is convicted by its third death, if it was the only suspect among them each
 time. A refusal ends after `refusal_ns`, and the content is a suspect again, which one more death convicts; each refusal
 is twice as long as the one before. Pure policy, runs in the batcher; the time is handed in.
 
@@ -22,7 +22,7 @@ Digest = tuple[int, int]
 
 #: Suspects of one model; beyond that the one that has not been seen for longest is forgotten (ours).
 MAX_SUSPECTS = 256
-#: Deaths that convict a request which was executed alone, and one that was beside requests which are no suspects.
+#: Deaths that convict a request which was executed alone, and one executed with requests that are no suspects.
 DEATHS_ALONE, DEATHS_BESIDE_OTHERS = 2, 3
 #: A refusal is at most this many times as long as the first (ours: 16 minutes for one).
 MAX_FACTOR = 16

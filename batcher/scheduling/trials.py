@@ -1,10 +1,10 @@
-"""Trials in front of a model's scheduler: a request whose content is a suspect runs alone, one after another.
+"""Trials in front of a model's scheduler: requests whose contents are suspects run alone, one after another.
 
 A model gets this in front of its scheduler with the first death that a request may be the reason for (poison.py), so
-other models do not pay for it. Rules: one trial at a time, as another instance is to serve the others meanwhile; after
-a death the others are served first; requests with a content that is on trial wait for the outcome: then they are
-refused, or queued like others. A waiting request can be cancelled and expires as in the queue. See `Scheduler` for the
-contract of each method. Pure policy, runs in the batcher.
+other models do not pay for it. Rules: one trial at a time, so that other instances serve ordinary requests meanwhile;
+after a death ordinary requests are served first; requests with a content that is on trial wait for the outcome: then
+they are refused, or queued like others. A waiting request can be cancelled and expires as in the queue. See `Scheduler`
+for the contract of each method. Pure policy, runs in the batcher.
 """
 
 from collections.abc import Callable
@@ -94,8 +94,8 @@ class TrialScheduler(ForwardingScheduler):
         self._scheduler.add(request, now_ns)
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Accept a request again whose instance died; one whose content is a suspect waits for its trial. It may be one
-        that is refused: see `refused`."""
+        """Accept again a request whose instance died. If its content is a suspect, it waits for a trial, unless
+        `refused` returns it."""
         self._withdraw(request.key)
         content = self._read(request.key)
         if content is not None and self.suspects.is_suspect(content.sample):
