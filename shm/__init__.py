@@ -1,1 +1,1 @@
-"""The medium: segments, slabs, rings and doorbells between the processes. Imported by all of them, owned by none."""
+"""The medium between the processes: segments, slabs, rings and doorbells. Imported by every process."""

@@ -1,4 +1,4 @@
-"""The facts that a client's end of the star needs about a request that it submits. Values of other layers."""
+"""The properties of a request that a port needs to submit it. Protocols; other layers have the classes."""
 
 from typing import Protocol
 

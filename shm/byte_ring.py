@@ -1,7 +1,7 @@
 """A ring of entries of any size, with one writer and one reader, each a type of its own.
 
 The writer's segment holds the entries in its slab, and the tail; the reader's segment holds the head. Tail and head
-count bytes and never wrap. An entry is whole: one that does not fit behind the last one begins at the slab's start.
+count bytes and never wrap. An entry is whole: one that does not fit after the last one begins at the slab's start.
 
     0        8        size of the entry's contents in bytes; SKIP: the next entry is at the start of the slab
     8        n        contents, padded to a multiple of 8
@@ -16,7 +16,7 @@ from shoal.shm.layout import HEAD_WORD, TAIL_WORD, WORD, LayoutError
 from shoal.shm.segment import Mapping, Segment
 
 SKIP = (1 << 64) - 1
-#: No entry takes more than this part of the ring (ours): a large one leaves room for those that come meanwhile.
+#: An entry takes at most one of so many parts of the ring (ours), which leaves room for those that come meanwhile.
 MAX_PARTS = 4
 
 
@@ -46,7 +46,7 @@ class ByteRingWriter:
 
     def push(self, parts: Sequence[bytes | memoryview], nbytes: int) -> bool:
         """Append an entry, visible at once; `parts` have `nbytes` bytes, a multiple of 8, together. False, and no
-        effect, if the ring has no room, or an entry is never that large."""
+        effect, if the ring has no room, or `nbytes` exceeds `max_nbytes`."""
         if nbytes > self.max_nbytes:
             return False
         position, size = self._position, self._nbytes
@@ -83,12 +83,12 @@ class ByteRingReader:
         self._position = own.words[HEAD_WORD]
 
     def has_unread(self) -> bool:
-        """Whether there are entries that were not read."""
+        """Whether the ring has unread entries."""
         return self._position != self._peer_words[TAIL_WORD]
 
     def read(self) -> Iterator[memoryview]:
-        """The contents of all entries that are there and were not read; each is valid until `acknowledge`. Raises
-        LayoutError for an entry that reaches beyond the others."""
+        """The contents of all unread entries; each is valid until `acknowledge`. Raises LayoutError for an entry that
+        reaches beyond the slab or the tail."""
         tail = self._peer_words[TAIL_WORD]
         while self._position != tail:
             start = self._position % self._nbytes

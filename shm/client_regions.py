@@ -41,13 +41,13 @@ class ClientRegion:
         os.close(self.fd)
 
     def slice(self, offset: int, nbytes: int) -> "RegionSlice":
-        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes behind the region's start. Raises
+        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes after the region's start. Raises
         InvalidArgumentError if the part reaches beyond the region."""
         check_bounds(self.name, self.byte_size, offset, nbytes)
         return RegionSlice(self, self.offset + offset, nbytes)
 
     def too_short(self) -> InvalidArgumentError:
-        """The InvalidArgumentError for an access behind the region's end, to be raised by the caller."""
+        """The InvalidArgumentError for an access beyond the region's end, to be raised by the caller."""
         return _too_short(self.name)
 
 
@@ -100,7 +100,7 @@ class RegionSlice:
         """Copy `data`, at most `nbytes` bytes, into the region. Raises InvalidArgumentError if the object has been
         truncated, InternalError if /dev/shm is full."""
         fd, done = self.region.fd, 0
-        if os.fstat(fd).st_size < self.offset + len(data):  # a write behind the end would make the object longer again
+        if os.fstat(fd).st_size < self.offset + len(data):  # a write beyond the end would make the object longer again
             raise self.region.too_short()
         try:
             while done < len(data):

@@ -94,7 +94,7 @@ class Row:
     """One model version's figures, writable, in the batcher: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
     Cells are counted in private integers, which cost a third of words in shared memory, and copied by `publish`. The
-    histograms are counted in shared memory directly: to copy all words that could have changed would cost more. After a
+    histograms are counted in shared memory directly: copying all words that could have changed would cost more. After a
     batcher's death, the histograms lack at most what its last step counted.
     """
 
@@ -180,7 +180,7 @@ class Row:
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
     def count_fallen_back(self) -> None:
-        """Count a request that the stable version was given instead; `publish` shows it, though none has ended."""
+        """Count a request that fell back to the stable version; `publish` shows the count though no request ended."""
         self.cells[_FALLEN_BACK] += 1
         self._num_ended = -1
 
@@ -310,5 +310,5 @@ def _slab(mapping: MappedSegment) -> memoryview:
 
 
 def _windows(mapping: MappedSegment) -> memoryview:
-    """The memory behind the rows; empty without summaries."""
+    """The memory after the rows; empty without summaries."""
     return _slab(mapping)[GEOMETRY.slab_nbytes :]

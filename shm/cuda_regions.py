@@ -22,7 +22,7 @@ from shoal.shm.client_regions import check_bounds
 
 _PLACE = struct.Struct(f"<QI{HANDLE_NBYTES}s")
 PLACE_NBYTES = _PLACE.size
-#: Added to the owner id of the segment whose block names a tensor in a pool: numbers beside those of registrations.
+#: Added to the owner id of the segment whose block names a tensor in a pool: no registration has such a number.
 _POOL = 1 << 63
 
 
@@ -51,7 +51,7 @@ def place_in_pool(placed: Placed, owner: int) -> bytes:
 
 
 def pool_number(owner: int) -> int:
-    """The number of a pool that is named in blocks of the segment `owner`, beside those of registrations."""
+    """The number of a pool that is named in blocks of the segment `owner`, distinct from those of registrations."""
     return _POOL | owner
 
 
@@ -71,7 +71,7 @@ class CudaRegion:
     byte_size: int
 
     def slice(self, offset: int, nbytes: int) -> "CudaSlice":
-        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes behind the region's start. Raises
+        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes after the region's start. Raises
         InvalidArgumentError if the part reaches beyond the region."""
         check_bounds(self.name, self.byte_size, offset, nbytes)
         return CudaSlice(self.name, CudaPlace(self.number, self.device_id, self.handle).pack(), offset, nbytes)

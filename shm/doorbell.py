@@ -1,4 +1,4 @@
-"""A doorbell wakes a process to look at its rings: an eventfd, pollable beside sockets, that carries no other
+"""A doorbell wakes a process to look at its rings: an eventfd, pollable together with sockets, that carries no other
 information.
 
 A doorbell is rung once per published group of records, always: the system call is also the memory barrier between the
@@ -24,7 +24,7 @@ WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")
 #: Most bytes read by one `recv`: usually one byte has come, and a larger buffer takes longer to make.
 _MANY = 64
-# MSG_DONTWAIT as an int: to join two members of an enum takes 8 µs.
+# MSG_DONTWAIT as an int: joining two members of an enum takes 8 µs.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _RING = _AT_ONCE | int(socket.MSG_NOSIGNAL)
 

@@ -56,8 +56,8 @@ slot (S).
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
 A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
 Positions are u64 counts that never wrap; a slot is position modulo capacity. A client's ring and the ring to a client
-may begin small, until their writer widens them: memory for all that can be outstanding is taken when so much is. Every
-word is little-endian u64.
+may begin small, until their writer widens them, so that memory for all that can be outstanding is taken only when it is
+needed. Every word is little-endian u64.
 """
 
 import struct
@@ -317,15 +317,15 @@ class P:
     """Words of REPLY. STATUS 0 is success; if the batcher itself refused, REASON names a sentence and DETAIL a number
     in it; OTHER_VERSION is no refusal: DETAIL is the version that has answered. MORE is 1 if further replies to the
     number follow; the last one may then have nothing but its NUMBER. The time points are when the request was accepted
-    and Triton's four of its computation, for requests announced as traced (TRACE); else 0, since to write and read five
-    words costs 1.7k instructions. The four are 0 if no worker has answered; one from the cache has the first, too.
+    and Triton's four of its computation, for requests announced as traced (TRACE); else 0, since five words cost 1.7k
+    instructions to write and read. The four are 0 if no worker has answered; every reply from the cache has the first.
 
-    IS_LENT is 1 if the request's block is read on, for a shadow: it is free with RETURN, which has the NUMBER, or 0 for
-    all that were lent to a dead batcher; a client that has any asks its successor for that with the same record.
+    IS_LENT is 1 if the batcher goes on reading the request's block, for a shadow, until it sends RETURN with the same
+    NUMBER. RETURN with 0 frees all blocks lent to a dead batcher: a client that has any sends it to the successor, too.
 
     PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references, a u64 each,
-    stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they lay one behind
-    the other. The client holds these blocks, too, each as a part of its reply.
+    stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they were one. The
+    client holds these blocks, too, each as a part of its reply.
     """
 
     NUMBER: Final = 1
@@ -375,7 +375,7 @@ class E:
 
     NUMBER: Final = 1
     INSTANCE: Final = 2
-    END: Final = 13  # behind the last word
+    END: Final = 13  # one past the last word
 
 
 #: Most unread CHILD_TRACE records in a ring, 64 KiB. Ours: steps of 20 µs that end while a lane is busy for 10 ms.
@@ -398,7 +398,7 @@ MAX_RECALLED = 16 - C.OWNERS  # segments that one RECALL can name
 class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    FREED is a block of the worker's that has no holder any more, or 0: a FREE that travels along. PRIORITY and
+    FREED is one of the worker's blocks that has no holder any more, or 0: a FREE that travels along. PRIORITY and
     TIMEOUT_US are the client's, ACCEPTED_NS is when the request was accepted, DEADLINE_NS when its client ceases to
     wait; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py). ANSWERED is
     written by the batcher long after the worker has read the record, for a successor: 1 once the worker no longer has
@@ -485,7 +485,7 @@ def record(*words: int) -> Record:
     return words + _ZEROS[len(words) :]
 
 
-#: By how many bits a span's offset is shifted, and the mask of its size.
+#: The number of bits by which a span's offset is shifted, and the mask of its size.
 SPAN_SHIFT: Final = 32
 SPAN_MASK: Final = 0xFFFFFFFF
 

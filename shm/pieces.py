@@ -1,4 +1,4 @@
-"""Several blocks that are read as if they lay one behind the other: the tensors of an ensemble's response."""
+"""Several blocks that are read as if they were one contiguous block: the tensors of an ensemble's response."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -101,8 +101,8 @@ class Port:
         self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
-        # Changed when the ring is widened: the requests and held replies that the ring has room for; the requests up to
-        # which any model's are taken; the records that stay free when replies are released that were never held.
+        # Changed when the ring is widened: how many requests and held replies the ring has room for; below how many
+        # any model may have one more request; how many records stay free when replies never held are released.
         self._num_places = self._writer.num_first // RECORDS_PER_PLACE if self._writer.is_small else self._max_held
         self._num_ample = min(max_in_flight, self._num_places)
         self._num_kept = self._writer.num_free * 7 // 8
@@ -149,8 +149,7 @@ class Port:
         return len(self._open) < self._num_ample and self.slab.free_nbytes >= self._ample_nbytes
 
     def has_place(self, model: int) -> bool:
-        """Whether this model may have one more request in flight, as far as the numbers of requests and held replies
-        go."""
+        """Whether the numbers of requests and held replies allow this model one more request in flight."""
         num_open = len(self._open)
         num_used = num_open + len(self._held) + len(self._parts)
         if num_used >= self._num_places and not self._widen():
@@ -172,14 +171,14 @@ class Port:
         return True
 
     def prepare(self) -> None:
-        """Add memory before it is needed: to be called at rest."""
+        """Add memory before it is needed; called while the process has nothing else to do."""
         self.slab.prepare()
         if 2 * (len(self._open) + self.num_held) > self._num_places:
             self._widen()
 
     def has_memory(self, model: int, own_nbytes: int = 0) -> bool:
-        """Whether this model may have one more block, as far as its share of the slab goes; `own_nbytes` of that block
-        have been allocated already."""
+        """Whether this model's share of the slab allows it one more block; `own_nbytes` of that block have been
+        allocated already."""
         free_nbytes = self.slab.free_nbytes + own_nbytes
         if free_nbytes >= self._ample_nbytes:
             return True
@@ -205,7 +204,7 @@ class Port:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For the ledger: blocks and ring slots taken and given back; requests open, replies held."""
+        """The port's figures for the ledger: blocks and ring slots taken and returned; requests open, replies held."""
         blocks_acquired, blocks_released = self.slab.counts
         slots_acquired, slots_released = self._reader.counts
         return {

@@ -56,7 +56,7 @@ class RingWriter:
         # Changed by widen: the capacity and records of the ring in use, and the position of the full ring's first
         # record. Read back from memory, as is the position, so that a successor goes on where the writer was.
         widened, tail = own.words[WIDENED_WORD], own.words[TAIL_WORD]
-        if widened > tail + 1:  # behind records that a dead writer has not published: the full ring begins at the tail
+        if widened > tail + 1:  # after records that a dead writer has not published: the full ring begins at the tail
             widened = own.words[WIDENED_WORD] = tail + 1
         self._since = max(0, widened - 1)
         self._capacity, self._records = _ring_in_use(own, is_small=not widened)
@@ -66,7 +66,7 @@ class RingWriter:
         self._limit = self._position
 
     def push(self, record: Record) -> None:
-        """Append a record of at most sixteen words. Last words may be left out: they are 0, and writing each costs 0.1k
+        """Append a record of at most sixteen words. Trailing words that are left out are 0; writing one costs 0.1k
         instructions.
 
         Raises RingFullError, and changes nothing, if no slot is free.
@@ -90,8 +90,8 @@ class RingWriter:
         return self._capacity < self._own.header.ring_capacity
 
     def widen(self) -> bool:
-        """Have the next record, and all after it, lie in the full ring. False, and no effect, if this has been done,
-        the ring was never small, or there is no memory."""
+        """Use the full ring for the next record and all after it. False, and no effect, if the full ring is in use
+        already or there is no memory for it."""
         if not self.is_small or not self._own.make_ring_present():
             return False
         self._since = self._position

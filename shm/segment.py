@@ -44,8 +44,8 @@ _CAN_POPULATE = _can_populate()
 
 
 def first_nbytes(kind: int, geometry: Geometry) -> int:
-    """The bytes of a segment that have pages from the beginning, beside the slab's last page: of one that has no Slab,
-    all but the full ring where its ring begins small; all where the kernel cannot add pages later."""
+    """The bytes from a segment's start that have pages from the beginning, besides the slab's last page: all if the
+    kernel cannot add pages later, and all but a full ring behind a small one if the segment has no Slab."""
     if not _CAN_POPULATE:
         return geometry.nbytes
     if kind not in _HAVE_SLABS:
@@ -151,7 +151,7 @@ class Segment(Mapping):
         super().__init__(memory)
         self._memory = memory
         # Changed by make_present.
-        #: The bytes from the start that may be written to, beside the slab's last page.
+        #: The bytes from the start that may be written to, besides the slab's last page.
         self.present_nbytes = len(memory)
 
     @classmethod

@@ -11,7 +11,7 @@ from shoal.errors import UnavailableError
 #: Requests that may be in flight for all models together, as a multiple of one model's limit (ours: three models at
 #: their limits leave a fourth of the places free).
 MODELS_AT_ONCE = 4
-#: A model may hold this many times as much as is free: alone two thirds of the whole; beside k others like it
+#: A model may hold this many times as much as is free: alone two thirds of the whole; with k others like it
 #: 2 / (2 k + 3), and 1 / (2 k + 3) is left free (ours).
 WEIGHT = 2
 #: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the

@@ -45,7 +45,7 @@ class Slab:
 
     def __init__(self, segment: Segment, parts: int = 1) -> None:
         """Take over the slab of the process's own segment. No block is larger than one of `parts` (a power of two)
-        equal parts of the largest possible block, so that there is room for large blocks beside one small one."""
+        equal parts of the largest possible block, so that there is room for large blocks next to one small one."""
         header = segment.header
         self.owner = header.owner
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
@@ -149,14 +149,14 @@ class Slab:
         return True
 
     def prepare(self) -> None:
-        """Add memory before it is needed, if less than half of what has been added is free: to be called at rest, and
-        when requests or answers have just been sent."""
+        """Add memory before it is needed, if less than half of what has been added is free; called by an idle process,
+        and when requests or answers have just been sent."""
         self.is_scarce = False
         if self._is_half_taken(0):
             self._add(0)
 
     def _is_half_taken(self, nbytes: int) -> bool:
-        """Whether less than half of the memory that has been added is free beside a block of `nbytes`."""
+        """Whether less than half of the memory that has been added is free besides a block of `nbytes`."""
         free_nbytes = self.free_nbytes - nbytes - (self._num_units - self._num_added) * UNIT
         return 2 * free_nbytes < self._num_added * UNIT
 

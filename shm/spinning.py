@@ -1,13 +1,13 @@
-"""How long a process that waits for its doorbell looks at it again and again before it sleeps.
+"""Spinning: a process polls its doorbell for a short time before it sleeps.
 
 A process that slept needs 5 to 8 µs to wake, and then finds the core's caches filled by others. With one connection the
 three processes of a request sleep five times: a batcher and a worker that spin instead bring its p50 from 125 to 90 µs
-(docs/performance.md). The core that a spinning process looks on must be one that no other program wants, so:
+(docs/performance.md). A process must not spin on a core that another program wants, so:
 
 - a process spins only while its waits are short: the longest spin doubles with each short wait and ends with a long
   one, as in KVM's halt polling (https://docs.kernel.org/virt/kvm/halt-polling.html);
-- between two looks it yields its core; a yield that takes long has given the core to another program, and the process
-  sleeps at once for a multiple of that time. So other programs cost a request no more than one part in PAUSE of time.
+- between two polls it yields its core; a yield that takes long has given the core to another program, and the process
+  does not spin for a multiple of that time. So such yields cost requests at most one part in PAUSE of the time.
 
 Runs in the batcher and in workers; lanes sleep, since a third spinning process took more than it gave (two cores).
 """
@@ -24,8 +24,8 @@ FIRST_NS = 12_500
 SHORT_ASLEEP = 2
 #: A yield that took longer, in ns, has given the core to another program: Shoal's own steps take 10 to 50 µs.
 LONG_YIELD_NS = 200_000
-#: For how many times the length of a long yield the process does not spin; twice as many for each further one, up to
-#: MOST_PAUSE, unless ENOUGH spins before it have ended with an event. Ours.
+#: The time without spins after a long yield, in multiples of the yield's length; each further one doubles it, up to
+#: MOST_PAUSE, unless ENOUGH spins before have ended with an event. Ours.
 PAUSE, MOST_PAUSE, ENOUGH = 100, 3200, 1000
 
 
@@ -47,7 +47,7 @@ class SpinPolicy:
         return self._spin_ns if now_ns >= self._resumes_ns else 0
 
     def note_wait(self, waited_ns: int) -> None:
-        """A wait has ended, after this time; it slept, or spun and slept."""
+        """Note that a wait has ended after this time, in which the process slept, or spun and slept."""
         longest_ns = self._longest_ns
         if waited_ns <= (longest_ns if self._spin_ns == longest_ns else SHORT_ASLEEP * longest_ns):
             self._spin_ns = min(max(2 * self._spin_ns, FIRST_NS), longest_ns)
@@ -55,19 +55,19 @@ class SpinPolicy:
             self._spin_ns = 0
 
     def note_met(self) -> None:
-        """A spin has ended with an event."""
+        """Note that a spin has ended with an event."""
         self._met += 1
         self._spin_ns = min(2 * self._spin_ns, self._longest_ns)
 
     def note_long_yield(self, lost_ns: int, now_ns: int) -> None:
-        """Another program has had the core for this time."""
+        """Note that another program has had the core for `lost_ns`: do not spin for a multiple of that."""
         self._pause = PAUSE if self._met >= ENOUGH else min(2 * self._pause, MOST_PAUSE)
         self._met = self._spin_ns = 0
         self._resumes_ns = now_ns + self._pause * lost_ns
 
 
 class SpinningPoller:
-    """The waits of one thread for an epoll instance, which stays the caller's."""
+    """One thread's waits on an epoll instance, which stays the caller's."""
 
     __slots__ = ("_clock_ns", "_policy", "_poll", "_yield_core")
 

@@ -3,7 +3,7 @@
     added ─► taken ─► freed ─► given back, or kept ─► taken again, by a payload for the same readers ─► …
                                                └─► idle for KEEP_S ─► given back
 
-To make an oversize segment takes longer than to fill it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
+Making an oversize segment takes longer than filling it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
 writer takes a page fault at each of them (8 ms), and so does a reader (3 ms). A kept segment behaves like a block of a
 slab: it is free when its last reader is done with it, and has another generation when it is taken again, so that older
 references are stale. The methods may be called from any thread. The supervisor, to which segments are given back,

@@ -3,7 +3,7 @@
 Written by the batcher, read by front ends. A window is 8192 bytes:
 
     offset  size      what
-    0       8         the number of its ten seconds, counted from the monotonic clock's zero; 0: the window is empty
+    0       8         number of the window's ten seconds, from the monotonic clock's zero on; 0: the window is empty
     8       5 × 1600  by phase, 400 u32: how many times fell into each bin
 
 Bins are 1 µs wide below 32 µs and then a sixteenth of the power of two they lie in, up to 268 s, so a bin represents a
