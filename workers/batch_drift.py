@@ -115,7 +115,7 @@ class DriftMetrics:
             self._relative(difference.relative)
 
     def unsteady(self) -> None:
-        """Count a request that has two answers alone."""
+        """Count a request that got two different answers alone."""
         self._unsteady(1)
 
     def skipped(self) -> None:

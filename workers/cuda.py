@@ -129,7 +129,7 @@ class CudaStream:
         try:
             work()
         except BaseException:
-            # To end a failed capture fails as well, without the reason: the first error has it.
+            # Ending a failed capture fails as well, without the reason, which the first error has.
             status, captured = runtime.cudaStreamEndCapture(self.handle)
             if status == runtime.cudaError_t.cudaSuccess:
                 runtime.cudaGraphDestroy(captured)

@@ -55,7 +55,7 @@ class OpenHandle:
 
 class GpuTensor(NamedTuple):
     """An input that stays on the worker's own GPU: the model reads the client's, or another worker's, memory there.
-    `handle` keeps it mapped; what lies there is the other process's, until the request is answered."""
+    `handle` keeps the memory mapped, which stays the other process's; valid until the request is answered."""
 
     address: int
     nbytes: int

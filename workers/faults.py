@@ -1,7 +1,7 @@
 """The classification of a GPU's errors: too little memory, or a device that is lost for this process.
 
 Faults are recognised by their texts, since each framework raises a class of its own, which must not be imported here.
-The texts of CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its
+CUDA's texts are those of cudaGetErrorString. A model that repeats a client's text in a RuntimeError could thus have its
 worker replaced, which costs as much as any death of a worker. Pure; runs in a worker.
 """
 

@@ -1,8 +1,8 @@
 """Answers of an instance on a GPU whose outputs may stay there, in the worker's pool, for the models that read them.
 
-A backend adds such outputs as DeviceOutputs. One stays if every request of the batch lets it, which a client's never
-does, and if the pool has room; else it is copied to the host like any other. Its block then has a place for each
-request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a worker.
+A backend adds such outputs as DeviceOutputs. An output stays if every request of the batch allows that (a client's
+never does) and the pool has room; else it is copied to the host like any other. The block of the answers then has a
+place for each request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a worker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ from shoal.workers.tensors import Array, Output
 
 
 class DeviceOutput:
-    """An output of a backend in its own memory on the GPU: its elements one behind the other, in C order, as they are
-    when all work on the GPU so far is done. Has those properties of an array by which answers are laid out."""
+    """An output in a backend's own memory on the GPU: contiguous elements in C order, complete once all work on the GPU
+    so far is done. It has those properties of an array that the layout of answers needs."""
 
     __slots__ = ("_keep", "address", "dtype", "host", "nbytes", "part", "shape")
 
@@ -50,7 +50,7 @@ class GpuAnswers(WrittenAnswers):
     """WrittenAnswers to which outputs on the GPU can be added, too."""
 
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
-        """Like Answers.add_outputs; an array may be a DeviceOutput. One that is not requested is not copied."""
+        """Like Answers.add_outputs; an array may be a DeviceOutput, which is not copied unless it is requested."""
         settled: list[Output] = []
         for name, datatype, given in outputs:
             array: Any = given

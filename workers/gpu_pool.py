@@ -127,7 +127,7 @@ class GpuPool:
         return part
 
     def place(self, part: PoolPart, offset: int = 0) -> bytes:
-        """The place of a tensor that begins `offset` bytes behind the part's start, packed for a block."""
+        """The place of a tensor that begins `offset` bytes after the part's start, packed for a block."""
         return Placed(self.gpu, self.handle, part.offset + offset).pack()
 
     def hold(self, ref: int, parts: tuple[PoolPart, ...]) -> None:

@@ -1,7 +1,7 @@
-"""The threads of a worker process for the instances of its model beside the first, which has the main thread.
+"""The threads of a worker process for the instances of its model besides the first, which has the main thread.
 
-Each thread is a worker in all but the process: it has a connection of its own to the supervisor, a segment, rings and
-a loop, and shares the loaded model alone. What ends the process ends them all.
+Each thread works like a worker process: it has its own connection to the supervisor, segment, rings and loop, and
+shares only the loaded model with the others. The end of the process ends all of its instances.
 """
 
 import logging

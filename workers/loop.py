@@ -120,14 +120,14 @@ class Loop:
         self.handlers = self._make_handlers(memory)
         self._thread_id = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
-        #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
+        #: Set before `run` for a model whose batch drift is measured; None: nothing is executed again.
         self.auditor: BatchDriftAuditor | None = None
         #: Set before `run`: starts another instance of the model, by its number, in a thread of this process.
         self.start_instance: Callable[[int], None] = lambda _number: None
         # Changed by run.
         self._reporter: MetricsReporter | None = None
-        # Changed by step: whether each batch that came last was of one request. Where several are under way, a spin
-        # takes 3 to 5 % more CPU per request and brings nothing (docs/performance.md).
+        # Changed by step: whether each of the last batches had one request. With more requests in flight, a spin takes
+        # 3 to 5 % more CPU per request and gains nothing (docs/performance.md).
         self._has_lone_requests = True
         # Changed by obey.
         self._channel: Channel
@@ -157,8 +157,8 @@ class Loop:
         )
 
     def run(self, channel: Channel, reporter: MetricsReporter | None = None) -> None:
-        """Work until the supervisor sends StopWorker, and then until all requests taken are answered. `reporter` is
-        that of a model that may have metrics.
+        """Work until the supervisor sends StopWorker, and then until all requests taken are answered. `reporter` sends
+        the model's metrics, None for a model without.
 
         Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that it
         has not begun go to other instances.
@@ -185,7 +185,7 @@ class Loop:
                 ready = dict(poller.poll(wait_s))
             if auditor is not None and not ready:
                 self._audit(auditor)
-            # Messages first: after their announcements, few segments that batches name have to be requested.
+            # Messages first: they announce most of the segments that batches name, which need not be requested then.
             if channel_fd in ready:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
@@ -342,7 +342,8 @@ class Loop:
         return end_ns
 
     def _shrink(self, records: Sequence[Record]) -> bool:
-        """Execute fewer rows at once from now on than these have. Whether these may be executed again, in parts."""
+        """Execute at most half of these requests' rows at once for SMALLER_FOR_NS. Returns whether these requests may
+        be executed again, in parts."""
         rows = sum([record[_ROWS] for record in records])
         if len(records) == 1 or rows < 2:
             return False

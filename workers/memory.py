@@ -1,7 +1,7 @@
 """A worker's shared memory: its slab for results, its two rings with the batcher, the clients' blocks that it may read.
 
-Runs in a worker. Records come in whole batches; FREE records between them free blocks. Until `share` is called one
-thread uses all of this, and there is no locking.
+Runs in a worker. Records come in whole batches; FREE records between them free blocks. Only one thread uses a Memory
+until `share` is called, so until then there is no locking.
 """
 
 import logging
@@ -60,7 +60,7 @@ SEGMENT_AFTER_S = 0.01
 #: First and longest pause between the WANTs that are sent while memory is awaited: blocks that clients release without
 #: ringing are freed only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
-#: Uses of a worker's memory: by one thread, by several, or by a process that the model has forked.
+#: Values of `Memory.use`: used by one thread, by several, or left, in a process that the model has forked.
 ALONE: Final = 0
 SHARED: Final = 1
 LEFT: Final = 2
@@ -108,7 +108,7 @@ class Memory:
         self.ring = batcher_bell.ring
         #: How long (s) clients are waited for.
         self.block_wait_s = block_wait_s
-        # Changed by find_block: a number of bytes that were awaited in vain, and how often the slab had joined its free
+        # Changed by find_block: a size in bytes that was awaited in vain, and how often the slab had joined its free
         # blocks by then.
         self._awaited_in_vain = (0, -1)
         # Changed by records of the batcher: complete batches, the beginning of one, keys of cancelled requests.
@@ -135,7 +135,7 @@ class Memory:
         self.free = self._free_with_parts
 
     def cuda_regions(self) -> CudaRegions:
-        """Other processes' memory on GPUs, from now on looked at with each batch's answers."""
+        """Other processes' memory on GPUs, made by the first call; answers look at it from then on."""
         if self.cuda is None:
             self.cuda = CudaRegions()
         return self.cuda
@@ -158,7 +158,7 @@ class Memory:
             self.oversize.is_shared = True
 
     def leave(self) -> None:
-        """Let this process, which the model has forked, read requests and results, and nothing else.
+        """Restrict this process, which the model has forked, to reading requests and results.
 
         The ends of the rings and the slab's free blocks are the worker's alone: methods that would change them raise
         InternalError. A request is cancelled if the worker knew so at the fork.
@@ -169,7 +169,7 @@ class Memory:
         self._batches.clear()  # `take` finds none and looks for more, which is refused
 
     def prepare(self) -> None:
-        """Add memory for results before it is needed, if there is little: the last results have just been sent."""
+        """Add memory for results before it is needed, if little is free; called when results have just been sent."""
         with self.lock:
             self.slab.prepare()
 
@@ -194,7 +194,7 @@ class Memory:
             reached("begun")
 
     def begin_audit(self, now_ns: int) -> None:
-        """Publish the begin of an execution outside of any batch: the execution limit holds for it, too."""
+        """Publish the start of an execution outside of any batch: the execution limit applies to it, too."""
         self._words[BUSY_SINCE_WORD] = now_ns
 
     def end(self, now_ns: int) -> None:
@@ -210,10 +210,10 @@ class Memory:
             reached("ended")
 
     def moved(self, batch: int, now_ns: int) -> None:
-        """Restart the execution limit's clock if this batch is being executed: a response of it was sent, or a client
-        is waited for.
+        """Restart the execution limit's clock if this batch is being executed: it has sent a response, or waits for a
+        client.
 
-        If another batch is being executed, it may hang while threads answer requests of this earlier one.
+        No effect while another batch is being executed: that one may hang while threads answer requests of this one.
         """
         if self.use == LEFT:
             _refuse()
@@ -230,11 +230,11 @@ class Memory:
         return self._words[BUSY_SINCE_WORD]
 
     def is_cancelled(self, key: int) -> bool:
-        """Whether the client of an open request does not wait any more, after reading the batcher's records. For any
+        """Whether an open request's client has stopped waiting, according to all records of the batcher so far. For any
         thread.
 
-        A model may ask from several threads without any sender, so the first call shares the memory; but not while no
-        batch is executed: then the request is answered, and the loop's thread may be using the memory.
+        A model may call this from several threads without any sender, so the first call shares the memory; but not
+        between batches: then the request is answered, and the loop's thread may be using the memory.
         """
         if self.use == ALONE:
             if not self.begun_ns:
@@ -246,12 +246,12 @@ class Memory:
             return key in self._cancelled
 
     def find_block(self, nbytes: int) -> Block:
-        """A writable block for a result of `nbytes` bytes, if `allocate` has none, from the slab or else in an oversize
-        segment; the caller's until `free`.
+        """A writable block for a result of `nbytes` bytes for which `allocate` has none, from the slab or else in an
+        oversize segment; the caller's until `free`.
 
-        Slow readers are first asked to release theirs. If no block comes soon, the result gets an oversize segment; so
-        do the results that follow, without waiting, until a block of the slab has been freed. Raises UnavailableError
-        if there is no memory for too long, InvalidArgumentError if there is never enough.
+        Clients that read slowly are first asked to release blocks. If none comes soon, the result gets an oversize
+        segment; so do the results that follow, without waiting, until a block of the slab has been freed. Raises
+        UnavailableError if there is no memory for too long, InvalidArgumentError if there is never enough.
         """
         oversize = self.oversize
         self.drain()  # blocks may have been freed while the batch was executed
@@ -284,8 +284,8 @@ class Memory:
         return block
 
     def _wait_for_any(self, nbytes: int) -> Block | None:
-        """A block of the slab or an oversize segment, even if the slowest readers are disconnected for it; None if
-        none comes in time, or if no freed block could be large enough."""
+        """A block of the slab or an oversize segment, for which the slowest readers may be disconnected; None if none
+        comes in time, or if no block that may be freed is large enough."""
         oversize = self.oversize
         fits, num_held = nbytes <= self.slab.largest_nbytes, len(oversize.refs)
 
@@ -310,10 +310,10 @@ class Memory:
     def wait_for(
         self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
     ) -> _Result | None:
-        """The first result of `attempt` that is not None; it is called again after each ring of the batcher. None after
-        `wait_s` seconds.
+        """The first result of `attempt` that is not None; `attempt` is called again after each ring of the bell. None
+        after `wait_s` seconds.
 
-        The time during which clients of `batch` are waited for does not count for its execution limit.
+        The wait does not count towards the execution limit of `batch`.
         """
         now_s = want_s = time.monotonic()
         deadline_s = now_s + (self.block_wait_s if wait_s is None else wait_s)
@@ -337,11 +337,8 @@ class Memory:
                 poller.poll(min(want_s, deadline_s) - now_s)
 
     def send_record(self, record: Record) -> bool:
-        """Publish a record to the batcher at once, from another thread than the loop's; half of the ring is reserved
-        for the loop.
-
-        May wait for room; False if there is none for too long.
-        """
+        """Publish a record to the batcher at once, from any thread but the loop's, for which half of the ring is
+        reserved. May wait for room; False if there is none for too long."""
         return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
     def _try_send(self, record: Record) -> bool | None:

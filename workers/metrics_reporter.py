@@ -48,7 +48,7 @@ class MetricsReporter:
             self._note()
 
     def flush(self) -> bool:
-        """Report all changes now. Whether there were any."""
+        """Report all changes now. Returns whether there were any."""
         with self._reporting:
             changes = self._registry.take_changes()
             if changes:

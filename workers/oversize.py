@@ -1,7 +1,7 @@
 """Blocks for results that no slab takes, each in an oversize segment that the supervisor makes on request.
 
 Runs in a worker. The thread that waits for a segment, the loop's or one of a response sender, also applies other
-messages of the supervisor meanwhile. Never on the way of an ordinary result.
+messages of the supervisor meanwhile. No ordinary result needs such a segment.
 
 A segment's block is listed once the segment's readers have mapped it, not before: a batcher that takes a dead one's
 place is sent all listed blocks, and would free one whose result is not yet published.

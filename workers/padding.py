@@ -1,6 +1,6 @@
 """Batches whose requests are padded to one length, and whose outputs are cut back to each request's own.
 
-    padded input   the requests' rows one below another, each filled up with zeros (empty strings) to the batch's length
+    padded input   the requests' rows one after another, each filled up with zeros (empty strings) to the batch's length
     mask           an input that no client sends: rows x length, 1 for elements of requests and 0 for padding
     cut output     an output of the batch's length, of which each request gets as much as it is long
 
@@ -75,7 +75,7 @@ class PaddedBatches(RaggedBatches):
         self.counts = PaddingCounts()
 
     def __bool__(self) -> bool:
-        """Whether the model has any such batches."""
+        """Always True: all batches of the model are padded."""
         return True
 
     def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
@@ -109,8 +109,8 @@ class PaddedBatches(RaggedBatches):
         return gathered
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
-        """Answer each request with its rows of the model's outputs, those that follow the inputs' length cut to its
-        own; a request without rows fails."""
+        """Answer each request with its rows of the model's outputs; outputs that follow the inputs' length are cut to
+        the request's own. A request for which an output lacks rows fails."""
         length = self._lengths.padded(longest) if (longest := max(map(self._length, requests))) else 0
         end = 0
         for request in requests:
@@ -156,8 +156,8 @@ class PaddedBatches(RaggedBatches):
 
 
 def ragged_batches(config: Config) -> RaggedBatches | None:
-    """The assembler of batches of a model whose requests differ in length; None if a batch is its requests' rows one
-    below another."""
+    """The assembler of batches of a model whose requests differ in length; None if a batch is its requests' rows,
+    concatenated."""
     known = lengths(config)
     if known is not None and known.strategy is not Strategy.PACK:
         return PaddedBatches(config)

@@ -38,7 +38,7 @@ _pack: Pack = msgpack.Packer(use_bin_type=True).pack
 
 @dataclass(frozen=True, slots=True)
 class OutputLayout:
-    """The layout of a batch's answers. All offsets are in bytes from the block's start. The headers lie behind the
+    """The layout of a batch's answers. All offsets are in bytes from the block's start. The headers lie after the
     outputs and end at `end`."""
 
     offsets: tuple[int, ...]  # where each column begins
@@ -97,12 +97,12 @@ class OutputLayouts:
 def make_plan(
     start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
 ) -> OutputLayout:
-    """A plan in which the columns lie one behind another from `start` on, each 64-byte aligned, and the requests'
-    headers behind them.
+    """A plan in which the columns lie one after another from `start` on, each 64-byte aligned, and the requests'
+    headers after them.
 
     A column is the rows of all requests, in the requests' order, and nothing else. A single request gets whole columns,
-    whatever their shape. Of a column that stays on a GPU, with PLACED in its datatype, there is a place for each
-    request, PLACE_STRIDE bytes from the next one's.
+    whatever their shape. A column that stays on a GPU, with PLACED in its datatype, has one place for each request in
+    the block instead, PLACE_STRIDE bytes apart.
     """
     total = sum([rows for rows, _ in shares])
     refs: list[list[tuple[str, int, tuple[int, ...], int, int]]] = [[] for _ in shares]

@@ -1,6 +1,6 @@
-"""Batches whose inputs are not rows below each other: ragged inputs, and tensors made from the batch itself.
+"""Batches whose inputs are not concatenated rows: ragged inputs, and tensors made from the batch itself.
 
-    ragged input   all elements of all requests, one request behind the other: one dimension
+    ragged input   all elements of all requests, one request after another: one dimension
     batch_input    an input that no client sends: the position of each request in the other inputs
     batch_output   an output with one dimension, of which each request has as many elements as one of its inputs gives
 
@@ -91,7 +91,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """By ragged input: where each row ends in it, as an index of its elements (int64)."""
+        """Where each row ends in each ragged input, as an index of the input's elements (int64)."""
         ends = {}
         for name in self.inputs.intersection(requests[0].parsed.inputs):
             shapes = [_shape(request, name) for request in requests]

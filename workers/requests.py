@@ -1,7 +1,7 @@
 """A request as a backend sees it: its tensors as arrays over the client's block.
 
-Pure. Runs in a worker. The front end has checked the request against the model; here only errors that would make this
-process fail or mix up rows are checked for again, because the request stands in memory that another process can write.
+Pure. Runs in a worker. The front end has checked the request against the model. This file checks again only for errors
+that would make the worker fail or mix up rows, because another process can write to the request's memory.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,7 +57,7 @@ NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
 #: Most ids of requests in one line of the log (ours).
 MAX_LOGGED_IDS = 8
-#: Stands in `ParsedRequest.on_gpu` for the place of an input that lies in a worker's pool: the input's block has it.
+#: In `ParsedRequest.on_gpu`: the input lies in a worker's pool, and its place stands in the input's block.
 PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
@@ -69,8 +69,8 @@ WITHOUT_OPTIONS = InferOptions()
 class ParsedRequest:
     """The contents of a request's layout, checked against the model and one block.
 
-    If it `is_plain`, it holds for every block that reaches to `end`. That is not so with strings, of which each block
-    has others.
+    If it `is_plain`, it holds for every block that reaches to `end`. With strings it holds for one block only, since
+    others have strings of other lengths.
     """
 
     inputs: dict[str, InputPlace]
@@ -100,8 +100,8 @@ class ParsedRequest:
     def open_lent(
         self, block: memoryview, open_lent: OpenLent, read_gpu: ReadGpu, own_ref: int = NO_BLOCK
     ) -> dict[str, Array | memoryview]:
-        """The inputs of any request, in this block, `own_ref`, and in those that it names, which are opened again;
-        those on a GPU are read again. Raises InternalError if one is gone, or too small, and what `read_gpu` raises."""
+        """The inputs of any request: from `block`, whose reference is `own_ref`, from the blocks that the layout names,
+        and from GPUs. Raises InternalError if a block is gone or too small, and what `read_gpu` raises."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
             place, ref = self.on_gpu.get(name), self.lent.get(name)
@@ -240,7 +240,8 @@ class Request:
     def complete(
         self, parsed: ParsedRequest, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]
     ) -> None:
-        """Add tensors to those in the request's block, and the facts about its sequence (sequences.py)."""
+        """Set the request's tensors, now with those that a sequence adds, and its sequence's id and flags
+        (sequences.py)."""
         self.parsed = parsed
         self._tensors = tensors
         self.options = self.options._replace(sequence=sequence)
@@ -251,10 +252,10 @@ class Request:
 
 
 class RequestReader:
-    """Reader of requests to one model. Plain ones are kept, parsed, by the bytes of their layouts: clients repeat them.
+    """Reads the requests to one model. Parsed layouts are kept by their bytes, since clients repeat them.
 
     That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32. Options are read
-    each time, unless there are none: then the whole header is looked up, and not even split.
+    each time; the header of a request without options is looked up whole, without being split.
     """
 
     def __init__(
@@ -308,7 +309,7 @@ class RequestReader:
 
     def _check_targets(self, targets: Sequence[CudaTarget], block: int) -> None:
         """Open the regions of outputs. Raises InternalError for a guest's request, which must not learn of memory on a
-        GPU either where outputs are to stay there, and as CudaRegions.check does."""
+        GPU even if outputs are to stay there, and what CudaRegions.check raises."""
         if self._is_guests(block):
             raise InternalError(_NO_GUESTS)
         if targets:
@@ -321,8 +322,8 @@ class RequestReader:
     def _read_gpu(
         self, spec: TensorSpec, shape: tuple[int, ...], place: bytes, offset: int, nbytes: int
     ) -> Array | memoryview:
-        """An input in a client's memory on a GPU: a copy, or a GpuTensor, which the backend has asked for. Raises
-        InvalidArgumentError for strings that do not fit the shape, which no front end has seen, InternalError for a
+        """An input in a client's memory on a GPU: a copy, or a GpuTensor if the backend takes such. Raises
+        InvalidArgumentError for strings that do not fit the shape (no front end has seen them), InternalError for a
         shape that does not fit the size, and what CudaRegions.read raises."""
         regions, datatype = self._cuda_regions(), spec.datatype
         if datatype is not BYTES and self._kept_gpu != NO_GPU and not offset % datatype.itemsize:
@@ -340,7 +341,7 @@ class RequestReader:
 def parse_request(
     layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent, read_gpu: ReadGpu, own_ref: int
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
-    """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them; `own_ref` is the block.
+    """The parsed layout, and the tensors: views of blocks, or what `read_gpu` returns; `own_ref` names `block`.
 
     Raises InternalError if the header is damaged or not for this model, and what `read_gpu` raises.
     """
@@ -416,8 +417,8 @@ def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
 
 
 def _placed(name: str, ref: int, offset: int, block: memoryview | None, open_lent: OpenLent) -> tuple[bytes, int]:
-    """The place and offset on a GPU of an input that another worker, or the caller, has left there: they stand at
-    `offset` in the block `ref`, which is opened unless `block` is its memory."""
+    """The place and offset on a GPU of an input that another worker, or the caller, has left there. They stand at
+    `offset` in the block `ref`; `block` is that block's memory, or None: then the block is opened."""
     placed = unpack_placed(_open_lent(name, ref, open_lent) if block is None else block, offset)
     return place_in_pool(placed, ref_owner(ref)), placed.offset
 
@@ -432,11 +433,11 @@ def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:
 
 
 def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str, Array]:
-    """The inputs of a batch, the requests' tensors one below the other; those of a single request as they are, without
-    a copy.
+    """The inputs of a batch: the requests' tensors, concatenated along the first dimension; those of a single request
+    without a copy.
 
-    `why_not_joined` must be "" for all of them. With `stage` all tensors but strings are copied into the memory that it
-    returns, even those of a single request.
+    `why_not_joined` must be "" for all requests. With `stage`, all tensors but strings are copied into the memory that
+    it returns, even those of a single request.
     """
     first = requests[0]
     is_alone = len(requests) == 1
@@ -469,7 +470,7 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
 
 
 def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collection[str] = ()) -> str:
-    """Why a request cannot stand below another in one batch; "" if it can. In `ragged` inputs shapes may differ."""
+    """Why a request cannot share a batch with the first one; "" if it can. In `ragged` inputs shapes may differ."""
     if first.inputs.keys() != other.inputs.keys():
         return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
     for name, (_, shape, _, _) in first.inputs.items():

@@ -174,7 +174,7 @@ def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
 
 
 class OpenBatch:
-    """One batch, some of whose requests are answered by senders. It refers to none of them: a cycle of references would
+    """One batch, some of whose requests are answered by senders. No reference leads from it to these: a cycle would
     keep the requests' memory mapped until the next garbage collection."""
 
     def __init__(self, batches: OpenBatches, number: int) -> None:

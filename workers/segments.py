@@ -2,9 +2,9 @@
 requests.
 
 Front ends' segments are announced, but no front end waits until this worker, which may be executing a batch, has mapped
-them. So a segment that is named and not known is requested, be it a front end's, a large payload's, a guest's, or that
-of a worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop, announced by
-any thread that receives messages.
+them. So the worker requests each unknown segment that a request names, be it a front end's, a large payload's, a
+guest's, or that of a worker whose model lends tensors to others. Runs in a worker; the loop's thread opens blocks, any
+thread that receives messages adds segments.
 """
 
 import select

@@ -1,4 +1,4 @@
-"""Control tensors and states: the inputs of a sequence batcher's model beside its clients' tensors.
+"""Control tensors and states: the inputs of a sequence batcher's model besides its clients' tensors.
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
     rows              for slots without a request, where each slot is a row of the batch (Triton's direct strategy): a
@@ -107,7 +107,7 @@ class SequenceTensors:
         return [by_slot.get(slot, tuple(gap)) for slot in range(max(by_slot) + 1)]
 
     def complete(self, request: Request) -> None:
-        """Add the tensors to a request that its client does not send."""
+        """Add to a request the tensors that its client does not send."""
         record, parsed = request.record, request.parsed
         is_ready = record[B.KEY] != 0
         flags = record[B.FLAGS] & FLAGS
@@ -142,7 +142,7 @@ class SequenceTensors:
             self._ids[slot] = correlation_id
 
     def ended(self) -> list[int | str]:
-        """Ids of the sequences that have ended without END, which shows when others get their slots; each is
+        """Ids of the sequences that have ended without END, known by the next sequences in their slots; each is
         returned once."""
         ended, self._ended = self._ended, []
         return ended

@@ -1,7 +1,7 @@
 """Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
 
-Where instances share a process, the first has its main thread, and each of the others, once the model is loaded, a
-thread that goes through all this by itself, with a connection of its own (instance_threads.py).
+If instances share a process, the first runs in its main thread; each of the others gets a thread once the model is
+loaded, which goes through the same steps with a connection of its own (instance_threads.py).
 
 Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; all settings come over the control socket. The
 process exits with 0 after StopWorker or a failed load that it has reported, and at once when the supervisor has gone or
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.workers.worker")
 
 
-#: The memory of the instances that this process serves, which a process that their model forks leaves. Changed by
-#: `serve`; a function that is registered with `os` for each would keep it for as long as the process lives.
+#: The memory of the instances that this process serves: a process that their model forks must leave it. Changed by
+#: `serve`; registering a function with `os` for each would keep the memory for as long as the process lives.
 _mapped: set[Memory] = set()
 
 
@@ -76,7 +76,7 @@ def main() -> int:
     except GONE:
         return 1  # the supervisor is gone, and with it all clients
     except DeviceLostError:
-        os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that tidy up on a lost device abort, or hang
+        os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that clean up on a lost device abort, or hang
     return 0
 
 
@@ -131,8 +131,8 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
 
 
 def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = True) -> None:
-    """Restrict this thread, and those that it will start, to the cores of the instances of the process, and show them
-    in the title and the log; `gpu` is the server's number of its GPU. The title is that of the first instance."""
+    """Restrict this thread, and those that it will start, to the cores of the process's instances, and show the cores
+    in the log and, for the first instance, in the process's title; `gpu` is the server's number of the GPU."""
     process_cores = device.process_cores or device.cores
     os.sched_setaffinity(0, process_cores)
     cores, on_gpu = format_cores(device.cores), f"GPU {gpu}" if device.kind == "KIND_GPU" else ""
@@ -151,8 +151,8 @@ Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, "BatchDrif
 
 
 def load(channel: Channel, order: LoadModel, device: Device, first: Backend | None = None) -> Loaded | None:
-    """Load and warm up the model of `order`, with what the backend of the process's first instance has loaded; None if
-    StopWorker comes meanwhile. Raises whatever the backend or the channel raises."""
+    """Load and warm up the model of `order`; if `first` is given, share what that backend, the process's first, has
+    loaded. None if StopWorker comes meanwhile. Raises whatever the backend or the channel raises."""
     config = order.config
     backend = backends.create(runs_on(config)) if first is None else first.of_another_thread()
     if not order.is_config_final:
@@ -197,7 +197,7 @@ def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | N
         channel.send(Refused(error.wire, str(error)))
         return None
     if loaded is not None:
-        trim_heap()  # 2 MiB of a small model's in ONNX; before the first request, which would touch it again
+        trim_heap()  # frees 2 MiB for a small ONNX model; before the first request, which would touch them again
         channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
 

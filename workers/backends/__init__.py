@@ -1,4 +1,4 @@
-"""The frameworks that Shoal can run, a file or a package each, imported only in workers that run them."""
+"""The backends, one file or package for each framework, imported only in workers that run it."""
 
 import importlib
 

@@ -88,20 +88,20 @@ class Backend(ABC):
         """
 
     def pad_batches(self, rows: int) -> None:
-        """Pad all batches to this number of rows from now on, with zeros; 0: none. Called once, after `load`; the
-        configuration asks it of a BatchedBackend alone."""
+        """Pad all batches to this number of rows from now on, with zeros; 0: none. Called once, after `load`; only a
+        BatchedBackend gets another number than 0."""
         del rows
 
     @property
     def takes_gpu_tensors(self) -> bool:
-        """Whether the loaded model takes tensors of clients and other models where they are on its own GPU: as
-        `GpuTensor`s in `Request.tensors`, in place of arrays. Asked once."""
+        """Whether the loaded model takes tensors of clients and other models in place on its own GPU: as `GpuTensor`s
+        in `Request.tensors` instead of arrays. Read once."""
         return False
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
-        """Add outputs that are on the instance's GPU as DeviceOutputs from now on (workers/gpu_answers.py); those that
-        stay go to `pool`, and `regions` opens other workers'. Called at most once, after `load`, for an instance of
-        KIND_GPU; a backend that cannot leaves its outputs on the host."""
+        """Add outputs that are on the instance's GPU as DeviceOutputs from now on (workers/gpu_answers.py); `pool` has
+        room for them there, `regions` opens other workers' memory. Called at most once, after `load`, for an instance
+        of KIND_GPU; a backend that cannot do this leaves its outputs on the host."""
         del pool, regions
 
     @property
@@ -135,8 +135,8 @@ class BatchedBackend(Backend):
 
     #: Page-locked memory in which inputs for a GPU are gathered, which saves a copy; None without a GPU.
     stage: Stage | None = None
-    #: Assembles the batches of a model with ragged or batch inputs; None if a batch is its requests' rows one below
-    #: another.
+    #: Assembles the batches of a model with ragged or batch inputs; None if a batch is its requests' rows,
+    #: concatenated.
     ragged: RaggedBatches | None = None
     #: Rows that every batch is padded to, so that the model's operands always have one shape; 0: none are added.
     padded_rows: int = 0
@@ -197,7 +197,7 @@ class BatchedBackend(Backend):
             answers.input_end_ns = time.monotonic_ns()
             outputs = self.run(inputs)
             answers.output_start_ns = time.monotonic_ns()
-            answers.add_batch(requests, outputs)  # which leaves out the rows behind those of the requests
+            answers.add_batch(requests, outputs)  # which leaves out the rows after those of the requests
 
     def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
         requests = ragged.joinable(joinable(requests, answers, ragged.inputs), answers)

@@ -1,5 +1,5 @@
-"""A tensor of a client or of another model on the instance's GPU, as Python models and PyTorch get it: by DLPack, where
-it is.
+"""A tensor of a client or of another model on the instance's GPU, passed in place to Python models and PyTorch by
+DLPack.
 
 The GPU is number 0 in the process. The memory stays the other process's, and mapped while a capsule lives; a model may
 read it until it has answered the request, and must not write there.
@@ -17,7 +17,7 @@ from shoal.workers.cuda_regions import GpuTensor
 
 
 class DeviceInput:
-    """One tensor of another process on the instance's own GPU, as DLPack's protocol has it."""
+    """One tensor of another process on the instance's own GPU, with the methods of DLPack's protocol."""
 
     def __init__(
         self, tensor: GpuTensor, shape: tuple[int, ...], datatype: Datatype, source: TensorSource | None = None

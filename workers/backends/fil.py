@@ -148,8 +148,8 @@ def _read(path: str, settings: ForestSettings) -> Any:
 
 
 def _is_cut(path: str) -> bool:
-    """Whether a file of LightGBM ends before its trees do, whose sizes its header has. treelite reads such a file
-    without error."""
+    """Whether a LightGBM file is shorter than its header says by the sizes of the trees. treelite reads such a file
+    without an error."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

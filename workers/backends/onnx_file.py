@@ -1,8 +1,8 @@
 """The inputs and outputs of an ONNX file, and the files that it needs, read without ONNX Runtime.
 
 For `shoal check`, which loads nothing. Pure but for the file, which is mapped: its weights are passed over, not read.
-A file is protobuf (onnx/onnx.proto): fields of a tag, number << 3 | wire type, and a value, a varint or bytes behind
-their length.
+A file is protobuf (onnx/onnx.proto): fields of a tag, number << 3 | wire type, and a value, which is a varint or a
+length followed by bytes.
 """
 
 import mmap
@@ -146,7 +146,7 @@ def _text(value: int | memoryview) -> str:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The numbers and values of a message's fields; of fixed size, the bytes."""
+    """The numbers and values of a message's fields; a value of fixed size is returned as its bytes."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)

@@ -124,7 +124,7 @@ def _providers(model: BackendModel, device: Device, available: Collection[str]) 
                 f"model '{model.name}', instance '{model.instance_name}' needs {name}, this ONNX Runtime has only "
                 f"{', '.join(sorted(available))}. Install a build that has it, or configure KIND_CPU without it"
             )
-    # ONNX Runtime refuses a CPU provider beside this entry; without the entry, operators without a kernel run there.
+    # ONNX Runtime refuses a CPU provider with this entry; without the entry, operators that have no kernel run there.
     if model.parameter("session.disable_cpu_ep_fallback") == "1" and providers:
         return tuple(providers)
     return (*providers, (CPU, {}))

@@ -1,4 +1,4 @@
-"""Texts of a configuration's `parameters` as values, for all backends. Pure. Runs in a worker, while it loads."""
+"""Parsing of the texts in a configuration's `parameters`, for all backends. Pure. Runs in a worker, while it loads."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 class NoShapesError(Exception):
-    """A module does not run on zeros, or its tensors are none that can be served; the message says why."""
+    """A module does not run on zeros, or has tensors that cannot be served; the message says why."""
 
 
 class Candidate(NamedTuple):

@@ -1,9 +1,9 @@
-"""Reads models in skops's format and prints of each its tensors, as a line of JSON:
+"""Reads models in skops's format and prints the tensors of each as a line of JSON:
 python -m shoal.workers.backends.skops_trial BYTES FILE…
 
 A model is loaded, as the server's model.py (shoal/cli/skops_files.py) loads it, and asked with two rows of zeros, or of
 ones where zeros are refused. A file with types that skops does not know as harmless is not loaded, nor one that takes
-more than so many bytes of memory: an archive of some kilobytes may unpack to any number of gigabytes.
+more than BYTES of memory: an archive of some kilobytes may unpack to any number of gigabytes.
 """
 
 import json
@@ -21,8 +21,8 @@ from skops import io
 
 #: numpy's kind of a datatype → the datatype of config.pbtxt as which results are sent.
 _DATATYPES = {"b": "BOOL", "i": "INT64", "u": "INT64", "f": "FP64", "O": "STRING", "U": "STRING"}
-#: The first version that does not trust the trees of a file: scikit-learn takes their numbers for places in memory
-#: without looking, so such a file crashes its process, or reads what is in its memory.
+#: The first version that does not trust the trees of a file: scikit-learn uses their numbers as places in memory
+#: unchecked, so a damaged file crashes the process that loads it, or reads that process's memory.
 LEAST_SKOPS = (0, 15)
 #: The names of outputs, by the method that computes them.
 OUTPUTS = {"predict": "label", "predict_proba": "probabilities"}
@@ -69,7 +69,7 @@ def _outputs(model: Any, rows: Any) -> list[tuple[str, str, list[int]]]:
 
 
 def bound_memory(nbytes: int) -> None:
-    """Have this process fail, with MemoryError, that takes so many bytes more than it has."""
+    """Limit this process to `nbytes` bytes more memory than it has now; beyond that, it gets MemoryError."""
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = own + nbytes
@@ -77,7 +77,7 @@ def bound_memory(nbytes: int) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print of each file the tensors, or why there are none."""
+    """Print the tensors of each file, or why there are none."""
     warnings.simplefilter("ignore")  # of another version of scikit-learn, which the server's log has, too
     nbytes, *paths = argv
     for path in paths:

@@ -55,7 +55,7 @@ class EmbeddingBackend(Backend):
         self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Check the tables' files once per batch, so that all its requests are answered from the same ones."""
+        """Answer a batch. The tables' files are checked once, so that all requests are answered from the same ones."""
         for table in self._tables:
             table.refresh()
         if len(requests) > 1:

@@ -1,4 +1,4 @@
-"""Tables beyond memory in a store: a value is the bytes of a row, under the id as text or, of string ids, as it is.
+"""Tables in a store, which may exceed memory: a value is a row's bytes; its key is the id as text, or a string id.
 
     lmdb:items.lmdb           a file or directory of the version; what is committed is seen by the next batch
     rocksdb:items             a directory of the version, as it was when it was opened
@@ -211,7 +211,7 @@ def _open_redis(what: str, url: str) -> GetMany:
         )
         client.connection_pool.make_connection()  # checks the whole URL, opens no connection
     except (TypeError, ValueError):  # which may quote a piece of the password
-        raise InvalidArgumentError(f"{what}: its URL is none that Redis is found by") from None
+        raise InvalidArgumentError(f"{what}: its URL does not name a Redis server") from None
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
         """The values of these keys. Raises UnavailableError if the server cannot be reached."""
@@ -219,7 +219,7 @@ def _open_redis(what: str, url: str) -> GetMany:
             values: list[bytes | None] = client.mget(keys)
             return values
         except redis.RedisError as error:
-            raise UnavailableError(f"{what} cannot be asked: {error}") from error
+            raise UnavailableError(f"{what} cannot be queried: {error}") from error
 
     get_many([b""])  # an unreachable server is an error of the load
     return get_many

@@ -1,4 +1,4 @@
-"""A table in files of numpy's: mapped, never read as a whole, shared by all instances through the page cache.
+"""A table in numpy files: mapped, never read as a whole, shared by all instances through the page cache.
 
     items.npy                rows by their number
     items/vectors.npy        rows by their number, and beside it
@@ -30,7 +30,7 @@ from shoal.workers.backends.embedding.rows import FoundRows, Rows, TableSpec, ch
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
-#: Number of ids that are compared to check that all ascend: to compare all would mean to read the whole file.
+#: Number of ids that are compared to check that all ascend: comparing all would mean reading the whole file.
 _SAMPLE = 64
 _NONE: Array = np.empty(0, np.intp)
 _INT64, _UINT64, _INTP = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.intp)
@@ -70,12 +70,12 @@ class TableRows(Rows):
         return self._files.current.vectors.shape[1:]
 
     def refresh(self) -> None:
-        """Open the table's files again if others have taken their path. Raises InvalidArgumentError if no table was
-        ever good, UnavailableError if there is none or the files in use were cut short."""
+        """Open the table's files again if others have taken their path. Raises InvalidArgumentError if no valid table
+        was opened so far, UnavailableError if there is none or the files in use were cut short."""
         if self._files.refresh():
             return
         for pages in self._files.current.pages:
-            if pages.size() < len(pages):  # to touch the missing pages would end this process (SIGBUS)
+            if pages.size() < len(pages):  # touching the missing pages would end this process (SIGBUS)
                 raise UnavailableError(
                     f"{self._what} was cut short while it is read; replace it by rename, do not write into it"
                 )

@@ -1,9 +1,8 @@
 """The Python backend: a user's model.py, run in its worker as Triton runs it in a stub.
 
-There are three ways through `execute`. A plain model returns a list of responses, which go into one block as any
-backend's do. A decoupled one answers through senders, in its own time. One whose execute is a coroutine runs on an
-event loop of the instance's, beside others: its requests get senders, too, and the instance takes the next batch while
-it waits.
+There are three kinds of models. A plain model returns a list of responses, which go into one block as any backend's do.
+A decoupled one answers through senders, in its own time. One whose `execute` is a coroutine runs on an event loop of
+the instance, alongside others: its requests get senders, too, and the instance takes the next batch while it waits.
 """
 
 import logging
@@ -97,8 +96,8 @@ class PythonBackend(Backend):
             self._runtime.end(parents)
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
-        """Leave outputs on the GPU in the pool, and let the model's calls of other models pass tensors on the GPU. The
-        calls of all instances of a process come from one place in the star, and use the first instance's pool."""
+        """Leave outputs on the GPU in the pool, and let the model's calls of other models pass tensors on the GPU. All
+        instances of a process make their calls as one client of the star, with the first instance's pool."""
         Tensor._outgoing = outgoing
         if self._first is None:
             self._runtime.gpu = GpuCalls(pool, regions)
@@ -147,7 +146,7 @@ class PythonBackend(Backend):
     def _execute(self, batch: Sequence[ServedRequest]) -> Responses:
         if self._model.is_decoupled:
             for request in batch:
-                request.get_response_sender()  # a thread of the model's may need the sender when this batch is over
+                request.get_response_sender()  # one of the model's threads may need the sender when this batch is over
             return self._model.execute(batch)
         num_calls = _num_calls()
         try:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse
 
 #: Smaller tensors are copied: a header that names another process's block is not among those that the reader has kept,
-#: and to parse it costs as much as to copy so many bytes (ours).
+#: and parsing it costs as much as copying so many bytes (ours).
 LEND_NBYTES = 32 * 1024
 #: The share of a request's time that calls made for it may use (ours).
 _SHARE = 0.9

@@ -64,9 +64,9 @@ class GpuCalls:
         )
 
     def place(self, tensor: Tensor, *, can_lend: bool) -> tuple[Input, bytes, object] | None:
-        """A tensor on the GPU as an input of a call: the input, its place, b"" if another block has it, and what must
-        be kept until the last reply. `can_lend` says whether tensors of the model's requests can be lent. None if it
-        has to go through host memory."""
+        """A tensor on the GPU as an input of a call: the input, its place (b"" if another block has it), and an object
+        to keep until the last reply; None if the tensor has to go through host memory. `can_lend`: tensors of the
+        model's requests can be lent."""
         there = tensor._device
         if there is None or tensor._private is not None or not there.nbytes:
             return None

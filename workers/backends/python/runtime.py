@@ -1,4 +1,4 @@
-"""The services of a worker to its model: calls of other models and model control. For any thread of the model's."""
+"""The services of a worker to its model: calls of other models and model control. For all of the model's threads."""
 
 import os
 import signal
@@ -42,8 +42,8 @@ class WorkerRuntime(Runtime):
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """Leave the worker's place in the star, in a forked process: the process's first call takes a place of its
-        own. Its calls are made for no request, since the process may outlive the requests that are being executed."""
+        """Leave the worker's client of the star to the worker, in a forked process: its first call joins the star anew.
+        Its calls are made for no request, since the process may outlive the requests that are being executed."""
         self._lock = threading.Lock()  # a thread of the original may have held it
         client, self._client = self._client, None
         current_parents.set(NO_PARENTS)

@@ -17,7 +17,7 @@ from shoal.errors import InternalError, InvalidArgumentError
 
 _log = logging.getLogger(__name__)
 
-#: The steps of a path behind its root: keys of dictionaries, numbers of elements.
+#: The steps of a path after its root: keys of dictionaries, numbers of elements.
 Steps: TypeAlias = tuple[str, ...]
 #: The arguments of a call with the configuration's names where its tensors will be: ["x", {"key": "y"}].
 Template: TypeAlias = Any

@@ -263,8 +263,8 @@ def _aotinductor(model: BackendModel, file: str, device: torch.device | None, se
 
 
 def _loader(file: str, device_index: int) -> Any:
-    """PyTorch's loader of a compiled archive. Its public function first compares the machine with the one that the
-    archive was made on, only to warn: it imports the compiler, and tries with C++ programs which vectors there are."""
+    """PyTorch's loader of a compiled archive. The public function would first compare this machine with the one that
+    made the archive, only to warn: it imports the compiler, and runs C++ programs to find vector instructions."""
     try:
         compiled: Any = torch._C  # has no type hints for this part
         return compiled._aoti.AOTIModelPackageLoader(file, "model", False, 1, device_index)

@@ -1,4 +1,4 @@
-"""Page-locked memory on both ways between a worker and its GPU: copies that the GPU makes by itself, and one wait.
+"""Page-locked memory for transfers to and from a worker's GPU: copies that the GPU makes by itself, and one wait.
 
 Inputs are gathered in memory that is kept and grows; outputs arrive in memory from PyTorch's own cache of such memory.
 All copies go into the stream in which the model runs, so an instance's copies and executions follow each other and

@@ -1,6 +1,6 @@
 """TensorRT engines on a GPU: a context per profile, a stream, page-locked staging, CUDA graphs if configured.
 
-The only file, beside build.py, that imports tensorrt; CUDA itself is imported by workers/cuda.py. A batch goes from
+The only file, besides build.py, that imports tensorrt; CUDA itself is imported by workers/cuda.py. A batch goes from
 page-locked memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, with
 one wait.
 """
@@ -86,11 +86,11 @@ class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # it has 
             return 0
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-        """`reallocate_output_async`, as versions of TensorRT call it that know no streams here."""
+        """Like `reallocate_output_async`, for versions of TensorRT that pass no stream."""
         return self.reallocate_output_async(tensor_name, memory, size, alignment, 0)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
-        """Note the shape that an output has got. Called by TensorRT."""
+        """Note an output's actual shape. Called by TensorRT."""
         del tensor_name
         self.shape = tuple(shape)
 

@@ -1,7 +1,7 @@
 """The backend `torchserve`: a handler of a TorchServe archive, with TorchServe's data, context, results and errors.
 
 A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function,
-each request is a call of its own on an event loop, beside others. Where batching is continuous, a request that its
+each request is a call of its own on an event loop, alongside others. Where batching is continuous, a request that its
 stopping criterion does not end is executed again, with the next batch.
 """
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that coroutines may go on once the model is being unloaded (ours, as for Python models).
 UNLOAD_WAIT_S = 5.0
-#: Least time (ns) between two values of PredictionTime (ours): a gauge has but the last, and no more are read.
+#: Least time (ns) between two values of PredictionTime (ours): a gauge keeps only the last one.
 PREDICTION_TIME_EVERY_NS = 100_000_000
 _STREAMED = "ts_stream_next"
 

@@ -6,8 +6,8 @@
     describe                           {}
     no parameter (Triton's protocols)  {"body": bytearray}
 
-JSON becomes what it means, text/* becomes str; anything else, and what cannot be decoded, is a bytearray of the
-handler's own. Pure. Runs in a worker.
+JSON is parsed, text/* becomes str; anything else, and whatever cannot be decoded, is a bytearray of the handler's own.
+Pure. Runs in a worker.
 """
 
 import json
@@ -58,7 +58,7 @@ def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Ca
 
 
 def calls_of_rank(tensor: bytes, parameter: Any, request_id: str, *, decodes: bool) -> list[Call]:
-    """The rows of a request as another rank of the handler gets them: of the tensor in wire form, and the parameter."""
+    """The rows of a request for another rank of the handler, from the tensor in wire form and the parameter `ts`."""
     about = _about(parameter)
     return _calls(memoryview(tensor), about, about.get("headers") or {}, request_id, decodes=decodes)
 

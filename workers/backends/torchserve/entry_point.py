@@ -111,7 +111,7 @@ def _initialize_nothing(_context: Context) -> None:
 def _call_once(entry: Handle, context: Context, handler: str) -> None:
     """Call a function without data, as TorchServe does while it loads a model: many initialise themselves then.
 
-    A function that only does not expect None is served all the same; TorchServe does not load it.
+    A function that fails only because it does not expect None is served all the same; TorchServe does not load it.
     """
     try:
         entry(None, context)
@@ -122,7 +122,7 @@ def _call_once(entry: Handle, context: Context, handler: str) -> None:
 
 
 def _envelope(name: str) -> Any:
-    """The class of an envelope: one of TorchServe's by its name, or the one class of a module of the archive's."""
+    """The class of an envelope: one of TorchServe's by its name, or the one class of a module in the archive."""
     module_name = f"{ENVELOPES}.{name}"
     if not name.isidentifier():
         raise InvalidArgumentError(f"'{name}' is no name of a request envelope")

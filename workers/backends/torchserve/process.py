@@ -1,6 +1,6 @@
 """The process of a handler: working directory, search path, environment, log, and the sink of its metrics.
 
-As TorchServe's workers have them, since handlers open files of the archive by relative paths, import siblings, and log
+All are as in TorchServe's workers, since handlers open files of the archive by relative paths, import siblings, and log
 by the root logger.
 """
 

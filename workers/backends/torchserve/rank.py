@@ -1,7 +1,7 @@
 """A companion of a worker: a further rank of a handler that runs in several processes (ranks.py).
 
-A fork of the worker, which becomes a process of its own here. It loads the handler as the worker does, and executes
-each batch that the worker sends; the handler's results are dropped. It ends with the worker.
+A rank is a fork of the worker, and becomes a process of its own here. It loads the handler as the worker does, and
+executes each batch that the worker sends; the handler's results are dropped. It ends with the worker.
 """
 
 import os
@@ -73,8 +73,9 @@ def pack(value: object) -> bytes:
 
 
 def _close_sockets(kept: int) -> None:
-    """Close the worker's sockets, of which its connection to the supervisor is one; not this process's output, which
-    may be a socket, nor what is kept. No object of the worker's that has one of them is used or finalised any more."""
+    """Close the worker's sockets, among them its connection to the supervisor, but not this process's output, which may
+    be a socket, nor the descriptor `kept`. No object of the worker that has one of them is used or finalised any
+    more."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         try:

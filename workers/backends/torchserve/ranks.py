@@ -32,7 +32,7 @@ from shoal.workers.backends.torchserve.archive import Launch
 _log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
-_TOLD_S = 5.0  # for this process to learn of a rank that cannot load; else it waits for that rank itself (ours)
+_TOLD_S = 5.0  # for this process to report a rank's failed load; then it is ended, since it waits for that rank (ours)
 
 
 class _Process(NamedTuple):

@@ -1,8 +1,8 @@
 """The response to one request of a batch: the bodies of its rows, in one part or several.
 
-A request of TorchServe's has one row. One of Triton's may have more: its response has as many, and an error of one is
-the error of all. Parts of a response are sent as they come where the model is decoupled and the request has one row;
-otherwise they are joined, and the response has all of them.
+A request of TorchServe's protocol has one row; one of Triton's may have more, its response has as many, and an error in
+one row fails all. Parts of a response are sent as they come if the model is decoupled and the request has one row;
+otherwise they are joined into one response.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Requests that their handler has not finished: of continuous batching, where each is executed again and again, beside
+"""Requests that their handler has not finished: with continuous batching, each is executed again and again, with
 others, until its stopping criterion holds.
 
-A request is named by its slot in the sequence batcher, which it has to its end, so that there are as many as slots: a
-request that was cancelled between two executions is forgotten when its slot has another. Runs in a worker.
+A request is known by its slot in the sequence batcher, which it keeps to its end, so there are at most as many as
+slots: a request that was cancelled between two executions is forgotten when its slot gets another. Runs in a worker.
 """
 
 from typing import NamedTuple

@@ -1,1 +1,1 @@
-"""The backend `vllm`, a model.py for all models that name it; its name here is another than that of vLLM's package."""
+"""The backend `vllm`, a model.py for all models that name it; `vllm` itself is the name of vLLM's own package."""

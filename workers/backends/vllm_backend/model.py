@@ -1,7 +1,7 @@
-"""Models of the backend `vllm`: an engine of vLLM for each, made from the model's model.json. In workers.
+"""Models of the backend `vllm`: an engine of vLLM for each, made from the model's model.json. Runs in workers.
 
 Tensors, files and parameters are those of Triton's vLLM backend. A model.py like a user's: it imports nothing of Shoal,
-so that it runs in an environment of the model's own. vLLM is imported when a model loads.
+so that it runs in the model's own environment. vLLM is imported when a model loads.
 """
 
 import asyncio

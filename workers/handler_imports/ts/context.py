@@ -1,6 +1,6 @@
 """The context of a handler: one object per worker, with the requests of the current batch.
 
-Handlers keep things of their own on it, so it takes any attribute.
+Handlers store values of their own on it, so it takes any attribute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class RequestProcessor:
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
-        """The text beside the status."""
+        """The reason phrase of the status."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:

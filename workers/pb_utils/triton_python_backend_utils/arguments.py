@@ -17,7 +17,7 @@ def text(what: str, value: Any) -> str:
 
 
 def integer(what: str, value: Any, least: int, most: int) -> int:
-    """An int, or a whole number of numpy's, as an int. Raises TypeError for any other value, and for one that is out
+    """An int, or a numpy integer, as an int. Raises TypeError for any other value, and for one that is out
     of range."""
     try:
         number = operator.index(value)

@@ -30,7 +30,7 @@ class ResponseIterator:
 
     def __init__(self, server: runtime.Runtime) -> None:
         self._server = server
-        # Changed by a thread of the runtime's under the lock; the position by the reader.
+        # Changed by the runtime's threads under the lock; the position by the reader.
         self._changed = threading.Condition()
         self._responses: list[InferenceResponse] = []
         self._is_complete = False

@@ -109,8 +109,7 @@ class RegisteredFamily:
 
 
 class FamilyHandle:
-    """The share of one MetricFamily object in a family; the object's metrics see in it whether the object was
-    deleted."""
+    """The part of one MetricFamily object in a family, by which the object's metrics know whether it was deleted."""
 
     def __init__(self, family: RegisteredFamily) -> None:
         self.family = family

@@ -75,8 +75,8 @@ class MetricFamily:
         self._handle = registry.register(name, kind, self.description)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> "Metric":
-        """The metric of these labels; `buckets`, the upper bounds in order, for histograms and for them alone.
-        Raises TritonModelException for invalid labels or buckets."""
+        """The metric of these labels; `buckets` are the upper bounds in order, for histograms only. Raises
+        TritonModelException for invalid labels or buckets."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         assert self._handle is not None

@@ -45,7 +45,7 @@ class Runtime(ABC):
         """
 
     def wait(self, changed: Condition, has_come: Callable[[], bool]) -> None:
-        """Wait, in a thread of the model's that holds `changed`, until `has_come`; each response notifies `changed`."""
+        """Wait until `has_come`, in a thread of the model that holds `changed`; each response notifies `changed`."""
         changed.wait_for(has_come)
 
     @abstractmethod

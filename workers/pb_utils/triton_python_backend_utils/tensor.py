@@ -71,7 +71,7 @@ class Tensor:
         data: memoryview | None = None,
         source: TensorSource | None = None,
     ) -> "Tensor":
-        """A tensor of the server's: `array`, of the datatype's numpy form, or, for strings, the wire form as `data`."""
+        """A tensor made by the server: `array`, in the datatype's numpy form or, for strings, wire form `data`."""
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype

@@ -334,7 +334,7 @@ def test_a_silent_redis_costs_one_timeout(tmp_path: Path) -> None:
             assert time.monotonic() - start >= timeout_s
             assert num_connections(silent) == 1  # a second try would be another
             assert isinstance(error, UnavailableError)
-            assert str(error) == f"table '{url}' of model 'm' cannot be asked: Timeout reading from socket"
+            assert str(error) == f"table '{url}' of model 'm' cannot be queried: Timeout reading from socket"
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def test_a_silent_redis_costs_one_timeout(tmp_path: Path) -> None:
 def test_a_url_that_is_none_is_not_quoted(tmp_path: Path, url: str, shown: str) -> None:
     error = refusal(tmp_path, stored(url), [1])
     assert isinstance(error, InvalidArgumentError)
-    assert str(error) == f"table '{shown}' of model 'm': its URL is none that Redis is found by"
+    assert str(error) == f"table '{shown}' of model 'm': its URL does not name a Redis server"
     assert error.__suppress_context__
 
 
 def test_a_redis_that_is_not_there_says_so(tmp_path: Path) -> None:
     error = refusal(tmp_path, stored(f"unix://user:secret@{tmp_path}/socket?db=3"), [1])
     assert isinstance(error, UnavailableError)
-    assert str(error).startswith(f"table 'unix://{tmp_path}/socket' of model 'm' cannot be asked: ")
+    assert str(error).startswith(f"table 'unix://{tmp_path}/socket' of model 'm' cannot be queried: ")
 
 
 def test_a_redis_table_may_go_and_come_back(version: Path, redis_server: str) -> None:

@@ -1,1 +1,1 @@
-"""Aids of handlers: streaming, timing, micro-batching."""
+"""Utilities for handlers: streaming, timing, micro-batching."""

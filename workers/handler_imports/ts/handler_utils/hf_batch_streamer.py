@@ -3,8 +3,8 @@
     TextIteratorStreamerBatch(tokenizer, batch_size=2, skip_prompt=True) ─► model.generate(**inputs, streamer=streamer)
     for texts in streamer: …    texts[i] is what has been decided of sequence i since the last list, "" if nothing
 
-`generate` runs in one thread, the loop in another. A text is handed out up to its last blank, since further tokens may
-change a word, and whole at a line's end, behind a Chinese, Japanese or Korean character, and at the end.
+`generate` runs in one thread, the loop in another. A text is handed out up to its last space, since further tokens may
+change a word; and in full at a line's end, after a Chinese, Japanese or Korean character, and at the end.
 """
 
 from collections.abc import Iterator, Sequence

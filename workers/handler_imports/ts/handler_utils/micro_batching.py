@@ -23,7 +23,7 @@ class MicroBatching:
     """A handler's `handle` that splits a batch into parts of `micro_batch_size` requests. Each stage has a group of
     threads of its own; results are in the order of the requests.
 
-    Usual is `self.handle = MicroBatching(self)` in a handler's constructor.
+    Usually set in a handler's constructor: `self.handle = MicroBatching(self)`.
     """
 
     def __init__(

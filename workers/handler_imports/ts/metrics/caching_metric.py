@@ -1,4 +1,4 @@
-"""A metric that a handler has declared, to which it gives values with the values of its dimensions."""
+"""A metric that a handler declares and then updates, each time with a value for every dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.unit import full_name
 
-#: Names that the server gives values itself; they follow a handler's own dimensions.
+#: Dimensions whose values the server knows; they follow a handler's own dimensions.
 OWN_DIMENSIONS = ("ModelName", "Level")
 
 

@@ -109,7 +109,7 @@ class MetricsStore:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: object, dimensions: Sequence[Dimension] | None = None) -> None:
-        """Count an error; its text is no figure, and is written nowhere. TorchServe's raises for every text."""
+        """Count an error; its text is dropped. TorchServe's own method raises an error for every text."""
         del value
         self.add_metric(name, 1, "count", None, dimensions, MetricTypes.COUNTER)
 

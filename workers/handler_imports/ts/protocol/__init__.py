@@ -1,1 +1,1 @@
-"""TorchServe's old place of the function that streams."""
+"""TorchServe's old package of the function that sends a part of a response."""

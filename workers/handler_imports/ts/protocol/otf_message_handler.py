@@ -1,4 +1,4 @@
-"""TorchServe's old place of the function that streams."""
+"""TorchServe's old module of the function that sends a part of a response."""
 
 from ts.handler_utils.utils import send_intermediate_predict_response
 

@@ -1,4 +1,4 @@
-"""The handler that most handlers derive from: load a model, preprocess, infer, postprocess. No model lies in it.
+"""The handler that most handlers derive from: load a model, preprocess, infer, postprocess.
 
 torch is imported when a handler is initialized, not with this module.
 """

@@ -1,5 +1,5 @@
 """Steps of an image's preprocessing with Pillow and torch alone: their results are those of torchvision's transforms of
-these names, for images of Pillow's."""
+these names, for Pillow images."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ToTensor:
 
 
 class Normalize:
-    """A tensor less each channel's mean, by its standard deviation."""
+    """A tensor whose channels are normalized: less their mean, divided by their standard deviation."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean = mean

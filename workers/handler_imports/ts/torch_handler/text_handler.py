@@ -54,7 +54,7 @@ class TextHandler(BaseHandler):
         return os.path.join(str(ctx.system_properties.get("model_dir")), name)
 
     def get_word_token(self, input_tokens: Any) -> list[str]:
-        """The tokens of numbers, by the vocabulary."""
+        """The tokens that these numbers stand for in the vocabulary."""
         numbers = input_tokens.tolist() if hasattr(input_tokens, "tolist") else input_tokens
         lookup = getattr(self.source_vocab, "lookup_tokens", None)
         if lookup is not None:
@@ -63,7 +63,8 @@ class TextHandler(BaseHandler):
         return [words.get(number, "<unk>") for number in numbers]
 
     def summarize_attributions(self, attributions: Any) -> Any:
-        """The share of each token in an attribution of the embedding's values: their sum, by its norm."""
+        """The share of each token in an attribution of the embedding's values: their sum, divided by the norm of all
+        sums."""
         import torch
 
         shares = attributions.sum(dim=-1).squeeze(0)

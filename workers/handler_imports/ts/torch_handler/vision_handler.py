@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class VisionHandler(BaseHandler):
-    """A handler of images. A subclass sets `image_processing`: from an image of Pillow's to a tensor."""
+    """A handler of images. A subclass sets `image_processing`: from a Pillow image to a tensor."""
 
     image_processing: Callable[[Any], Any]
 
@@ -33,8 +33,8 @@ class VisionHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """The images of a batch as one tensor: each is a file's bytes, those as base64 text, or nested lists, which
-        are the tensor's values."""
+        """The images of a batch as one tensor: each is a file's bytes, their base64 text, or nested lists, which are
+        the tensor's values."""
         import torch
 
         images = []

@@ -1,1 +1,1 @@
-"""TorchServe's functions that handlers import beside the handlers' classes."""
+"""TorchServe's functions that handlers import besides the handlers' classes."""

@@ -116,7 +116,7 @@ def check_valid_pt2_backend(backend: str) -> bool:
 def deprecated(
     version: str, replacement: str = "", use_instead: str = ""
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A decorator for functions that go in a later version: each call warns, and names the replacement."""
+    """A decorator for functions that a later version removes: each call warns, and names the replacement."""
     instead = use_instead or replacement
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -54,7 +54,7 @@ def _tensor(described: Any) -> Any:
 def _output(name: str, result: Any) -> dict[str, Any]:
     import numpy as np
 
-    if hasattr(result, "detach"):  # a tensor of torch's
+    if hasattr(result, "detach"):  # a torch tensor
         result = result.detach().cpu().numpy()
     if isinstance(result, (str, bytes, dict)):
         text = result.decode("utf-8", "replace") if isinstance(result, bytes) else result

@@ -1,1 +1,1 @@
-"""Aids of users' tests of their handlers."""
+"""Utilities for users' tests of their handlers."""
