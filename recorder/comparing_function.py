@@ -4,7 +4,7 @@
         return None                            # or True: the answers agree; False or a sentence: they do not
 
 It is the user's code and runs in the comparator, which no request waits for: a call has LIMIT_S; one that native code
-does not leave ends the process after HARD_LIMIT_S, and the supervisor starts another, which goes on behind that pair.
+does not leave ends the process after HARD_LIMIT_S, and the supervisor starts another, which goes on after that pair.
 """
 
 import faulthandler

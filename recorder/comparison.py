@@ -1,7 +1,7 @@
 """The differences between two answers to one request, within a tolerance. Pure.
 
-The one home of comparing: `shoal replay` compares a recorded answer with a new one, the comparator a version's answer
-with its shadow's.
+Used by `shoal replay`, which compares a recorded answer with a new one, and by the comparator, which compares a
+version's answer with its shadow's.
 """
 
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ def value_differences(
     *,
     is_strict: bool = False,
 ) -> list[ValueDifference]:
-    """The differences between a first answer and the outputs of another one; empty if the answers agree. `verb` is what
-    the first did, in sentences. Outputs in BF16 may be its words. Unless `is_strict`, the other outputs are those of a
-    client: of another shape with equally many values where the model reshapes, and FP32 for BF16."""
+    """The differences between a first answer and the outputs of another one; empty if the answers agree. `verb` tells
+    in sentences where the first comes from. BF16 outputs may be 16-bit words. Unless `is_strict`, the other outputs are
+    as a client gets them: of any shape with as many values, since models may reshape, and FP32 for BF16."""
     names = {each.name for each in response.outputs}
     if names != set(outputs):
         return [ValueDifference(f"outputs: {sorted(names)} {verb}, {sorted(outputs)} came")]
@@ -108,8 +108,8 @@ def _unlike(name: str, before: Array, after: Array, verb: str) -> ValueDifferenc
 
 
 def _row_fault(name: str, rows: Array, others: Array, tolerance: OutputTolerance) -> str | None:
-    """The sentence about rows whose largest value stands elsewhere, or which point elsewhere; None if none does. A row
-    with NaN in one answer alone does both."""
+    """The sentence about rows whose largest value stands elsewhere, or whose direction differs; None if there are none.
+    A row with NaN in one answer alone counts as both."""
     is_nan, is_other_nan = np.isnan(rows).any(axis=1), np.isnan(others).any(axis=1)
     if (is_nan != is_other_nan).any():
         num_nan = int(np.count_nonzero(is_nan != is_other_nan))

@@ -27,7 +27,8 @@ from shoal.shm.byte_ring import padded
 
 ENTRY_HEAD = Struct("<4QqQ")
 REQUEST_WORDS = Struct("<30Q")
-#: Before two entries in the ring to the comparator, of a request and of its execution by a shadow: bytes of the first.
+#: Stands before a pair of entries in the comparator's ring, a request and its execution by a shadow: bytes of the
+#: first.
 PAIR_HEAD = Struct("<Q")
 #: Flags of an entry: it belongs to the sample that is written; otherwise it is kept for a death that may follow.
 SAMPLED = 1
@@ -159,7 +160,7 @@ def pack(
     wall_offset_ns: int,
 ) -> tuple[list[bytes | memoryview], int]:
     """The parts of an entry in their order, and their bytes together, a multiple of 8. `requests` are RequestWords;
-    `output` are parts that lie one behind the other."""
+    `output` are parts that lie one after another."""
     num_output = sum([len(each) for each in output])
     head = ENTRY_HEAD.pack(len(requests), len(description), num_output, SAMPLED if is_sampled else 0, wall_offset_ns, 0)
     parts: list[bytes | memoryview] = [head, description, *[REQUEST_WORDS.pack(*words) for words in requests]]

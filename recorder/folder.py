@@ -1,11 +1,11 @@
-"""The folder of a recording: a ring of files by size and age, and beside it the last seconds before each death.
+"""The folder of a recording: a ring of files by size and age, and next to it the last seconds before each death.
 
     20261129T134501.123456-0001.shoalrec          one file after another; the oldest go
     20261129T134501.123456-died-0002.shoalrec     a model's requests before an instance died; the last
                                                   MAX_DEATHS are kept, whatever the size and age of the others
 
-Files are their owner's alone (mode 0600), since they hold clients' tensors. A file is begun by each recorder anew and
-never written by two. A file whose date is to come was begun before the wall clock was set back, and is older than all
+Files are their owner's alone (mode 0600), since they hold clients' tensors. Each recorder begins files of its own; none
+is written by two. A file dated in the future was begun before the wall clock was set back, and counts as older than all
 others. Runs in the recorder.
 """
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 SUFFIX = ".shoalrec"
 #: Files of deaths that are kept (ours: of sixteen crashes one has the batch that another lacks).
 MAX_DEATHS = 16
-#: A recording has about so many files, so that the oldest part that goes is small; and their bounds in bytes (ours).
+#: About how many files a recording has, so that removing the oldest loses little; bounds of a file's bytes (ours).
 _NUM_FILES, _LEAST_NBYTES, _MOST_NBYTES = 16, 1 << 20, 256 << 20
 _DATE = "%Y%m%dT%H%M%S.%f"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(died-)?\d{4,}" + re.escape(SUFFIX))
@@ -45,7 +45,7 @@ class RecordingFolder:
         self._num_files = 0
 
     def bound(self, max_bytes: int) -> None:
-        """Keep at most so many bytes from now on."""
+        """Keep at most `max_bytes` bytes from now on."""
         self._max_bytes = max_bytes
         self._file_nbytes = min(max(max_bytes // _NUM_FILES, _LEAST_NBYTES), _MOST_NBYTES)
 
@@ -61,7 +61,7 @@ class RecordingFolder:
         try:
             _write_all(self._fd, frame)
         except OSError:
-            self.end_file()  # it may end in half a frame, behind which no other could be read
+            self.end_file()  # it may end in half a frame, after which no other could be read
             raise
         self._nbytes += len(frame)
 

@@ -231,9 +231,9 @@ def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTen
 
 
 def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> list[list[RecordedRequest]]:
-    """The requests by the batch in which they were executed, each batch in its order; those that were not executed,
-    each alone. In the order of the batches' first requests. A request that was executed again is in two. With `most`,
-    requests are read only up to the one that begins a further batch."""
+    """Group requests by the batch that executed them: batches in the order of their first requests, each in its own
+    order. A request that was not executed is a group by itself, one that was executed again is in two. With `most`,
+    reading stops at the request that begins a further batch."""
     found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
         identity = (request.number,) if request.execution is None else request.execution.identity

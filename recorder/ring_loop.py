@@ -2,7 +2,7 @@
 
 No process waits for such a reader: entries for which a ring has no room are dropped by the batcher, and counted. No
 bell is rung for it either: it looks into the ring from time to time, so that it takes many entries at once and costs a
-batcher that is busy nothing.
+busy batcher nothing.
 """
 
 import logging
@@ -21,8 +21,8 @@ from shoal.shm.segment import Segment, SegmentView
 
 _log = logging.getLogger(__name__)
 
-#: Pauses between looks into the ring (ours): after entries were found, and the longest, doubled from one to the other.
-#: The ring takes 300 MB/s for as long as the longest one.
+#: Pauses (s) between looks into the ring (ours): the first after entries were found, doubled up to the second, during
+#: which the ring takes 300 MB/s.
 SHORT_PAUSE_S, LONG_PAUSE_S = 0.02, 0.2
 
 
@@ -79,6 +79,6 @@ class RingLoop:
                 ring.skip()
             if number != max(self._rings) and not ring.has_unread():
                 del self._rings[number]
-                with suppress(*GONE):  # which the next message says, or has said
+                with suppress(*GONE):  # `run` finds by itself that the supervisor is gone
                     self._supervisor.send(to_recorder.RingDrained(number))
         return found

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 KEPT_NS, MAX_KEPT_NBYTES = 10_000_000_000, 32 << 20
 #: A frame is written when it has so many bytes, or no further entries are there (ours: what zlib compresses in 5 ms).
 FRAME_NBYTES = 1 << 19
-#: Time between two lines about a disk that refuses (ours).
+#: Time between two log lines about a failing disk (ours).
 COMPLAINT_NS = 10_000_000_000
 
 
@@ -96,7 +96,7 @@ class Tail:
         self._try(lambda: self.folder.write_death(found), ())
 
     def _try(self, write: Callable[[], None], lost: Sequence[bytes | memoryview]) -> None:
-        """Write; `lost` are the entries that are lost where the disk refuses."""
+        """Write, and count the requests in `lost`, the entries that are lost, if the disk fails."""
         try:
             write()
         except OSError as error:
