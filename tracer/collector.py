@@ -68,14 +68,14 @@ class Collector:
         return True
 
     def _numbered(self, trace: Trace, parent: int) -> Iterator[Numbered]:
-        """A trace and its children with their numbers, each behind its parent."""
+        """A trace and its children with their numbers, each after its parent."""
         number = next(self._numbers)
         yield number, parent, trace
         for child in trace.children:
             yield from self._numbered(child, number)
 
     def write(self) -> dict[int, int]:
-        """Write the traces that may be written now; returns, by setting, how many were counted since the last call."""
+        """Write the traces that may be written now; returns, by revision, how many were counted since the last call."""
         counts = {}
         for revision, collection in self._collections.items():
             collection.write()

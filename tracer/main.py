@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.tracer.main")
 
-#: So many traces, or bytes of large ones, are read before they are written: few writes, but bounded memory.
+#: Most traces, or bytes of large ones, that are read before they are written: few writes, but bounded memory.
 MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
 #: Assumed bytes of the text of a child's trace (ours: seven time points, and a head with names).
 CHILD_NBYTES = 600

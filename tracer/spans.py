@@ -54,7 +54,7 @@ class SpanExport:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, traces: Sequence[Numbered], wall_offset_ns: int) -> None:
-        """Export a trace, and its children behind it; `wall_offset_ns` is the wall clock minus the monotonic one."""
+        """Export a trace, and its children after it; `wall_offset_ns` is the wall clock minus the monotonic one."""
         _, _, whole = traces[0]
         parent = self._propagator.extract(whole.context, Context())
         contexts = {0: self._span("InferRequest", _HTTP, parent, whole, wall_offset_ns, {})}
@@ -93,5 +93,5 @@ class SpanExport:
         return set_span_in_context(span, parent)
 
     def close(self) -> None:
-        """Send the spans that wait; takes as long as the receiver lets it."""
+        """Send the spans that wait; how long that takes depends on their receiver."""
         self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""Triton's trace files: a JSON array in one file, or in files with numbers behind the name. Runs in the tracer.
+"""Triton's trace files: a JSON array in one file, or in files with numbers after the name. Runs in the tracer.
 
 The one file is valid JSON after every write, so collected traces survive the tracer; Triton keeps them in memory until
 it ends. A new file is its owner's alone, since traces may have clients' tensors.
