@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 TICK_S, IDLE_S = 0.05, 1.0
 
 
-#: Most bytes of other models' results that a process may hold together; further results are copied, and their memory is
-#: released at once: it would be missing in the slab of the called model (ours: as much as a front end's copies).
+#: Most bytes of other models' results that a process may hold together; further results are copied and released at
+#: once, since held ones take room in the called model's slab (ours: as much as a front end's copies).
 MAX_HELD_NBYTES = 64 * MIB
 #: Most such results, however small: each keeps a block of the called model's slab, and that of an ensemble one of the
 #: batcher's, which has 4096 for all clients (ours).
@@ -149,7 +149,7 @@ class StarClient:
                 self._lent[ref] = self._lent.get(ref, 0) + 1
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Undo as many counts of `lend`: the requests are answered, or given up."""
+        """Undo one `lend` of these blocks: the requests that name them are answered, or given up."""
         with self._changed:
             for ref in refs:
                 self._lent[ref] -= 1
@@ -302,7 +302,7 @@ def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None
 
 
 def join() -> StarClient:
-    """Join the star as a client, beside the worker that the process is; returns when all models are known.
+    """Join the star as a client, besides the worker that the process is; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
     """

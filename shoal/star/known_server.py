@@ -29,7 +29,7 @@ class KnownServer:
 
     @property
     def num_region_kinds(self) -> int:
-        """The kinds of their clients' registered regions that requests may name: 0, 1 for Triton's system shared memory
+        """The number of kinds of registered regions that requests may name: 0, 1 for Triton's system shared memory
         alone, 2 with CUDA shared memory."""
         return 0
 

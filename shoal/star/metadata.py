@@ -5,7 +5,7 @@ from typing import Any
 from shoal.model_config.signature import TensorSpec
 from shoal.star.known_server import KnownServer
 
-#: The server's extensions, in Triton's order. By this list clients and perf_analyzer choose the requests they send.
+#: The server's extensions, in Triton's order. Clients and perf_analyzer choose by this list which requests they send.
 EXTENSIONS = (
     "classification",
     "sequence",

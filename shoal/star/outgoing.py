@@ -3,7 +3,7 @@
     0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
 
 A tensor by reference lies in another request's or process's block, which must stay until the request has been answered.
-Of a tensor on a GPU its place is copied (shoal/request.py), or named where it lies.
+For a tensor on a GPU, its place is copied (shoal/request.py), or named by reference.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,8 +73,8 @@ class OutgoingRequest:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether tensors of the request or its response lie on a GPU: then a block has their places, and no copy of
-        the block takes its place."""
+        """Whether tensors of the request or its response lie on a GPU: then a block has their places, and must be held,
+        not copied."""
         return bool(self.places or self.stays)
 
     @property

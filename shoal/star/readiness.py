@@ -52,8 +52,8 @@ def is_settled(entry: ModelEntry) -> bool:
         return True
     if entry.state == "READY":
         return entry.ready
-    # Unlike Triton's, the server is ready while a version drains: else a probe removes one that has just got a newer
-    # version.
+    # Unlike Triton's, the server is ready while a version drains: otherwise a probe would take a server out of service
+    # because a model has just got a newer version.
     if entry.state == "UNLOADING":
         return True
     return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"

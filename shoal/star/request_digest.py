@@ -115,7 +115,7 @@ def request_content(
     compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> RequestContent | None:
     """The content of a request by its header; None for a request of a sequence, and for one with tensors on a GPU. Only
-    contents with the same `sender` are equal. `compared` makes of its parameters those that are compared.
+    contents with the same `sender` are equal. `compared` selects those of its parameters that are compared.
 
     `open_block` returns the memory of a block that the header names, None if it is gone; 0 is the header's own. Raises
     InternalError for a header that is damaged, or a block that is gone.
