@@ -40,7 +40,7 @@ _SUBJECTS = {
 
 
 class RemoteResponse(NamedTuple):
-    """A response of tritonclient's; `outputs` are names and datatypes."""
+    """A tritonclient response; `outputs` are names and datatypes."""
 
     model_version: str
     outputs: Iterable[tuple[str, str]]

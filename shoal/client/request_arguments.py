@@ -19,8 +19,8 @@ _MAX_INT64 = 2**63 - 1
 
 @dataclass(slots=True)  # made once per request: a frozen class would take twice as long
 class RequestArguments:
-    """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version, and
-    a number is as good as its text.
+    """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version, any
+    other may be a number or its text.
 
     An input is an array of the datatype and shape that `model_metadata` names, the batch dimension included; strings
     are arrays of bytes or str, BF16 are uint16. Other values, such as lists, are converted.

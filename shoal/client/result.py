@@ -27,8 +27,8 @@ class Result(dict[str, Array]):
         self.model_name = model
         self.model_version = version
         self.parameters = parameters  # the response's parameters, by name
-        #: Where the time of the request went, in ns, if it was asked with timing=True. The last phase ends when the
-        #: result is made.
+        #: Where the time of the request went, in ns, if the request was made with timing=True. The last phase ends when
+        #: the result is made.
         self.timing = timing
 
     def close(self) -> None:

@@ -5,7 +5,7 @@
     with Client() as client:
         outputs = client.infer("simple", {"INPUT0": a, "INPUT1": b})
 
-Threads may share a client, and ask at the same time. A forked copy of the process gets its own connection with its
+Threads may share a client, and call it at the same time. A forked copy of the process gets its own connection with its
 first call.
 """
 
@@ -76,7 +76,7 @@ class Client:
         shoal.client.request_arguments). They are read before this returns, and stay the caller's; those from `empty`
         are not copied. Outputs are the caller's own arrays or, with copy=False, read-only views of the server's memory
         (see Result). `timeout` is in seconds; the default is the server's --request-timeout-secs. Raises TimedOutError
-        after it, and as every call.
+        when it is over, and the errors of every call (see Client).
         """
         num_reloads = 0
         while True:
@@ -95,8 +95,8 @@ class Client:
     def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Send a request to a model that may answer any number of times (decoupled); yields the answers as they come.
 
-        Arguments and errors as of `infer`; `timeout` is for each answer. The request is cancelled if the iterator is
-        closed, or dropped, before its end.
+        Arguments and errors are those of `infer`; `timeout` limits the wait for each answer. The request is cancelled
+        if the iterator is closed, or dropped, before its end.
         """
         call, sleeper = self._submit(asked, is_stream=True)
         answers = _answers(call, sleeper)
