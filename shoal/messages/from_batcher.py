@@ -1,4 +1,4 @@
-"""Messages from the batcher to the supervisor (supervisor/supervisor.py), beside acknowledgements.
+"""Messages from the batcher to the supervisor (supervisor/supervisor.py), besides acknowledgements.
 
 BatcherConnected first: it stands by, with all its imports done
 """
@@ -32,8 +32,8 @@ class ModelRetired(Message):
 
 
 class PoisonFound(Message):
-    """A request has ended so many instances that equal ones are refused. The supervisor has a successor go on with
-    that (to_batcher.PoisonKnown)."""
+    """A request has ended so many instances that equal ones are refused. The supervisor passes this on to a successor
+    (to_batcher.PoisonKnown)."""
 
     model_id: int
     sample_low: int  # digests of the request's content (batcher/scheduling/suspects.py)
@@ -78,7 +78,7 @@ class SplitFigures(Message):
 
 class FinishedRequestsListed(Message):
     """Requests of the models that ListFinishedRequests has named: the slowest, the slowest first; the failed ones, the
-    last first; and how many have failed beside these. Each request is a FinishedRequest (shoal/finished_request.py)."""
+    last first; and how many more have failed. Each request is a FinishedRequest (shoal/finished_request.py)."""
 
     number: int  # of the question
     slowest: Sequence[Any]

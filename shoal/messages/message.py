@@ -3,7 +3,7 @@
     [name of the type, sequence number, field, field, …]      for a descriptor: whether there is one
 
 A receiver decodes only the types that it handles, and each field must have its declared type. Anything else is refused
-with one error, from an untrusted client or a process of the server's own alike. A message whose sequence number is not
+with one error, whether from an untrusted client or from a process of the server. A message whose sequence number is not
 0 is acknowledged once it has been applied. Pure: no socket, no clock.
 """
 

@@ -134,7 +134,7 @@ class ServerStopping(Message):
 
 class ConnectionsEnding(Message):
     """The front ends are about to end, lanes first: the road's connections end with their next response, or when they
-    have been idle for a while. Lanes are told by a signal."""
+    have been idle for a while. Lanes get a signal instead."""
 
 
 class ExitTimeoutExpired(Message):

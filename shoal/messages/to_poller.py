@@ -155,7 +155,7 @@ class Polled(Message):
 
 
 class OrderDone(Message):
-    """Sent by the poller: the end of any other order, behind the models that it has found."""
+    """Sent by the poller: the end of any other order, after the models that it has found."""
 
     order: int
     about: dict[str, Any] | None = None  # of a workflow that was found (repository/torchserve/workflow_store.py)

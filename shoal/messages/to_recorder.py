@@ -45,7 +45,7 @@ class RingDrained(Message):
 
 
 class RequestsLost(Message):
-    """Sent to the supervisor: so many requests more could not be written, since the disk refused them."""
+    """Sent to the supervisor: this number of further requests could not be written to the disk."""
 
     number: int
 

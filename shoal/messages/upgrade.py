@@ -23,7 +23,7 @@ class UpgradeWanted(Message):
 
 
 class UpgradeBegun(Message):
-    """Sent to the command: the new server has been started, and has so many seconds to be ready."""
+    """Sent to the command: the new server has been started, and has `limit_s` seconds to be ready."""
 
     pid: int
     limit_s: float
@@ -86,8 +86,8 @@ class NewServerFails(Message):
 
 
 class TakeOver(Message):
-    """Sent to the new server: it is the server from now on. With its acknowledgement it no longer dies with the old
-    one, which accepts no more, and ends."""
+    """Sent to the new server: it is the server from now on. Once it has acknowledged this, it no longer dies with the
+    old one, which accepts no more, and ends."""
 
 
 class MainProcessNamed(Message):
