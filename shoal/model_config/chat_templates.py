@@ -3,10 +3,10 @@
     parameters { key: "tokenizer" value { string_value: "tokenizer" } }
     parameters { key: "chat_template" value { string_value: "{% for … %}" } }
 
-The first names a directory, in the model's own or by an absolute path; the second is the template itself, and wins. A
-tokenizer's directory has chat_template.jinja, or tokenizer_config.json with `chat_template`, and with the tokens that
-begin and end a text. What is found becomes parameters of the configuration, so that every process has it. Runs in the
-poller.
+The first names a directory, by a path that is absolute or relative to the model's directory; the second, which takes
+precedence, is the template itself. A tokenizer's directory has chat_template.jinja, or tokenizer_config.json with
+`chat_template`, and with the tokens that begin and end a text. What is found becomes parameters of the configuration,
+so that every process has it. Runs in the poller.
 """
 
 import json
@@ -57,7 +57,7 @@ def _template(directory: Path, settings: dict[str, Any], what: str) -> str:
     if data is not None:
         return data.decode("utf-8", "replace")
     template = settings.get(CHAT_TEMPLATE)
-    if isinstance(template, list):  # several by name, of which the one for conversations is called so
+    if isinstance(template, list):  # several by name; the one for conversations is called "default"
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
     if not isinstance(template, str) or not template:

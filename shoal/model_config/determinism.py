@@ -1,4 +1,4 @@
-"""Determinism of a model's answers, and how far they lack it: parameters of a model, since Triton has neither. Pure.
+"""Parameters that make a model's answers deterministic, or measure how far they are not; Triton has neither. Pure.
 
     parameters { key: "deterministic" value { string_value: "true" } }      every request runs in a batch of its own
     parameters { key: "deterministic" value { string_value: "padded" } }    every batch has max_batch_size rows

@@ -23,7 +23,7 @@ def execution_timeout_ms(config: Config) -> int | None:
 
 
 def load_timeout_s(config: Config) -> int | None:
-    """Seconds that an instance has to load, as an archive of TorchServe's says; None where the server's limit holds."""
+    """Seconds that an instance has to load, as a TorchServe archive says; None where the server's limit holds."""
     text = parameter(config, _LOAD_PARAMETER) or ""
     return min(int(text[:10]), MAX_MS) or None if text.isascii() and text.isdecimal() else None
 

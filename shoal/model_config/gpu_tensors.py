@@ -11,8 +11,8 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # Triton's
 
 
 def gpu_of_inputs(config: Config) -> int:
-    """The server's number of the GPU on which all instances of a model take inputs where they are; NO_GPU if there is
-    none. The configuration is finished."""
+    """The server's number of the GPU on which all instances of a model take inputs in place; NO_GPU if there is none.
+    The configuration is finished."""
     backend = runs_on(config)
     takes = backend == "pytorch" or (backend == "python" and parameter(config, _FORCE_CPU) == "no")
     return only_gpu(config) if takes else NO_GPU

@@ -80,17 +80,17 @@ class OwnLimits(NamedTuple):
 
 
 def own_limits(config: Config) -> OwnLimits:
-    """The bounds of sequences that an archive of TorchServe's has set; none for other models."""
+    """The bounds of sequences that a TorchServe archive has set; none for other models."""
     return OwnLimits(*[int(parameter(config, name) or 0) if begins_unasked(config) else 0 for name in _OWN_LIMITS])
 
 
 def begins_unasked(config: Config) -> bool:
-    """Whether the first request of a sequence begins it, START or not: of TorchServe's clients few say START."""
+    """Whether the first request of a sequence begins it, START or not: few TorchServe clients send START."""
     return parameter(config, SEQUENCE_PARAMETER) == "true"
 
 
 def max_waiting_requests(config: Config) -> int:
-    """The most requests that wait, as an archive of TorchServe's has it; 0: the server's bound holds."""
+    """The most requests that wait, as a TorchServe archive sets it; 0: the server's bound holds."""
     return int(parameter(config, QUEUE_PARAMETER) or 0)
 
 

@@ -34,7 +34,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """The requirements of a sequence batcher on a request, beside its tensors."""
+    """The requirements of a sequence batcher on a request, besides its tensors."""
 
     control: str  # the input that receives the correlation id; "": none
     correlation: Datatype | None  # the datatype of that input; None: either kind of id is accepted
