@@ -59,7 +59,7 @@ class Comparator:
         self._num_unreadable += 1
         if time.monotonic() >= self._quiet_until_s:
             self._quiet_until_s = time.monotonic() + COMPLAINT_S
-            _log.error("two answers cannot be compared: %s; these are %d so far", error, self._num_unreadable)
+            _log.error("two answers cannot be compared: %s; %d such pairs so far", error, self._num_unreadable)
 
     def report(self) -> None:
         """Send the supervisor the findings since the last call."""

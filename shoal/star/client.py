@@ -298,7 +298,7 @@ def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None
         try:
             on_answer(answer, is_final)
         except Exception:  # noqa: BLE001 - a rim: an error of one model's event loop must not end others' calls
-            _log.exception("an answer could not be handed to who waits for it")
+            _log.exception("an answer could not be handed to its receiver")
 
 
 def join() -> StarClient:

@@ -271,7 +271,7 @@ class BlsCall:
             self._client.give_back(self._refs)
             # The receiver of responses refers to this call's `cancel`: with a reference back, the cycle would keep
             # memory until it is collected.
-            self._on_response, self._refs = _nobody, frozenset()
+            self._on_response, self._refs = _ignore, frozenset()
         on_response(response, is_final)
 
     def _calls_itself(self) -> bool:
@@ -301,7 +301,7 @@ class BlsCall:
         return tensors
 
 
-def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
+def _ignore(_response: InferenceResponse | None, _is_final: bool) -> None:
     """Receive responses once the call is over, without effect."""
 
 

@@ -49,7 +49,7 @@ class ModelEventLoop:
         loop.call_soon_threadsafe(self._end, wait_s)
         thread.join(wait_s + 2 * CANCEL_WAIT_S)
         if thread.is_alive():
-            _log.error("a coroutine in thread '%s' has not given way for too long; it is left behind", self._name)
+            _log.error("a coroutine blocks the event loop of thread '%s'; the thread is abandoned", self._name)
 
     def _run(self, loop: "asyncio.AbstractEventLoop") -> None:
         try:
@@ -85,5 +85,5 @@ class ModelEventLoop:
         if late:
             _, late = await asyncio.wait(late, timeout=CANCEL_WAIT_S)
         if late:
-            _log.error("%d coroutines in thread '%s' do not let themselves be cancelled", len(late), self._name)
+            _log.error("%d coroutines in thread '%s' went on after they were cancelled", len(late), self._name)
         asyncio.get_running_loop().stop()

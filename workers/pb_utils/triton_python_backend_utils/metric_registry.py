@@ -202,7 +202,7 @@ class MetricRegistry:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "a model has more than %d series of metrics; the server hears of no further one, the first in "
+                "a model has more than %d series of metrics; further ones are not reported, the first of them in "
                 "family '%s'", MAX_SERIES, name,
             )  # fmt: skip
 
