@@ -7,7 +7,8 @@ In the JSON format a line has its parts as fields, too: method, path, client, st
 about failures have it, where the request belongs to a trace (W3C's `traceparent`). What a client has sent is shortened
 and escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of
 the response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins when the
-request has come whole and a thread is free. Front-end processes; any thread.
+request has come whole and a thread is free; for one that gets no thread, with its first byte. Front-end processes; any
+thread.
 """
 
 import logging

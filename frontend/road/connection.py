@@ -130,7 +130,7 @@ class ParsedHead(Unreader):  # type: ignore[misc]
         request: Any = SpelledRequest(connection.cfg, self, connection.client)
         self.method: str = request.method
         self.target: str = request.uri
-        self.fields: list[tuple[str, str]] = request.headers  # names in capitals
+        self.headers: dict[str, str] = {name.lower(): value for name, value in request.headers}
         self.expects_continue: bool = request.expects_continue
         reader = request.body.reader
         #: Bytes of the body, or None if it is chunked.

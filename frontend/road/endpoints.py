@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.api_keys import ApiKey
@@ -96,6 +97,21 @@ def body_limit(
     if isinstance(found, Response) or not is_authorised(state, found.scope, headers, address, found.model):
         return None
     return _limit(found, state, endpoint)
+
+
+def refused(
+    state: ServerState,
+    endpoint: Endpoint,
+    error: ShoalError,
+    method: str = "",
+    target: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """The response that refuses a request, and ends the connection, in the form of the protocol of its path; without a
+    target in that of the endpoint. Never waits."""
+    found = (endpoint.preview or endpoint.admit)(state, method, target, headers) if target else None
+    refuse = found.refuse if isinstance(found, RouteMatch) else None
+    return endpoint.finish(_closed((refuse or endpoint.refuse)(error)))
 
 
 def _limit(found: RouteMatch, state: ServerState, endpoint: Endpoint) -> int:

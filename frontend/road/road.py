@@ -25,12 +25,11 @@ import gunicorn.util
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import ThreadWorker
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend import handover
 from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
-from shoal.frontend.response import CLOSE, as_bytes, error_json
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_of_lane, parsed
@@ -44,17 +43,16 @@ from shoal.frontend.road.endpoints import (
 )
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusal_log import RefusalLog
+from shoal.frontend.road.refusals import endpoint_of, error_writer, refusal
 from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work, kind_of
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.unix_socket import with_addresses
 from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.process import ignore_supervisors_signals, return_large_blocks, set_title, unblock_end_signals
 from shoal.shm.shares import MODELS_AT_ONCE
-from shoal.torchserve_errors import TorchServeFault
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -118,7 +116,12 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.log.access = _log_access  # gunicorn calls it after each request
         self._admissions = Admissions(self.poller, self._application.state.key_uses)
         self._uploads = Uploads(
-            self.poller, self._application.state, self._framing_of, self._answer, self._count_closed
+            self.poller,
+            self._application.state,
+            self._framing_of,
+            self._answer,
+            self._application.refusal,
+            self._count_closed,
         )
 
     def run(self) -> None:
@@ -214,7 +217,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if conn.work is Work.REQUEST and has_left(_caller(conn)):
             self._application.count_abandoned()
             if self._application.state.log_access and not conn.is_tunnel:
-                HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.queued_s, HUNG_UP)
+                HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.begun_s, HUNG_UP)
             return False
         is_kept = super().handle(conn) is True
         return is_kept and not conn.received.is_short
@@ -318,7 +321,7 @@ def create() -> "RoadApplication":
     flask = LateApplication(partial(_flask_application, state, transport, endpoints))
     application = scraped(flask, state, transport, endpoints, (ParseException,))
     # gunicorn's workers look the function up in this module at each call.
-    gunicorn.util.write_error = error_writer(state, endpoints)
+    gunicorn.util.write_error = error_writer(state, endpoints, gunicorn.util.write_nonblock)
 
     def watched(caller: Caller) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
@@ -379,11 +382,12 @@ class RoadApplication:
         """The most bytes that a request's body may have; None if the request is answered without its body."""
         if connection.is_tunnel:
             return self.state.max_request_bytes
-        server: Any = connection.server
-        address, port = server[:2]
-        endpoint = self._endpoints[self.state.endpoint_at(address, port)]
-        headers = {name.lower(): value for name, value in head.fields}
-        return body_limit(self.state, endpoint, head.method, head.target, headers, connection.address)
+        endpoint = endpoint_of(self.state, self._endpoints, connection)
+        return body_limit(self.state, endpoint, head.method, head.target, head.headers, connection.address)
+
+    def refusal(self, connection: RoadConnection, error: ShoalError) -> bytes:
+        """The bytes of a response that refuses a connection's request, whole or not (refusals.py)."""
+        return refusal(self.state, self._endpoints, connection, error)
 
 
 def mend(
@@ -455,23 +459,3 @@ def bound_chunks(reader: Any, max_request_bytes: int) -> None:
         return size, rest
 
     reader.parse_chunk_size, reader.read_into = bounded, counted
-
-
-#: Writes the error for a request that cannot be read: to a socket, with its status, reason and sentence.
-WriteError = Callable[[Any, int, str, str], None]
-
-
-def error_writer(state: ServerState, endpoints: Mapping[str, Endpoint]) -> WriteError:
-    """The function that sends the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's."""
-
-    def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
-        server = sock.getsockname()
-        name = state.endpoint_at(*server[:2]) if isinstance(server, tuple) else ""  # a socket of a pair has no address
-        if name in state.torchserve_apis:  # which has one sentence for all of them; the log has the reason
-            refusal = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
-            response = endpoints[name].finish(refusal)
-        else:
-            response = error_json(status, sentence or reason, CLOSE)
-        gunicorn.util.write_nonblock(sock, as_bytes(response))
-
-    return write_error

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from urllib.parse import quote
 
 from shoal.errors import ShoalError
 from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S
-from shoal.frontend.response import CLOSE, CONTINUE, as_bytes, error_response
+from shoal.frontend.response import CONTINUE
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection
 from shoal.frontend.state import ServerState
@@ -41,14 +40,17 @@ class Uploads:
         state: ServerState,
         judge: Callable[[RoadConnection, bytes], Framing | None],
         arrived: Callable[[RoadConnection], None],
+        refusal: Callable[[RoadConnection, ShoalError], bytes],
         closed: Callable[[RoadConnection], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`judge` says how a request's body is framed (see arrival.Judge), `arrived` is called with a connection whose
-        request has come, `closed` with one that was closed here."""
+        request has come, `closed` with one that was closed here; `refusal` makes the response that refuses a request
+        (refusals.py)."""
         self._poller = poller
         self._judge = judge
         self._arrived = arrived
+        self._refusal = refusal
         self._closed = closed
         self._now_s = now_s
         self._budget = state.upload_budget
@@ -195,7 +197,7 @@ class Uploads:
         """Refuse a request, whole or not, and end its connection."""
         self._forget(connection)
         with suppress(OSError):  # a client that does not read, or is gone
-            connection.sock.send(refusal(error, is_tunnel=connection.is_tunnel))
+            connection.sock.send(self._refusal(connection, error))
         self._linger(connection)
 
     def _linger(self, connection: RoadConnection) -> None:
@@ -222,15 +224,3 @@ class Uploads:
         self._budget.remove(connection)
         connection.sock.close()
         self._closed(connection)
-
-
-def refusal(error: ShoalError, *, is_tunnel: bool) -> bytes:
-    """The bytes of a response that refuses a request and ends the connection; for a lane's call of gRPC as a lane reads
-    it (frontend/grpc/tunnel.py)."""
-    if is_tunnel:
-        status = 8 if isinstance(error, NoUploadMemoryError) else error.grpc_status
-        message = quote(str(error), safe=" ")
-        return (
-            f"HTTP/1.1 200 OK\r\ngrpc-status: {status}\r\ngrpc-message: {message}\r\nContent-Length: 0\r\n\r\n".encode()
-        )
-    return as_bytes(error_response(error, CLOSE))

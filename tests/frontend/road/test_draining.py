@@ -1,6 +1,7 @@
 """frontend/road/road.py: a road that is to end serves what it has given back to lanes that have ended meanwhile; a
-request whose client has gone before a thread was free is dropped."""
+request whose client has gone before a thread was free is dropped, and one that has waited too long is refused."""
 
+import json
 import logging
 import os
 import selectors
@@ -18,7 +19,8 @@ from shoal.frontend import handover
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.road import RoadWorker, mend
+from shoal.frontend.road.endpoints import make_endpoints
+from shoal.frontend.road.road import RoadApplication, RoadWorker, mend
 from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work
@@ -26,6 +28,9 @@ from shoal.frontend.state import ServerState
 
 #: More than the socket between road and lanes takes with the smallest buffer.
 NUM_CONNECTIONS = 40
+#: A request's head: its path, and the number of bytes of its body.
+POST = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+LATE = "Request timeout expired: no answer within 60 s (--request-timeout-secs)"
 
 
 class Road:
@@ -34,7 +39,7 @@ class Road:
     def __init__(self) -> None:
         made: Any = RoadWorker
         self.worker: Any = made(0, os.getpid(), [], None, 30, Config(), None)
-        self.state = ServerState()
+        self.state = ServerState(torchserve_apis={"torchserve": ["inference"]})
         self.poller = selectors.DefaultSelector()
         self.arrived: list[RoadConnection] = []
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -46,8 +51,15 @@ class Road:
         self.worker._incoming, self.worker._returned = incoming, reading
         self.worker._lanes = handover.Sender(writing)
         self.worker._admissions = Admissions(self.poller, self.state.key_uses)
-        self.worker._uploads = Uploads(self.poller, self.state, judge, self.arrived.append, lambda _connection: None)
-        self.worker._application = SimpleNamespace(state=self.state, request_timeout_s=60.0, refuse_all=lambda: None)
+        self.abandoned: list[None] = []
+        nothing: Any = None
+        endpoints = make_endpoints(self.state, nothing)
+        self.worker._application = application = RoadApplication(
+            nothing, self.state, endpoints, lambda: None, lambda: self.abandoned.append(None)
+        )
+        self.worker._uploads = Uploads(
+            self.poller, self.state, judge, self.arrived.append, application.refusal, lambda _connection: None
+        )
         self.worker._turns = {work: ThreadTurns[RoadConnection](1, 1) for work in Work}
         self.worker._is_draining = self.worker._has_given_up = False
         self.clients: list[socket.socket] = []
@@ -57,6 +69,15 @@ class Road:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.clients.append(socket.create_connection(listener.getsockname()))
             return listener.accept()[0]
+
+    def connect(self, request: bytes) -> RoadConnection:
+        """A connection on which this request has come."""
+        accepted = self.accepted()
+        connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
+        self.worker._uploads.add(connection, request, 60.0)
+        assert self.arrived[-1] is connection
+        connection.work, connection.share, connection.queued_s = Work.REQUEST, "slow", time.monotonic()
+        return connection
 
     def step(self) -> None:
         for key, _ in self.poller.select(60.0):
@@ -118,8 +139,6 @@ def test_a_request_whose_client_has_gone_has_a_line_and_a_call_of_a_lane_none(
     road: Road, caplog: pytest.LogCaptureFixture, is_tunnel: bool
 ) -> None:
     """The lane logs its calls itself."""
-    abandoned: list[None] = []
-    road.worker._application = SimpleNamespace(state=road.state, count_abandoned=lambda: abandoned.append(None))
     road.state.log_access = True
     accepted, client = socket.socketpair() if is_tunnel else (road.accepted(), road.clients[0])
     connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
@@ -131,7 +150,7 @@ def test_a_request_whose_client_has_gone_has_a_line_and_a_call_of_a_lane_none(
     client.close()
     with caplog.at_level(logging.INFO, "shoal"):
         assert road.worker.handle(connection) is False
-    assert len(abandoned) == 1
+    assert len(road.abandoned) == 1
     lines = [each.getMessage().partition(" bytes")[0] for each in caplog.records]
     assert lines == ([] if is_tunnel else ["access: POST /v2/models/m/infer by 10.0.0.1: 499, 0"])
 
@@ -141,11 +160,8 @@ def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, 
     """Or one, of whatever kind, that waits still when the server ends."""
     turns = road.worker._turns[work]
     for number in range(3):
-        accepted = road.accepted()
-        connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
-        road.arrived.append(connection)
-        connection.work = work
-        connection.share, connection.queued_s = "slow", time.monotonic() - 60.0 * (number < 2)
+        connection = road.connect(POST % (b"/v2/models/slow/infer", 0))
+        connection.work, connection.queued_s = work, connection.queued_s - 60.0 * (number < 2)
         assert turns.begin(connection, 1) is (number == 0)
     road.state.gives_up = gives_up
     road.worker.murder_pending()
@@ -158,6 +174,36 @@ def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, 
         assert road.clients[2].recv(1000).startswith(b"HTTP/1.1 503 ")
     else:
         assert turns.end(road.arrived[0]) == road.arrived[2:]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path", "form"),
+    [
+        ("http", b"/v2/models/slow/infer", {"error": LATE}),
+        ("http", b"/v1/embeddings", {"error": {"message": LATE, "type": "server_error", "param": None, "code": None}}),
+        ("torchserve", b"/predictions/slow", {"code": 503, "type": "ServiceUnavailableException", "message": LATE}),
+    ],
+    ids=["Triton", "OpenAI", "TorchServe"],
+)
+def test_the_refusal_has_the_form_of_its_paths_protocol_and_a_line(
+    road: Road, caplog: pytest.LogCaptureFixture, endpoint: str, path: bytes, form: dict[str, Any]
+) -> None:
+    road.state.log_access = True
+    connection = road.connect(POST % (path, 0))
+    address, port = connection.sock.getsockname()
+    road.state.endpoints = {f"{address}:{port}": endpoint}
+    turns = road.worker._turns[Work.REQUEST]
+    assert turns.begin(SimpleNamespace(share="slow", share_nbytes=0), 1)
+    connection.queued_s -= 60.0
+    assert turns.begin(connection, 1) is False
+    with caplog.at_level(logging.INFO, "shoal"):
+        road.worker.murder_pending()
+    head, _, body = road.clients[0].recv(1000).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"\r\nConnection: close" in head
+    assert json.loads(body) == form
+    (line,) = [each.getMessage().rpartition(", ")[0] for each in caplog.records]
+    assert line == f"access: POST {path.decode()} by 10.0.0.1: 503, {len(head) + 4 + len(body)} bytes"
 
 
 @pytest.mark.parametrize("is_draining", [False, True])

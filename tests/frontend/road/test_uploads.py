@@ -3,6 +3,8 @@
 import selectors
 import socket
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from gunicorn.config import Config
 from shoal.frontend.grpc.tunnel import unpack_head
 from shoal.frontend.road.arrival import Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.uploads import Uploads, refusal
+from shoal.frontend.road.endpoints import make_endpoints
+from shoal.frontend.road.refusals import refusal
+from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.state import ServerState
 from shoal.frontend.upload_budget import NoUploadMemoryError, UploadBudget, UploadTimeoutError, UploadTooLargeError
 
@@ -29,8 +33,15 @@ class Road:
         self.budget = state.upload_budget
         self.arrived: list[RoadConnection] = []
         self.closed: list[RoadConnection] = []
+        nothing: Any = None
         self.uploads = Uploads(
-            self.poller, state, self.judge, self.arrived.append, self.closed.append, lambda: self.now_s
+            self.poller,
+            state,
+            self.judge,
+            self.arrived.append,
+            partial(refusal, state, make_endpoints(state, nothing)),
+            self.closed.append,
+            lambda: self.now_s,
         )
         self.clients: list[socket.socket] = []
 
@@ -183,7 +194,8 @@ def test_a_call_of_grpc_is_refused_as_its_lane_reads_it() -> None:
         (UploadTooLargeError(6, 5), 8),
         (UploadTimeoutError("late"), 14),
     ):
-        answer = unpack_head(refusal(error, is_tunnel=True))
+        call: Any = SimpleNamespace(is_tunnel=True)
+        answer = unpack_head(refusal(ServerState(), {}, call, error))
         assert answer is not None
         assert (answer.status, answer.message, answer.response_nbytes) == (status, str(error), 0)
 
