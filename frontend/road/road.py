@@ -222,6 +222,12 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         is_kept = super().handle(conn) is True
         return is_kept and not conn.received.is_short
 
+    def handle_request(self, req: Any, conn: Any) -> bool:
+        """Answer a request that gunicorn has parsed; it remembers when it came, before it waited for the thread."""
+        req.came_s = conn.queued_s
+        kept: bool = super().handle_request(req, conn)
+        return kept
+
     def murder_pending(self) -> None:
         """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""
         if self._application.state.is_draining and not self._is_draining:
@@ -323,8 +329,8 @@ def create() -> "RoadApplication":
     # gunicorn's workers look the function up in this module at each call.
     gunicorn.util.write_error = error_writer(state, endpoints, gunicorn.util.write_nonblock)
 
-    def watched(caller: Caller) -> WatchedTransport:
-        return WatchedTransport(transport, partial(hang_ups.watch, caller))
+    def watched(caller: Caller, came_s: float | None) -> WatchedTransport:
+        return WatchedTransport(transport, partial(hang_ups.watch, caller), came_s)
 
     mended = mend(application, state, watched)
     return RoadApplication(
@@ -371,7 +377,7 @@ class RoadApplication:
         self._application = application
         self.state = state
         self._endpoints = endpoints
-        self.request_timeout_s = request_timeout_s  # how long a request may wait for a thread, and for its answer then
+        self.request_timeout_s = request_timeout_s  # how long a request may wait for a thread and its answer together
         self.refuse_all = refuse_all  # refuses the requests that wait for a model
         self.count_abandoned = count_abandoned  # counts a request whose client has gone before it was begun
 
@@ -391,7 +397,7 @@ class RoadApplication:
 
 
 def mend(
-    application: "WSGIApplication", state: ServerState, watched: "Callable[[Caller], Transport]"
+    application: "WSGIApplication", state: ServerState, watched: "Callable[[Caller, float | None], Transport]"
 ) -> "WSGIApplication":
     """The application, corrected for gunicorn: connections are closed where the response says so or the road drains,
     chunked bodies are bounded while they arrive, and a request is cancelled when its client hangs up."""
@@ -404,7 +410,7 @@ def mend(
         environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
         can_be_asked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
         caller = Caller(environ["gunicorn.socket"], lambda: can_be_asked and not answer.headers_sent)
-        environ[TRANSPORT_VARIABLE] = watched(caller)
+        environ[TRANSPORT_VARIABLE] = watched(caller, getattr(answer.req, "came_s", None))
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers or state.is_draining:

@@ -4,6 +4,7 @@ A request thread allocates a block, fills it, submits it and waits on a queue of
 thread puts its reply (shoal/star/shared_port.py).
 """
 
+import math
 import queue
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -71,7 +72,7 @@ class Executions(Protocol):
         ...
 
     def next_in_time(self) -> tuple[int, StreamedResponse]:
-        """Like `next`, within the server's limit for a response; raises UnavailableError after that."""
+        """Like `next`, within the server's limit for all responses together; raises UnavailableError after that."""
         ...
 
     def cancel(self, number: int) -> None:
@@ -129,18 +130,27 @@ class PortTransport:
 
     # --- request threads ---
 
+    def deadline_s(self, came_s: float | None = None) -> float:
+        """When an answer is due (monotonic) to a request that came then; None: that comes now."""
+        return (time.monotonic() if came_s is None else came_s) + self.request_timeout_s
+
     def infer(
-        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+        self,
+        prepared: PreparedRequest,
+        trace: TracedRequest | None = None,
+        waiter: Waiter | None = None,
+        came_s: float | None = None,
     ) -> ModelResponse:
-        """Run a prepared request. Raises ShoalError: there is no memory, its deadline passed, or the batcher or the
-        model reported an error."""
+        """Run a prepared request that came then (see deadline_s). Raises ShoalError: there is no memory, its deadline
+        passed, or the batcher or the model reported an error."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
-        number = self.submit(prepared, waiter, trace)
+        deadline_s = self.deadline_s(came_s)
+        number = self.submit(prepared, waiter, trace, deadline_s)
         try:
-            reply = self._wait(number, waiter)
+            reply = self._wait(number, waiter, deadline_s)
             while not reply.is_final:  # of a model that answers once, only the last reply is the answer
                 self.drop(reply)
-                reply = self._wait(number, waiter)
+                reply = self._wait(number, waiter, deadline_s)
         except BaseException:
             self._abandon(number, waiter)
             raise
@@ -149,27 +159,33 @@ class PortTransport:
         return self._answer(prepared, reply)
 
     def stream(
-        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+        self,
+        prepared: PreparedRequest,
+        trace: TracedRequest | None = None,
+        waiter: Waiter | None = None,
+        came_s: float | None = None,
     ) -> Generator[StreamedResponse, None, None]:
-        """Run a prepared request, see Transport.stream. Each of its replies must come within the request's time
-        limit."""
+        """Run a prepared request that came then (see deadline_s), see Transport.stream. Its first reply must come
+        within the request's time limit, and so must each later one after the one before it."""
         waiter = self.streamed_replies() if waiter is None else waiter
-        number = self.submit(prepared, waiter, trace)
+        deadline_s = self.deadline_s(came_s)
+        number = self.submit(prepared, waiter, trace, deadline_s)
         is_final = False
         try:
             while not is_final:
-                reply = self._wait(number, waiter)
+                reply = self._wait(number, waiter, deadline_s)
                 is_final = reply.is_final
                 if is_final and trace is not None:
                     trace.replied(reply)
                 yield self.part(prepared, reply)
+                deadline_s = self.deadline_s()
         finally:
             if not is_final:
                 self._abandon(number, waiter)
 
     @contextmanager
-    def several(self, waiter: Waiter | None = None) -> Iterator[Executions]:
-        opened = PortExecutions(self, queue.SimpleQueue() if waiter is None else waiter)
+    def several(self, waiter: Waiter | None = None, came_s: float | None = None) -> Iterator[Executions]:
+        opened = PortExecutions(self, queue.SimpleQueue() if waiter is None else waiter, self.deadline_s(came_s))
         try:
             yield opened
         finally:
@@ -179,10 +195,17 @@ class PortTransport:
         """A queue for the replies to one client's streamed requests."""
         return StreamedReplies(self._held)
 
-    def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
-        """Submit a request. Returns its number; the thread that takes its replies calls `part` with each."""
+    def submit(
+        self,
+        prepared: PreparedRequest,
+        replies: Replies,
+        trace: TracedRequest | None = None,
+        deadline_s: float = math.inf,
+    ) -> int:
+        """Submit a request, which waits for memory until the deadline (monotonic) at most. Returns its number; the
+        thread that takes its replies calls `part` with each."""
         start_ns = time.monotonic_ns()
-        block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
+        block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id, deadline_s)
         try:
             header = write_block(prepared, block.memory)
         except BaseException:
@@ -201,10 +224,11 @@ class PortTransport:
             self._port.flush()
         return number
 
-    def _wait(self, number: int, waiter: Waiter) -> Reply:
-        """The next reply. Raises ShoalError, or what asking the client raises: the caller must abandon the request."""
+    def _wait(self, number: int, waiter: Waiter, deadline_s: float) -> Reply:
+        """The next reply, if it comes by the deadline. Raises ShoalError, or what asking the client raises: the caller
+        must abandon the request."""
         try:
-            while isinstance(reply := waiter.get(timeout=self.request_timeout_s), Caller):
+            while isinstance(reply := waiter.get(timeout=max(0.0, deadline_s - time.monotonic())), Caller):
                 self.doubt(number)
                 reply.ask()
         except queue.Empty:
@@ -325,17 +349,24 @@ class PortTransport:
 
 
 class WatchedTransport:
-    """A transport for the requests of one caller, which are cancelled when the caller hangs up."""
+    """A transport for one caller's request, which came then (see deadline_s), and is cancelled when the caller hangs
+    up."""
 
-    def __init__(self, transport: PortTransport, watch: Callable[[Notify], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        transport: PortTransport,
+        watch: Callable[[Notify], AbstractContextManager[None]],
+        came_s: float | None = None,
+    ) -> None:
         self._transport = transport
         self._watch = watch
+        self._came_s = came_s
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Run a prepared request, see Transport.infer; it is cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
-            return self._transport.infer(prepared, trace, waiter)
+            return self._transport.infer(prepared, trace, waiter, self._came_s)
 
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None
@@ -343,13 +374,13 @@ class WatchedTransport:
         """Run a prepared request, see Transport.stream; it is cancelled when the caller hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):
-            yield from self._transport.stream(prepared, trace, waiter)
+            yield from self._transport.stream(prepared, trace, waiter, self._came_s)
 
     @contextmanager
     def several(self) -> Iterator[Executions]:
         """Run several requests, see Transport.several; they are cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
-        with self._watch(waiter.put), self._transport.several(waiter) as opened:
+        with self._watch(waiter.put), self._transport.several(waiter, self._came_s) as opened:
             yield opened
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
@@ -359,9 +390,10 @@ class WatchedTransport:
 class PortExecutions:
     """Executions over this process's port, for the context of `several`."""
 
-    def __init__(self, transport: PortTransport, waiter: Waiter) -> None:
+    def __init__(self, transport: PortTransport, waiter: Waiter, deadline_s: float) -> None:
         self._transport = transport
         self._waiter = waiter
+        self._deadline_s = deadline_s
         # Changed by start, next and cancel.
         self._open: dict[int, PreparedRequest] = {}
 
@@ -393,7 +425,7 @@ class PortExecutions:
             return reply.number, self._transport.part(prepared, reply)
 
     def next_in_time(self) -> tuple[int, StreamedResponse]:
-        found = self.next(self._transport.request_timeout_s)
+        found = self.next(max(0.0, self._deadline_s - time.monotonic()))
         if found is None:
             raise self._transport.no_answer()
         return found

@@ -4,6 +4,7 @@ Runs in any client with threads: a thread that allocates waits, and the thread t
 the answers. Never used on the path of an ordinary request.
 """
 
+import math
 import queue
 import threading
 import time
@@ -35,15 +36,16 @@ class ClientOversizeBlocks:
         self._waiting: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
         self._mapped: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
 
-    def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block of `nbytes`, in whole pages, that a model's workers have mapped; the caller must `free` it once.
+    def allocate(self, nbytes: int, model_id: int, deadline_s: float = math.inf) -> Block:
+        """A block of `nbytes`, in whole pages, that a model's workers have mapped by `deadline_s` (monotonic); the
+        caller must `free` it once.
 
         Raises InvalidArgumentError if the payload can never fit, UnavailableError if there is no room now, or none in
         time: a worker maps it between two batches.
         """
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
-        deadline_s = time.monotonic() + self._wait_s
+        deadline_s = min(deadline_s, time.monotonic() + self._wait_s)
         news: queue.SimpleQueue[shared.PayloadNews] = queue.SimpleQueue()
         with self._lock:
             self._request = request = self._request + 1

@@ -6,6 +6,7 @@ questions. Used on the road, by guests, and in workers whose models call others.
 """
 
 import logging
+import math
 import os
 import select
 import threading
@@ -71,9 +72,10 @@ class SharedPort:
 
     # --- submitting, in any thread ---
 
-    def allocate(self, nbytes: int, model_id: int) -> Block:
+    def allocate(self, nbytes: int, model_id: int, deadline_s: float = math.inf) -> Block:
         """A block for a request to a model, in the slab or in a segment of its own: the latter if it is too large for
-        the slab, or large and the model may have no more of the slab now. Raises ShoalError."""
+        the slab, or large and the model may have no more of the slab now. For a segment this waits until `deadline_s`
+        (monotonic) at most. Raises ShoalError."""
         with self.lock:
             if nbytes <= self._largest_shared_nbytes:
                 try:
@@ -83,7 +85,7 @@ class SharedPort:
                         raise
             if not self._port.has_place(model_id):
                 raise NoRoomError(model_id)
-        return self._oversize.allocate(nbytes, model_id)
+        return self._oversize.allocate(nbytes, model_id, deadline_s)
 
     def free(self, ref: int) -> None:
         """Free a block whose request was never submitted."""

@@ -64,6 +64,7 @@ def test_it_is_the_major_version_that_was_read() -> None:
         (ThreadWorker.set_accept_enabled, ["self", "enabled"]),
         (ThreadWorker.enqueue_req, ["self", "conn"]),
         (ThreadWorker.handle, ["self", "conn"]),
+        (ThreadWorker.handle_request, ["self", "req", "conn"]),
         (ThreadWorker.on_pending_socket_readable, ["self", "conn", "client"]),
         (ThreadWorker.finish_request, ["self", "conn", "fs"]),
         (Request.parse, ["self", "unreader"]),

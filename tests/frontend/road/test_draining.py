@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.glogging import Logger
 
 from shoal.frontend import handover
 from shoal.frontend.road.admissions import Admissions
@@ -206,6 +207,25 @@ def test_the_refusal_has_the_form_of_its_paths_protocol_and_a_line(
     assert line == f"access: POST {path.decode()} by 10.0.0.1: 503, {len(head) + 4 + len(body)} bytes"
 
 
+def test_a_request_keeps_the_time_at_which_it_came(road: Road) -> None:
+    """Its answer is due from then on, however long it waited for the thread."""
+    came_s: list[float | None] = []
+
+    def application(_environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return []
+
+    def watched(_caller: object, since_s: float | None) -> Any:
+        came_s.append(since_s)
+
+    connection = road.connect(POST % (b"/v2/models/slow/infer", 0))
+    connection.queued_s -= 30.0
+    road.worker.log = Logger(Config())
+    road.worker.wsgi = mend(application, road.state, watched)
+    road.worker.handle(connection)
+    assert came_s == [connection.queued_s]
+
+
 @pytest.mark.parametrize("is_draining", [False, True])
 def test_a_response_of_a_draining_road_says_that_the_connection_ends(is_draining: bool) -> None:
     class Answer:
@@ -227,6 +247,6 @@ def test_a_response_of_a_draining_road_says_that_the_connection_ends(is_draining
 
     answer = Answer()
     environ = {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": None}
-    mended: Any = mend(application, ServerState(is_draining=is_draining), lambda _caller: None)  # type: ignore[arg-type,return-value]
+    mended: Any = mend(application, ServerState(is_draining=is_draining), lambda _caller, _came_s: None)  # type: ignore[arg-type,return-value]
     mended(environ, answer.start_response)
     assert answer.is_last is is_draining

@@ -2,8 +2,10 @@
 
 import os
 import queue
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from shoal import log
 from shoal.errors import CancelledError, UnavailableError
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.road.streamed_replies import StreamedReplies
-from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Waiter
+from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Waiter, WatchedTransport
 from shoal.frontend.state import ServerState
 from shoal.messages import shared
 from shoal.shm import segment
@@ -141,6 +144,32 @@ def test_a_stream_whose_client_gives_up_while_nothing_comes(harness: TransportHa
     harness.transport.request_timeout_s = 0.01
     with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 0\.01 s"):
         next(harness.transport.stream(harness.prepared(10)))
+    assert [record[0] for record in harness.records()] == [1, 2]
+
+
+def first_of_several(transport: WatchedTransport, prepared: PreparedRequest) -> object:
+    with transport.several() as executions:
+        executions.start(prepared)
+        return executions.next_in_time()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        WatchedTransport.infer,
+        lambda transport, prepared: next(transport.stream(prepared)),
+        first_of_several,
+    ],
+    ids=["infer", "stream", "several"],
+)
+def test_an_answer_is_due_from_the_time_at_which_its_request_came(
+    harness: TransportHarness, ask: Callable[[WatchedTransport, PreparedRequest], object]
+) -> None:
+    """The request has waited for its thread for all of its ten seconds, and waits no more for its answer."""
+    came_s = time.monotonic() - 10
+    watched = WatchedTransport(harness.transport, lambda _notify: nullcontext(), came_s)
+    with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 10 s"):
+        ask(watched, harness.prepared(10))
     assert [record[0] for record in harness.records()] == [1, 2]
 
 
