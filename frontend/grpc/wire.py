@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import InternalError, InvalidArgumentError
+from shoal.repository.identifier import MAX_NAME_BYTES
 
 Chunks = list["bytes | memoryview"]
 
@@ -37,8 +38,8 @@ _DOUBLE = struct.Struct("<d")
 
 #: In front of an id or a name of at most 127 bytes: its tag, and its length.
 ID_HEAD_BYTES = 2
-#: The most bytes of a message that `leading_text` reads.
-MAX_LEADING_BYTES = ID_HEAD_BYTES + 127
+#: The most bytes of a message that `leading_text` reads: of a name of more than 127 bytes the length takes two.
+MAX_LEADING_BYTES = ID_HEAD_BYTES + 1 + MAX_NAME_BYTES
 
 
 class Split(NamedTuple):
@@ -147,11 +148,14 @@ def malformed() -> InternalError:
 def leading_text(start: bytes | memoryview) -> bytes:
     """The value of field 1 if a message begins with it, as with a model's name: in all of Triton's and TorchServe's
     requests to a model that name no repository. b"" if these first bytes do not have all of it, or it is longer than
-    127 bytes."""
-    if len(start) < ID_HEAD_BYTES or start[0] != _MODEL_NAME or start[1] & 0x80:
+    a name may be."""
+    if len(start) <= ID_HEAD_BYTES or start[0] != _MODEL_NAME:
         return b""
-    name = bytes(start[ID_HEAD_BYTES : ID_HEAD_BYTES + start[1]])
-    return name if len(name) == start[1] else b""
+    nbytes, begins = start[1], ID_HEAD_BYTES
+    if nbytes & 0x80:
+        nbytes, begins = nbytes & 0x7F | start[2] << 7, ID_HEAD_BYTES + 1
+    name = bytes(start[begins : begins + min(nbytes, MAX_NAME_BYTES)])
+    return name if len(name) == nbytes else b""
 
 
 def first_raw_offset(start: bytes | memoryview) -> int | None:

@@ -86,6 +86,10 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
         del first[:wanted]
         return taken
 
+    def peek(self) -> bytes:
+        """All bytes that were not parsed yet, which stay."""
+        return b"".join(self._pieces)
+
     def take_rest(self) -> bytes:
         """Remove and return all bytes that were not parsed: the next request, or its beginning."""
         rest = b"".join([self.take_buffered(), *self._pieces])

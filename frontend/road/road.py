@@ -47,7 +47,7 @@ from shoal.frontend.road.refusals import endpoint_of, error_writer, refusal
 from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
-from shoal.frontend.road.work import Work, kind_of
+from shoal.frontend.road.work import MAX_NAMING_BYTES, Work, kind_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.unix_socket import with_addresses
 from shoal.frontend.upload_budget import NoUploadMemoryError
@@ -192,7 +192,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Give a request that has come to a thread for its kind of work, when it is its model's turn."""
         arrival, budget = connection.arrival, self._application.state.upload_budget
         assert arrival is not None, "a request has come on it"
-        connection.work, connection.share = kind_of(arrival.head, is_tunnel=connection.is_tunnel)
+        body = partial(_naming_body, connection)
+        connection.work, connection.share = kind_of(arrival.head, is_tunnel=connection.is_tunnel, body=body)
         connection.share_nbytes, connection.queued_s = arrival.body_nbytes, time.monotonic()
         may_begin = self._turns[connection.work].begin(connection, budget.limit - budget.nbytes)
         if may_begin:
@@ -301,6 +302,15 @@ def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: 
         exchange.nbytes = response.sent
         has_left = isinstance(sys.exc_info()[1], OSError)  # by which gunicorn has failed to send
         exchange.end(took.total_seconds(), HUNG_UP if has_left else int((response.status or "500")[:3]))
+
+
+def _naming_body(connection: RoadConnection) -> bytes:
+    """The body of a request that has come; b"" if it is chunked, or too long to be read for the model that it names."""
+    arrival = connection.arrival
+    assert arrival is not None, "a request has come on it"
+    nbytes = 0 if arrival.framing is None else arrival.framing.length or 0
+    begins = len(arrival.head)
+    return connection.received.peek()[begins : begins + nbytes] if 0 < nbytes <= MAX_NAMING_BYTES else b""
 
 
 def _caller(connection: RoadConnection) -> Caller:

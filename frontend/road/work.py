@@ -2,13 +2,17 @@
 so that slow requests of one kind take no threads from another; those of a kind are shared by the models that requests
 name (thread_turns.py).
 
-Both are found from a request's head, before it gets a thread. Pure: bytes in, the kind of work and the share out.
+Both are found before a request gets a thread: from its head, and of OpenAI's requests, whose paths name no model, the
+share from the body. Pure: bytes in, the kind of work and the share out.
 """
 
 import re
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote
+
+import orjson
 
 from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import BLOCKING
@@ -21,6 +25,11 @@ from shoal.frontend.torchserve.routes import router_of
 from shoal.frontend.v2.health import model_ready
 from shoal.frontend.v2.model_instances import scale
 from shoal.frontend.v2.model_repository import load
+from shoal.repository.identifier import is_model_name
+
+#: The most bytes of a body that is read for the model that it names (ours: 10 ms a MB at worst, and the thread takes
+#: them again). Requests with a longer one share the threads of their path.
+MAX_NAMING_BYTES = 4 << 20
 
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _TUNNELS_MODEL = re.compile(rb"\r\nModel: ([!-~]+)\r\n")
@@ -41,15 +50,16 @@ class Work(Enum):
 
 
 class Kind(NamedTuple):
-    """A request's kind of work, and what it shares the threads with: the name of the model that it names, or its
-    path."""
+    """A request's kind of work, and what it shares the threads with: the name of the model that it names, in path or
+    body, or its path."""
 
     work: Work
     share: str
 
 
-def kind_of(head: bytes, *, is_tunnel: bool) -> Kind:
-    """The kind of a request with this head; `is_tunnel` if it is a call of gRPC that a lane has passed on."""
+def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) -> Kind:
+    """The kind of a request with this head; `is_tunnel` if it is a call of gRPC that a lane has passed on. `body`
+    returns the request's body, or b"" if that is longer than MAX_NAMING_BYTES."""
     line = _LINE.match(head)
     if line is None:
         return Kind(Work.REQUEST, "")
@@ -60,7 +70,7 @@ def kind_of(head: bytes, *, is_tunnel: bool) -> Kind:
     if isinstance(found, RouteMatch):
         share = found.name or path_of(target)
         if found.handler in _MODELS or found.is_generation:
-            return Kind(Work.REQUEST, share)
+            return Kind(Work.REQUEST, (found.model is None and _model_in(body())) or share)
         if found.handler in _LOADS:
             return Kind(Work.LOADING, share)
         is_quick = found.scope is not Scope.ADMIN and (found.handler not in BLOCKING or method == "GET")
@@ -75,6 +85,16 @@ def kind_of(head: bytes, *, is_tunnel: bool) -> Kind:
     if isinstance(found, RouteMatch):
         return Kind(Work.ADMINISTRATION if method == "DELETE" else Work.LOADING, found.name or path_of(target))
     return Kind(Work.REQUEST, path_of(target))
+
+
+def _model_in(body: bytes) -> str:
+    """The model that the body of one of OpenAI's requests names; "" if there is none to be found."""
+    try:
+        request = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    name = request.get("model") if type(request) is dict else None
+    return name if type(name) is str and is_model_name(name) else ""
 
 
 def _kind_of_call(head: bytes, target: str) -> Kind:

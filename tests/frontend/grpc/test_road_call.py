@@ -151,18 +151,19 @@ def _all_of(reader: Reader) -> bytes:
         ("gzip", gzip.compress(b"\x0a\x05slow\xc3" + random.Random(1).randbytes(NBYTES))[:500]),
         ("deflate", zlib.compress(b"\x0a\x05slow\xc3" + random.Random(1).randbytes(NBYTES))[:500]),
         ("identity", b"\x0a\x05slow\xc3"),
+        ("identity", b"\x0a\xff\x01slow\xc3" + 250 * b"x"),
     ],
-    ids=["whole", "begun", "begun, of zlib", "not compressed"],
+    ids=["whole", "begun", "begun, of zlib", "not compressed", "long"],
 )
 def test_the_road_is_sent_the_name_of_the_model_of_a_compressed_message_too(encoding: str, begun: bytes) -> None:
-    """Without it compressed calls to all models shared the threads of one."""
+    """And a long one: without it, calls to all models shared the threads of one."""
     pair, lane = Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()), Lane()
     pair.call(1)
     any_lane: Any = lane
     opening = Opening(find(INFER), {}, None, encoding, "identity", lane.protocol)  # type: ignore[arg-type]
     message = LargeMessage(NBYTES, begun, is_compressed=encoding != "identity")
     pair.connection.calls[1] = RoadCall(any_lane, pair.connection, 1, opening, message, 1e9)
-    assert b"\r\nModel: slow%C3\r\n" in lane.head
+    assert b"\r\nModel: slow%%C3%b\r\n" % (250 * b"x" if len(begun) == 258 else b"") in lane.head
     pair.connection.close()
     pair.client.close()
     assert lane.road is not None

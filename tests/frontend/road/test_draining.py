@@ -226,6 +226,13 @@ def test_a_request_keeps_the_time_at_which_it_came(road: Road) -> None:
     assert came_s == [connection.queued_s]
 
 
+def test_a_request_shares_threads_with_those_that_name_its_model_in_their_bodies(road: Road) -> None:
+    assert road.worker._turns[Work.REQUEST].begin(SimpleNamespace(share="other", share_nbytes=0), 1)
+    for body in (b'{"input": "\\"model\\": \\"a\\"", "model": "b"}', b'{"model": 1}', b'{"model": "b", '):
+        road.worker._answer(road.connect(POST % (b"/v1/embeddings", len(body)) + body))
+    assert [each.share for each in road.arrived] == ["b", "/v1/embeddings", "/v1/embeddings"]
+
+
 @pytest.mark.parametrize("is_draining", [False, True])
 def test_a_response_of_a_draining_road_says_that_the_connection_ends(is_draining: bool) -> None:
     class Answer:
