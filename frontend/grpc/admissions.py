@@ -55,16 +55,25 @@ class Admissions:
             self._send(Question(number, None))
 
     def _send(self, question: Question) -> None:
-        if self._socket is None:
-            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._socket.setblocking(False)
-            self.fd = self._socket.fileno()
-            self._lane.listen(self)
-            self._lane.hand_over(theirs, GREETING)
         try:
-            self._socket.send(pack_question(question))
-        except OSError:  # full, since the road does not read for long, or closed
+            ours = self._socket or self._open()
+            ours.send(pack_question(question))
+        except OSError:  # full, since the road does not read for long, or closed; or no descriptor is left for it
             self._lose()
+
+    def _open(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.fd = ours.fileno()
+        try:
+            self._lane.listen(self)
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        self._socket = ours
+        self._lane.hand_over(theirs, GREETING)
+        return ours
 
     def _lose(self) -> None:
         """Close the socket; the next question opens another. The road then counts all admitted requests as ended; the

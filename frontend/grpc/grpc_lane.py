@@ -328,8 +328,8 @@ class GrpcLane(Lane[GrpcConnection]):
         return 2 * num_calls < self._max_handed_over - len(self._listeners)
 
     def listen(self, listener: CallSocket) -> None:
+        self._poller.register(listener.fd, _IN)  # which may fail: then nothing has happened
         self._listeners[listener.fd] = listener
-        self._poller.register(listener.fd, _IN)
 
     def forget(self, listener: CallSocket) -> None:
         del self._listeners[listener.fd]

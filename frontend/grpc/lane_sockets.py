@@ -24,7 +24,8 @@ class LaneSockets(Protocol):
         ...
 
     def listen(self, listener: CallSocket) -> None:
-        """Call the listener's `serve` whenever its descriptor can be read."""
+        """Call the listener's `serve` whenever its descriptor can be read. Raises OSError, with no effect, if the
+        kernel watches no further descriptor."""
         ...
 
     def forget(self, listener: CallSocket) -> None:

@@ -57,7 +57,12 @@ class RoadCall:
         self._nbytes = 0  # of the answer's body, once its head is whole
         self._events = select.EPOLLIN
         self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # of a client for which the road waits
-        lane.listen(self)
+        try:
+            lane.listen(self)
+        except OSError:  # the kernel watches no further descriptor
+            self._socket.close()
+            theirs.close()
+            raise
         lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
         self.take(message.begun)
 

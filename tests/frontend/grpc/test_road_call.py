@@ -1,11 +1,12 @@
 """frontend/grpc/road_call.py: how long the road waits for a client that does not read what it answers."""
 
+import errno
 import gzip
 import random
 import select
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,23 @@ def test_the_road_is_sent_the_name_of_the_model_of_a_compressed_message_too(enco
     pair.client.close()
     assert lane.road is not None
     lane.road.close()
+
+
+def test_a_call_whose_socket_the_kernel_does_not_watch_leaves_none(num_descriptors: Callable[[], int]) -> None:
+    pair, lane = Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()), Lane()
+
+    def listen(_listener: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    any_lane: Any = lane
+    any_lane.listen = listen
+    opening = Opening(find(INFER), {}, None, "identity", "identity", None)  # type: ignore[arg-type]
+    before = num_descriptors()
+    with pytest.raises(OSError, match="No space left") as raised:
+        RoadCall(any_lane, pair.connection, 1, opening, LargeMessage(NBYTES, b"", is_compressed=False), 1e9)
+    assert (num_descriptors(), raised.value.errno) == (before, errno.ENOSPC)
+    pair.connection.close()
+    pair.client.close()
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,17 @@ def test_a_stopping_lane_waits_for_handshakes_for_as_long_as_for_idle_clients(la
     assert not lane.lane._handshakes
 
 
+def test_an_end_of_a_pair_that_cannot_be_watched_is_not_kept(lane: Lane) -> None:
+    """Here the kernel watches it already."""
+    ours, theirs = socket.socketpair()
+    listener: Any = SimpleNamespace(fd=ours.fileno())
+    with ours, theirs:
+        lane.lane._poller.register(ours)
+        with pytest.raises(FileExistsError):
+            lane.lane.listen(listener)
+        assert lane.lane._listeners == {}
+
+
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
     before, renewed = lane.lane._handshakes.context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     answers: list[Any] = [OSError("broken"), None, renewed]
