@@ -26,6 +26,7 @@ from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.lane_sockets import CallSocket
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
+from shoal.frontend.grpc.open_streams import bounds
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
@@ -86,6 +87,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._dirty: list[GrpcConnection] = []
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
         self._deadlines = Deadlines()
+        self._bounds = bounds(self._limits, 0, 0)  # of each connection
 
     def _torchserve_services(self) -> dict[str, Service]:
         """The services of TorchServe's endpoints by the names of these."""
@@ -137,6 +139,7 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._state.log_access:
             connection.access = GrpcCalls(connection.peer)
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
+        connection.http2.bound(*self._bounds)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
         self._connections[connection.fd] = connection
@@ -407,6 +410,17 @@ class GrpcLane(Lane[GrpcConnection]):
                 continue
             self._keep_alive(connection)
             self._age(connection)
+        self._share_bounds()
+
+    def _share_bounds(self) -> None:
+        """Give each connection its share of the streams and header lists that all may have open together."""
+        http2 = [connection.http2 for connection in self._connections.values()]
+        num_streams = sum([len(each.streams.open) for each in http2])
+        shared = bounds(self._limits, num_streams, sum([each.header_nbytes for each in http2]))
+        if shared != self._bounds:
+            self._bounds = shared
+            for each in http2:
+                each.bound(*shared)
 
     def _relieve(self, connection: GrpcConnection) -> bool:
         """Release memory of other processes that a client who does not read holds. False if its socket takes nothing

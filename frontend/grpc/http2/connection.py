@@ -97,6 +97,15 @@ class Http2Connection(Sending):
         """Whether the rest of a frame other than DATA, or of a header list, has been missing since `then_s`."""
         return self._receiving.waits_since(then_s)
 
+    def bound(self, max_streams: int, max_header_bytes: int) -> None:
+        """Bound the open streams, and the bytes of their header lists, from now on; open streams go on."""
+        self._receiving.bound(max_streams, max_header_bytes)
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes of the header lists that are kept: of open streams, and of those that may come again."""
+        return self._receiving.header_nbytes
+
     def credit(self, stream_id: int, nbytes: int) -> None:
         """Note that `nbytes` bytes of a stream's data are consumed: its client may send as many more."""
         stream = self.streams.open.get(stream_id)

@@ -20,6 +20,9 @@ from shoal.memo import Memo
 _TOLERANCE = 4
 #: Most blocks that are kept per connection, and the longest of them in bytes: 16 KiB altogether.
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
+#: Most bytes of the header lists of these blocks, as RFC 9113 10.5.1 counts: such a block may refer to sixteen times as
+#: many (ours: as much as sixteen calls with a token of 4 KiB each).
+_MAX_KNOWN_LIST_BYTES = 64 * 1024
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 #: Blanks around a value are malformed by RFC 9113, 8.2.1, but gRPC's own libraries send and keep them in metadata.
@@ -42,7 +45,7 @@ class TooLargeError(Exception):
 class HeaderBlocks:
     """The decoder of one connection, and its known blocks."""
 
-    __slots__ = ("_decoder", "_max_bytes", "_memo", "known", "nbytes")
+    __slots__ = ("_decoder", "_max_bytes", "_max_known_nbytes", "_memo", "known", "known_nbytes", "nbytes")
 
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_header_bytes
@@ -52,6 +55,19 @@ class HeaderBlocks:
         self.known = self._memo.entries
         #: Bytes of the list that was decoded last, as RFC 9113 10.5.1 counts. Changed by `_decode`.
         self.nbytes = 0
+        self._max_known_nbytes = _MAX_KNOWN_LIST_BYTES  # changed by `bound`
+        #: Bytes of the lists of known blocks. Changed with `known`.
+        self.known_nbytes = 0
+
+    def bound(self, max_known_nbytes: int) -> None:
+        """Bound the bytes of the lists of known blocks from now on."""
+        self._max_known_nbytes = min(_MAX_KNOWN_LIST_BYTES, max_known_nbytes)
+        if self.known_nbytes > self._max_known_nbytes:
+            self._forget_known()
+
+    def _forget_known(self) -> None:
+        self.known.clear()
+        self.known_nbytes = 0
 
     def request(self, block: bytes) -> Mapping[str, str]:
         """The headers of a request. Raises MalformedError or TooLargeError for its stream, BrokenError for a block
@@ -59,7 +75,10 @@ class HeaderBlocks:
         fields, changes_table = self._decode(block)
         headers = _request_headers(fields)
         if not changes_table and len(block) <= _MAX_KNOWN_BYTES:
-            self._memo.keep(block, headers)
+            if self.known_nbytes + self.nbytes > self._max_known_nbytes:
+                self._forget_known()
+            self._memo.keep(block, headers)  # which may have emptied it
+            self.known_nbytes = self.nbytes + (self.known_nbytes if len(self.known) > 1 else 0)
         return headers
 
     def trailers(self, block: bytes) -> None:
@@ -85,7 +104,7 @@ class HeaderBlocks:
             entries[0] if entries else None
         )
         if changes_table:
-            self.known.clear()
+            self._forget_known()
         self.nbytes = sum(32 + len(name) + len(value) for name, value in fields)
         if self.nbytes > self._max_bytes:
             raise TooLargeError

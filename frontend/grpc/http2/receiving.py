@@ -125,6 +125,16 @@ class Receiving:
         #: Whether new streams are refused. Changed by the connection.
         self.is_going_away = False
 
+    def bound(self, max_streams: int, max_header_bytes: int) -> None:
+        """Bound the open streams, and the bytes of their header lists, from now on; open streams go on."""
+        self._max_streams, self._max_open_header_bytes = max_streams, max_header_bytes
+        self._blocks.bound(max_header_bytes)
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes of the header lists that are kept: of open streams, and of known blocks."""
+        return self._open_header_nbytes() + self._blocks.known_nbytes
+
     def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
         """Parse received bytes and append their events. Raises BrokenError if the client breaks a rule of the
         connection."""

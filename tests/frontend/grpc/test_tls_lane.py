@@ -16,8 +16,13 @@ from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.tls import server_context
 from tests.certificates import Certificates
 from tests.frontend.grpc.connection_pair import plain_ends
-from tests.frontend.grpc.http2.peer import PREFACE, SETTINGS, frame
+from tests.frontend.grpc.http2.peer import HEADERS, PLAIN_CALL, PREFACE, SETTINGS, frame
 from tests.frontend.lane_star import Star
+
+
+def calls(start: int, stop: int) -> bytes:
+    """The headers of calls that have no message yet."""
+    return b"".join([frame(HEADERS, 4, 2 * number + 1, PLAIN_CALL) for number in range(start, stop)])
 
 
 class Client:
@@ -177,6 +182,28 @@ def test_an_end_of_a_pair_that_cannot_be_watched_is_not_kept(lane: Lane) -> None
         with pytest.raises(FileExistsError):
             lane.lane.listen(listener)
         assert lane.lane._listeners == {}
+
+
+def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight are free of thirty-two: each connection may have one open. Those that are open go on."""
+    monkeypatch.setattr("shoal.frontend.grpc.open_streams.MAX_STREAMS", 32)
+    clients = lane.connect(2)
+    for client in clients:
+        client.say_hello()
+    lane.run_pass()
+    for client in clients:
+        client.finish()
+    lane.run_pass()
+    busy, other = (lane.connections[client.fd].http2 for client in clients)
+    busy.receive(calls(0, 24), lane.lane.now_s)
+    lane.lane._tick()
+    busy.receive(calls(24, 25), lane.lane.now_s)
+    other.receive(calls(0, 2), lane.lane.now_s)
+    assert (len(busy.streams.open), len(other.streams.open)) == (24, 1)
+    busy.close()
+    lane.lane._tick()
+    other.receive(calls(2, 9), lane.lane.now_s)
+    assert len(other.streams.open) == (32 - 1) // 8
 
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:

@@ -52,6 +52,21 @@ def test_few_and_short_blocks_are_remembered() -> None:
     assert max(map(len, blocks.known)) <= 256
 
 
+def test_the_lists_of_remembered_blocks_are_few_bytes_however_short_the_blocks() -> None:
+    """A block of a few bytes refers four times to a token in the table."""
+    blocks, encoder = HeaderBlocks(Limits()), hpack.Encoder()
+    fields = [*CALL, *[("token", "t" * 3500)] * 4]
+    blocks.request(encoder.encode(fields))
+    block = encoder.encode(fields)
+    assert len(block) < 20
+    for at in range(100):
+        blocks.request(block + b"\0\1n\3" + str(at).zfill(3).encode())
+        nbytes = sum(len(value) for headers in blocks.known.values() for value in headers.values())
+        assert 0 < nbytes <= blocks.known_nbytes <= 64 * 1024
+    blocks.bound(blocks.known_nbytes - 1)
+    assert (blocks.known_nbytes, blocks.known) == (0, {})
+
+
 def test_values_of_one_name_are_joined() -> None:
     fields = [*CALL, ("a", "1"), ("cookie", "x=1"), ("a", ""), ("cookie", "y=2")]
     headers = HeaderBlocks(Limits()).request(hpack.Encoder().encode(fields))
