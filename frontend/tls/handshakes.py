@@ -1,13 +1,16 @@
 """The TLS handshakes that are under way on one lane.
 
 A handshake costs the lane up to a millisecond, and memory until its end. So three things are bounded: the steps of
-handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's.
+handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's; renewed
+certificates are read in another, since the disk that they lie on may hang.
 """
 
 import logging
+import queue
 import select
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 
 from shoal.frontend.access_log import address_of
@@ -50,7 +53,9 @@ class Handshakes:
         self._max_num = 1  # changed by limit
         self._completed = completed
         self._failed = failed
-        self.context = context  # changed by renew_certificates
+        self.context = context  # changed by the thread that reads certificates again
+        self._renewals: queue.Queue[None] = queue.Queue()
+        self._reader: threading.Thread | None = None  # changed by the first of `renew_certificates`
         # Changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
@@ -64,11 +69,22 @@ class Handshakes:
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
 
     def renew_certificates(self) -> None:
-        """Read the certificates' files again, for later handshakes; files that cannot be used change nothing."""
-        try:
-            self.context = self._read_context() or self.context
-        except OSError as error:
-            _log.error("%s. The certificates that were read before stay in force", error)
+        """Have the certificates' files read again, for later handshakes; files that cannot be used change nothing."""
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="shoal-certificates", daemon=True)
+            self._reader.start()
+        self._renewals.put(None)
+
+    def _read(self) -> None:
+        """Read the files after each renewal; runs in a thread of its own."""
+        while True:
+            self._renewals.get()
+            try:
+                self.context = self._read_context() or self.context
+            except OSError as error:
+                _log.error("%s. The certificates that were read before stay in force", error)
+            finally:
+                self._renewals.task_done()
 
     def begin(self, accepted: socket.socket, now_s: float, ends_s: float) -> None:
         """Begin a handshake, which is given up at `ends_s`. `accepted` is used up."""

@@ -1,10 +1,12 @@
 """frontend/grpc/tls_lane.py: the bounds of handshakes; real sockets, the test's clock, and the test as the loop."""
 
 import logging
+import os
 import select
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,4 +221,27 @@ def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> Non
     lane.lane._handshakes._read_context = read
     for expected in (before, before, renewed):
         lane.lane._renew_certificates()
+        lane.lane._handshakes._renewals.join()
         assert lane.lane._handshakes.context is expected
+
+
+def test_a_disk_that_hangs_under_renewed_certificates_keeps_no_client_waiting(lane: Lane, tmp_path: Path) -> None:
+    """The file is a pipe: to open it for reading waits for a writer."""
+    os.mkfifo(tmp_path / "key.pem")
+    renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def read() -> ssl.SSLContext:
+        (tmp_path / "key.pem").read_bytes()
+        return renewed
+
+    lane.lane._handshakes._read_context = read
+    lane.lane._renew_certificates()
+    (client,) = lane.connect(1)
+    client.say_hello()
+    lane.run_pass()
+    client.finish()
+    lane.run_pass()
+    assert client.fd in lane.connections
+    (tmp_path / "key.pem").write_bytes(b"")
+    lane.lane._handshakes._renewals.join()
+    assert lane.lane._handshakes.context is renewed
