@@ -80,6 +80,7 @@ def prepare(
     entry: ModelEntry, arrays: Mapping[str, Array], asked: RequestArguments, lent: Mapping[str, Lent]
 ) -> OutgoingRequest:
     """Validate a request against its model. Raises InvalidArgumentError, mostly in Triton's words."""
+    asked.check_numbers()
     tensors = []
     for name, array in arrays.items():
         spec = entry.signature.inputs.get(name)

@@ -107,6 +107,7 @@ class RemoteClient(Client):
 
     def _arguments(self, asked: RequestArguments) -> dict[str, Any]:
         """Arguments of tritonclient's calls, except model and inputs."""
+        asked.check_numbers()
         outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
         return {
             "model_version": version_text(asked.version),

@@ -43,8 +43,15 @@ class RequestArguments:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model gets tensors alone: no parameters, request id or sequence."""
-        return not (self.parameters or self.request_id or self.sequence_id)
+        """Whether the model gets tensors alone: no parameters, request id or sequence; and the priority is one."""
+        return not (self.parameters or self.request_id or self.sequence_id or self.priority >> 63)
+
+    def check_numbers(self) -> None:
+        """Raise InvalidArgumentError for a priority or a sequence's number that a request cannot carry."""
+        # The batcher disconnects a client in shared memory whose priority has more bits (batcher/guests.py).
+        for name, value, num_bits in (("priority", self.priority, 63), ("sequence_id", self.sequence_id, 64)):
+            if not isinstance(value, str) and not 0 <= value < 1 << num_bits:
+                raise InvalidArgumentError(f"'{name}' is {_shown(value)}, must be from 0 to 2^{num_bits} - 1")
 
     @property
     def timeout_us(self) -> int:
@@ -76,6 +83,11 @@ def version_text(version: str | int) -> str:
     if isinstance(version, bool) or not isinstance(version, int):
         raise InvalidArgumentError(f"a version is a number, or its text as '2', not {type(version).__name__}")
     return str(version)
+
+
+def _shown(value: int) -> str:
+    """A number for a sentence: Python writes none of more than 4300 digits."""
+    return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
 
 
 def sent_parameters(parameters: Parameters | None) -> Parameters:

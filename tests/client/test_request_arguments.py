@@ -54,6 +54,20 @@ def test_what_requests_carry_of_it() -> None:
     assert not RequestArguments("model", {}, sequence_id="a").is_plain
 
 
+@pytest.mark.parametrize(("value", "shown"), [(2**64, str(2**64)), (-1, "-1"), (1 << 9999, "a number of 10000 bits")])
+@pytest.mark.parametrize(("name", "num_bits"), [("priority", 63), ("sequence_id", 64)])
+def test_a_number_that_no_request_carries_is_refused_with_its_range(
+    name: str, num_bits: int, value: int, shown: str
+) -> None:
+    arguments: dict[str, int] = {name: value}
+    asked = RequestArguments("model", {}, **arguments)  # type: ignore[arg-type]
+    assert not asked.is_plain, "a plain request is not looked at again"
+    with pytest.raises(InvalidArgumentError, match=rf"^'{name}' is {shown}, must be from 0 to 2\^{num_bits} - 1$"):
+        asked.check_numbers()
+    most: dict[str, int] = {name: 2**num_bits - 1}
+    RequestArguments("model", {}, **most).check_numbers()  # type: ignore[arg-type]
+
+
 def test_a_version_is_a_text_or_a_number() -> None:
     assert [version_text(each) for each in ("", "2", 2, 0)] == ["", "2", "2", "0"]
     for other in (1.0, True, None, b"1"):
