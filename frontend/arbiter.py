@@ -25,6 +25,7 @@ from gunicorn import sock, util
 from gunicorn.arbiter import Arbiter
 from gunicorn.errors import HaltServer
 
+from shoal.frontend.standstill import standstill_s
 from shoal.process import END_SIGNALS
 
 #: The worker class of each role.
@@ -113,7 +114,10 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
     def __init__(self, app: Any) -> None:
         self._roles = Roles.read(os.environ)
         self._progress_fd = int(os.environ["SHOAL_PROGRESS_FD"])
-        self._passes = itertools.count(1)  # changed by murder_workers, once in each pass
+        # Changed by murder_workers, once in each pass.
+        self._passes = itertools.count(1)
+        self._looked_s = time.monotonic()
+        self._excused_until_s = 0.0  # the time before which silent processes have an excuse
         self._role = self._roles.roles[0]  # of the process that is started next
         super().__init__(app)
 
@@ -160,7 +164,12 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
     def murder_workers(self) -> None:
         """Kill front ends that have stood still for too long, and count a pass of the loop for the supervisor."""
         os.pwrite(self._progress_fd, next(self._passes).to_bytes(8, "little"), 0)
-        super().murder_workers()
+        now_s = time.monotonic()
+        if standstill_s(self._looked_s, now_s):  # they could not show that they live
+            self._excused_until_s = now_s + self.timeout
+        self._looked_s = now_s
+        if now_s >= self._excused_until_s:
+            super().murder_workers()
 
     def spawn_worker(self) -> Any:
         """Fork a worker, with the signals that end it blocked until it handles them (shoal/process.py).
@@ -210,22 +219,26 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         sock.close_sockets(self.LISTENERS, unlink=False)
         self.LISTENERS: list[Any] = []
         if graceful:
-            deadline_s = time.monotonic() + self.cfg.graceful_timeout
-            self._stop_workers(lambda role: role != "road", deadline_s)
-            self._stop_workers(lambda role: role == "road", deadline_s)
+            left_s = self._stop_workers(lambda role: role != "road", self.cfg.graceful_timeout)
+            self._stop_workers(lambda role: role == "road", left_s)
         if self.WORKERS:
             super().stop(graceful=False)
 
-    def _stop_workers(self, is_meant: Callable[[str], bool], deadline_s: float) -> None:
+    def _stop_workers(self, is_meant: Callable[[str], bool], limit_s: float) -> float:
         """End the processes of the roles for which `is_meant` is true, and wait for that; a signal to end at once, or
-        the deadline, ends the wait."""
+        the time limit, ends the wait. Returns the seconds that are left of it, of which a standstill takes none."""
+        looked_s = time.monotonic()
         for pid, worker in tuple(self.WORKERS.items()):
             if is_meant(worker.role):
                 self.kill_worker(pid, signal.SIGTERM)
-        while any(is_meant(worker.role) for worker in self.WORKERS.values()) and time.monotonic() < deadline_s:
+        while any(is_meant(worker.role) for worker in self.WORKERS.values()) and limit_s > 0:
             try:
                 if self.SIG_QUEUE.get(timeout=_LOOK_S) in (signal.SIGINT, signal.SIGQUIT):
-                    return
+                    return 0.0
             except queue.Empty:
                 pass
             self.reap_workers()
+            now_s = time.monotonic()
+            limit_s -= now_s - looked_s - standstill_s(looked_s, now_s)
+            looked_s = now_s
+        return limit_s

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.standstill import standstill_s
 from shoal.messages.to_client import (
     TO_CLIENT,
     ApiKeysChanged,
@@ -84,6 +85,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self.now_s = time.monotonic()  # when this pass began
         self._patience_s = TICK_S  # how long the next pass may wait for events
         self._stops_at_s = 0.0
+        self._looked_s = 0.0  # when the last pass began in which the lane was stopping
         self._has_given_up = False
 
     @abstractmethod
@@ -182,6 +184,9 @@ class Lane(ABC, Generic[ConnectionT]):
             self._begin_to_stop()
             for accepted, data in self._sources.close():
                 self._add(accepted, data, is_new=True)
+        else:
+            self._stops_at_s += standstill_s(self._looked_s, self.now_s)
+        self._looked_s = self.now_s
         if self._state.gives_up and not self._has_given_up:
             self._has_given_up = True
             self._stops_at_s = self.now_s + LINGER_S

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import gunicorn.util
@@ -48,6 +49,7 @@ from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import MAX_NAMING_BYTES, Work, kind_of
+from shoal.frontend.standstill import standstill_s
 from shoal.frontend.state import ServerState
 from shoal.frontend.unix_socket import with_addresses
 from shoal.frontend.upload_budget import NoUploadMemoryError
@@ -70,6 +72,8 @@ NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
 #: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
 #: long (ours: patient clients close their half, too, and most requests do not wait).
 PROBED_S = 1.0
+#: A limit for gunicorn's wait for open connections, which its setting takes as a number (ours: 68 years).
+FOR_EVER_S = 2**31
 #: For all chunks of a body together (ours). Clients send no extensions; zeros in front of a chunk's size count, too.
 MAX_CHUNK_EXTENSION_BYTES = 256
 
@@ -110,6 +114,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Join the supervisor and build the application; gunicorn calls this before the loop begins."""
         super().load_wsgi()
         self._is_draining = self._has_given_up = False
+        self._looked_s, self._stops_at_s = 0.0, inf
         application: Any = self.wsgi
         self._application: RoadApplication = application
         if self._application.state.log_access:
@@ -126,6 +131,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def run(self) -> None:
         """Serve the connections that lanes hand over, and the listener for metrics."""
+        self._graceful_timeout_s = self.cfg.graceful_timeout
+        self.cfg.set("graceful_timeout", FOR_EVER_S)  # gunicorn would count a standstill of the machine
         super().run()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
@@ -233,6 +240,11 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""
         if self._application.state.is_draining and not self._is_draining:
             self._drain()
+        now_s = time.monotonic()
+        self._stops_at_s += standstill_s(self._looked_s, now_s)
+        self._looked_s = now_s
+        if now_s >= self._stops_at_s:
+            self.nr_conns = 0  # which ends gunicorn's loop
         self._uploads.expire()
         self._refuse_waiting((Work.REQUEST,), self._application.request_timeout_s)
         if self._application.state.gives_up and not self._has_given_up:
@@ -280,6 +292,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def _cap_keepalive(self, deadline: float) -> None:
         """Drain connections when the worker is to end, those of lanes that have ended, too."""
         super()._cap_keepalive(deadline)
+        self._looked_s = time.monotonic()
+        self._stops_at_s = self._looked_s + self._graceful_timeout_s
         self._drain()
         while self._take_over(self._incoming):
             pass  # what lanes handed over before they ended is still answered

@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,6 +172,50 @@ def test_the_road_ends_when_the_lanes_have_ended(reaped: list[int]) -> None:
     arbiter.stop()
     assert arbiter.ended == ["http SIGTERM", "http SIGTERM", "road SIGTERM"]
     assert not arbiter.WORKERS
+
+
+def test_a_standstill_of_the_machine_takes_none_of_the_time_in_which_processes_may_end(
+    reaped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter, looks = Played(), itertools.count(1)
+    now_s = 0.0
+
+    def get(timeout: float) -> signal.Signals:
+        """The machine stands still at each look; a process ends at every third."""
+        nonlocal now_s
+        now_s += 1000.0
+        if next(looks) % 3 == 0:
+            reaped.append(next(iter(arbiter.WORKERS)))
+        return signal.SIGCHLD
+
+    arbiter.SIG_QUEUE.get = get
+    monkeypatch.setattr("shoal.frontend.arbiter.time", SimpleNamespace(monotonic=lambda: now_s))
+    arbiter.stop()
+    assert arbiter.ended == ["http SIGTERM", "http SIGTERM", "road SIGTERM"]
+    assert not arbiter.WORKERS
+
+
+def test_processes_that_stood_still_with_the_machine_are_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arbiter looks before they can show that they live."""
+    arbiter, now_s = Played(), 0.0
+    arbiter._progress_fd, arbiter._passes, arbiter.timeout = os.memfd_create("passes"), itertools.count(1), 30
+    arbiter._looked_s = arbiter._excused_until_s = 0.0
+    arbiter.log.critical = lambda *_: None
+    shown_s = dict.fromkeys(arbiter.WORKERS, 0.0)
+    for pid, worker in arbiter.WORKERS.items():
+        worker.aborted, worker.tmp.last_update = False, partial(shown_s.get, pid)
+    monkeypatch.setattr("shoal.frontend.arbiter.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("gunicorn.arbiter.time", SimpleNamespace(monotonic=lambda: now_s))
+    for passed_s in (1.0, 1000.0, *[1.0] * 29):
+        now_s += passed_s
+        arbiter.murder_workers()
+    assert arbiter.ended == []
+    shown_s[1] = now_s
+    for _ in range(2):
+        now_s += 1.0
+        arbiter.murder_workers()
+    assert set(arbiter.ended) == {"http SIGABRT", "road SIGABRT", "http SIGKILL", "road SIGKILL"}
+    os.close(arbiter._progress_fd)
 
 
 @pytest.fixture

@@ -130,6 +130,12 @@ def test_the_arbiter_s_methods_do_what_ours_rests_on() -> None:
     assert "self.manage_workers()" in inspect.getsource(Arbiter.run)
 
 
+def test_a_stopping_worker_ends_once_it_has_no_connections() -> None:
+    _, stopping = inspect.getsource(ThreadWorker.run).split("self._cap_keepalive(")
+    assert stopping.index("self.cfg.graceful_timeout") < stopping.index("while self.nr_conns > 0:")
+    assert stopping.index("while self.nr_conns > 0:") < stopping.index("self.murder_pending()")
+
+
 def test_a_worker_s_sign_of_life_is_a_file_without_a_name() -> None:
     assert "self.tmp = WorkerTmp(cfg)" in inspect.getsource(Worker.__init__)
     heartbeat = Heartbeat(Config())

@@ -186,6 +186,17 @@ def test_an_end_of_a_pair_that_cannot_be_watched_is_not_kept(lane: Lane) -> None
         assert lane.lane._listeners == {}
 
 
+def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_lane_has(lane: Lane) -> None:
+    lane.connect(1)
+    lane.lane._is_alive = lambda: False
+    assert not lane.lane._is_done(30.0)
+    for passed_s in (1000.0, *[1.0] * 27):
+        lane.lane.now_s += passed_s
+        assert not lane.lane._is_done(30.0)
+    lane.lane.now_s += 1.0
+    assert lane.lane._is_done(30.0), "a pass may take two seconds, so much of the thousand counts"
+
+
 def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight are free of thirty-two: each connection may have one open. Those that are open go on."""
     monkeypatch.setattr("shoal.frontend.grpc.open_streams.MAX_STREAMS", 32)

@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,7 @@ class Road:
         )
         self.worker._turns = {work: ThreadTurns[RoadConnection](1, 1) for work in Work}
         self.worker._is_draining = self.worker._has_given_up = False
+        self.worker._looked_s, self.worker._stops_at_s, self.worker._graceful_timeout_s = 0.0, inf, 30
         self.clients: list[socket.socket] = []
 
     def accepted(self) -> socket.socket:
@@ -231,6 +233,22 @@ def test_a_request_shares_threads_with_those_that_name_its_model_in_their_bodies
     for body in (b'{"input": "\\"model\\": \\"a\\"", "model": "b"}', b'{"model": 1}', b'{"model": "b", '):
         road.worker._answer(road.connect(POST % (b"/v1/embeddings", len(body)) + body))
     assert [each.share for each in road.arrived] == ["b", "/v1/embeddings", "/v1/embeddings"]
+
+
+def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_road_has(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("shoal.frontend.road.road.time", SimpleNamespace(monotonic=lambda: now_s))
+    road.worker.nr_conns = 1
+    road.worker._cap_keepalive(0.0)
+    for passed_s in (1000.0, *[1.0] * 27):
+        now_s += passed_s
+        road.worker.murder_pending()
+        assert road.worker.nr_conns == 1
+    now_s += 1.0
+    road.worker.murder_pending()
+    assert road.worker.nr_conns == 0, "a pass may take two seconds, so much of the thousand counts"
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
