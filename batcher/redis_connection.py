@@ -14,9 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import NoneType
 
-from hiredis import Reader, pack_command
+from hiredis import pack_command
 
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES
 from shoal.cache_settings import RedisSettings
@@ -37,9 +36,12 @@ _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 #: Errors raised if nothing more can be read, or sent, for now.
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
-#: Bytes that hiredis may hold beyond the largest value: the value's first line, and replies that were just read.
-_MOST_BESIDE_VALUE = 64 << 10
-_INCOMPLETE = object()
+#: The first bytes of replies, by kind.
+_TEXT, _ERROR, _NUMBER, _VALUE = b"+-:$"
+_KINDS = frozenset((_TEXT, _ERROR, _NUMBER, _VALUE))
+_LINE_END = b"\r\n"
+#: Most bytes of a text, an error or a number (ours; those of Redis have some dozens).
+_MAX_LINE_BYTES = 64 << 10
 
 #: The key of the request that needed a value, and the value; None: there is none, or the lookup failed.
 Found = tuple[int, bytes | None]
@@ -64,29 +66,60 @@ def command(*words: str | bytes | int) -> bytes:
 
 
 class ReplyReader:
-    """Incremental parser of Redis's replies to a cache's commands, which are never arrays."""
+    """Incremental parser of Redis's replies to a cache's commands: texts, errors, numbers and values. Any other kind is
+    refused by its first byte: an array may claim any number of elements, and a map have keys that Python has no dict
+    for."""
 
     def __init__(self, max_nbytes: int) -> None:
         """`max_nbytes` is the largest value that is expected."""
-        self._most = max_nbytes + _MOST_BESIDE_VALUE
-        self._reader = Reader(protocolError=ProtocolError, replyError=ErrorReply, notEnoughData=_INCOMPLETE)
+        self._max_nbytes = max_nbytes
+        self._unread = bytearray()  # the beginning of a reply; changed by read
 
     def read(self, data: bytes) -> Iterator[Reply]:
-        """All replies that these bytes complete. Raises ProtocolError for bytes that are no reply, an array, or too
-        long a value."""
-        self._reader.feed(data)
-        while (reply := self._next()) is not _INCOMPLETE:
-            if not isinstance(reply, (bytes, int, ErrorReply, NoneType)):
-                raise ProtocolError(f"a reply is a {type(reply).__name__}")
+        """All replies that these bytes complete. Raises ProtocolError for bytes that are no reply of these kinds, and
+        for too long a value or line."""
+        unread, start = self._unread, 0
+        unread += data
+        while (found := self._next(start)) is not None:
+            reply, start = found
             yield reply
-        if self._reader.len() > self._most:
-            raise ProtocolError(f"a reply has more than {self._most} bytes")
+        del unread[:start]
 
-    def _next(self) -> object:
+    def _next(self, start: int) -> tuple[Reply, int] | None:
+        """The reply that begins at `start`, and where it ends; None if it has not come whole."""
+        unread = self._unread
+        if start == len(unread):
+            return None
+        kind = unread[start]
+        if kind not in _KINDS:
+            raise ProtocolError(f"a reply begins with {bytes((kind,))!r}, as none of Redis's to a cache does")
+        line_end = unread.find(_LINE_END, start, start + _MAX_LINE_BYTES)
+        if line_end < 0:
+            if len(unread) - start >= _MAX_LINE_BYTES:
+                raise ProtocolError(f"a line of a reply has more than {_MAX_LINE_BYTES} bytes")
+            return None
+        line, end = bytes(unread[start + 1 : line_end]), line_end + 2
+        if kind == _TEXT:
+            return line, end
+        if kind == _ERROR:
+            return ErrorReply(line.decode("utf-8", "replace")), end
         try:
-            return self._reader.gets()
-        except MemoryError:  # hiredis allocates as many elements as an array's first line claims, before they have come
-            raise ProtocolError("a reply is an array that does not fit into memory") from None
+            number = int(line)
+        except ValueError:
+            raise ProtocolError(f"a reply has {line[:20]!r} in place of a number") from None
+        if kind == _NUMBER:
+            return number, end
+        if number == -1:
+            return None, end
+        if not 0 <= number <= self._max_nbytes:
+            raise ProtocolError(f"a reply has {number} bytes, and {self._max_nbytes} at most were asked for")
+        value_end = end + number
+        if len(unread) < value_end + 2:
+            return None
+        if not unread.startswith(_LINE_END, value_end):
+            raise ProtocolError("a reply is longer than it says")
+        with memoryview(unread) as whole:
+            return bytes(whole[end:value_end]), value_end + 2
 
 
 class RedisConnection:
