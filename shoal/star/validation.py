@@ -114,7 +114,7 @@ def check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, c
             f"{log_prefix(request_id)}sequence batching control '{spec.control}' data-type is "
             f"'{'BYTES' if is_string else 'UINT64'}', but model '{model}' expects '{spec.correlation.name}'"
         )
-    if rows > 1:
+    if rows != 1:  # none, too: in a batch the rows behind would be other sequences'
         raise InvalidArgumentError(
             f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
         )
