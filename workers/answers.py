@@ -71,6 +71,11 @@ class Answers:
         """The errors of failed requests, in the order in which they failed."""
         return tuple(self._errors.values())
 
+    def add_position(self) -> int:
+        """The position, behind all others, of a row that is executed for no request of the batch."""
+        self._num_requests += 1
+        return self._num_requests - 1
+
     def fail(self, position: int, error: ShoalError) -> None:
         """Answer the request at this position of the batch with an error."""
         self._errors[position] = error

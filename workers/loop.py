@@ -39,7 +39,7 @@ from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader, failure_fields
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
-from shoal.workers.sequences import SequenceTensors
+from shoal.workers.sequences import SequenceTensors, gap_like
 
 if TYPE_CHECKING:
     from shoal.workers.batch_drift import BatchDriftAuditor
@@ -396,9 +396,22 @@ class Loop:
                 answers.fail(position, error)
         if rows > most > 0:
             raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
+        sequences = self._sequences
+        if sequences is not None and sequences.fills_rows and 0 < len(requests) < len(records):
+            by_row = {request.position: request for request in requests}
+            requests = [by_row.get(row) or self._gap(requests[0], answers) for row in range(len(records))]
         if IS_ARMED and requests:
             reached("opened", requests)
         return requests
+
+    def _gap(self, other: Request, answers: Answers) -> Request:
+        """The row of a slot whose request cannot be read, and so fails: without it the requests behind would be in the
+        rows of other slots' sequences. Its tensors are those of `other`."""
+        assert self._sequences is not None, "its batches have such rows"
+        position, record = answers.add_position(), gap_like(other.record)
+        gap = Request(position, other.parsed, other.block, other.tensors, record, lambda _key: False)
+        self._sequences.complete(gap)
+        return gap
 
 
 def as_shoal_error(error: Exception, model: str, instance: str, requests: Sequence[Request]) -> ShoalError:

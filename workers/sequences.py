@@ -65,7 +65,8 @@ class SequenceTensors:
         batching = config["sequence_batching"]
         self._model = config["name"]
         self._leading = (1,) if signature.max_batch_size > 0 else ()
-        self._fills_rows = "oldest" not in batching and signature.max_batch_size > 1
+        #: Whether a slot is a row of the batch.
+        self.fills_rows = "oldest" not in batching and signature.max_batch_size > 1
         self._controls: list[BooleanControl] = []
         self._correlation: tuple[str, InputPlace] | None = None
         for control in sequences.controls(config):
@@ -99,16 +100,18 @@ class SequenceTensors:
 
     def with_gaps(self, records: Sequence[Record]) -> Sequence[Record]:
         """The batch's records, one per slot if a slot is a row; slots without a request get a record without KEY."""
-        if not self._fills_rows:
+        if not self.fills_rows:
             return records
         by_slot = {slot_of(record): record for record in records}
-        gap = list(records[0])
-        gap[B.KEY] = gap[B.FLAGS] = gap[B.CORRELATION] = 0
-        return [by_slot.get(slot, tuple(gap)) for slot in range(max(by_slot) + 1)]
+        gap = gap_like(records[0])
+        return [by_slot.get(slot, gap) for slot in range(max(by_slot) + 1)]
 
     def complete(self, request: Request) -> None:
-        """Add to a request the tensors that its client does not send."""
+        """Add to a request the tensors that its client does not send. Raises InternalError unless the request is one
+        row: these tensors are, and in a batch the rows of others would be moved."""
         record, parsed = request.record, request.parsed
+        if self._leading and parsed.rows != 1:
+            raise InternalError(f"a request of a sequence to model '{self._model}' has {parsed.rows} rows, must have 1")
         is_ready = record[B.KEY] != 0
         flags = record[B.FLAGS] & FLAGS
         correlation_id = (request.correlation_id or record[B.CORRELATION]) if is_ready else 0
@@ -179,6 +182,13 @@ class SequenceTensors:
         if datatype is BYTES:
             return _strings(state.output_name, array.shape, encode_strings(array))
         return array.copy()
+
+
+def gap_like(record: Sequence[int]) -> Record:
+    """A record without KEY, for the row of a slot without a request; its tensors are those of `record`."""
+    gap = list(record)
+    gap[B.KEY] = gap[B.FLAGS] = gap[B.CORRELATION] = 0
+    return tuple(gap)
 
 
 def slot_of(record: Sequence[int]) -> int:

@@ -72,12 +72,13 @@ class Instance:
                 del outputs["NEXT"]
         return outputs
 
-    def run(self, *requests: tuple[int, int, int | str, float]) -> list[Done]:
-        """A batch of requests: slot, flags, id, X."""
+    def run(self, *requests: tuple[int, int, int | str, float | None]) -> list[Done]:
+        """A batch of requests: slot, flags, id, X; None: X has no row."""
         for index, (slot, flags, key, value) in enumerate(requests):
-            tensor = ["X", 11, [*self._leading, 1], 0, 4]
+            data = b"" if value is None else np.float32(value).tobytes()
+            tensor = ["X", 11, [*self._leading, 1] if data else [0, 1], 0, len(data)]
             header = request_header("", [tensor], [], {}, [key, flags])
-            ref, span = self._batcher.raw_request(np.float32(value).tobytes(), header)
+            ref, span = self._batcher.raw_request(data, header)
             word = hash(key) & 0xFFFF if isinstance(key, str) else key
             item = (5, index + 1, 1, ref, span, 1, index, len(requests), 0, 0, 0, 0, 0, flags | slot + 1 << 8, word)
             self._batcher.writer.push(layout.record(*item))
@@ -126,6 +127,25 @@ def test_empty_rows_are_not_ready_and_not_answered(batcher: Batcher) -> None:
     assert instance.of("START") == [5, 6, 5, 5]
     assert instance.of("ID") == [0, 7, 0, 8]
     assert len(instance.of("X")) == 4
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_request_that_cannot_be_read_leaves_those_of_other_sequences_in_their_rows(
+    batcher: Batcher, lacking: int
+) -> None:
+    """As a program in shared memory can write one, whatever its client checks."""
+    instance = Instance(batcher, config(*CONTROLS, direct={}, state=[state()]))
+    instance.run((0, START, 7, 1), (1, START, 8, 10), (2, START, 9, 20))
+    values = [None if slot == lacking else slot for slot in range(3)]
+    done = instance.run((0, 0, 7, values[0]), (1, 0, 8, values[1]), (2, 0, 9, values[2]))
+    for slot, one in enumerate(done):
+        if slot == lacking:
+            assert one.sentence == "a request of a sequence to model 'm' has 0 rows, must have 1"
+        else:
+            assert one.outputs["Y"].tolist() == [[slot + 1]]
+            assert instance.of("S")[slot] == [1, 10, 20][slot]
+    assert instance.of("READY") == [slot != lacking for slot in range(3)]
+    assert [one.outputs["Y"].tolist() for one in instance.run((0, 0, 7, 5), (2, 0, 9, 6))] == [[[6]], [[7]]]
 
 
 def test_oldest_has_no_empty_rows(batcher: Batcher) -> None:
