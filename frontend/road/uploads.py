@@ -79,7 +79,10 @@ class Uploads:
 
     def end(self, connection: RoadConnection) -> None:
         """Close a connection on which a response has been sent, once its client has closed it or LINGER_S have
-        passed."""
+        passed. gunicorn has closed the socket of a response that failed halfway."""
+        if connection.sock.fileno() < 0:
+            self._close(connection)
+            return
         connection.sock.setblocking(False)
         self._linger(connection)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.util import close_graceful
 
 from shoal.frontend.grpc.tunnel import unpack_head
 from shoal.frontend.road.arrival import Framing
@@ -121,6 +122,15 @@ def test_gunicorn_that_wants_more_than_came_finds_the_end(road: Road) -> None:
     (connection,) = road.arrived
     assert body_of(connection) == b"ab"
     assert connection.received.is_short
+
+
+def test_a_connection_ends_that_gunicorn_has_closed(road: Road) -> None:
+    client = road.connect(POST + b"Content-Length: 0\r\n\r\n")
+    (connection,) = road.arrived
+    client.close()
+    close_graceful(connection.sock)  # as it does where a response fails of which something was sent
+    road.uploads.end(connection)
+    assert road.closed == [connection]
 
 
 def test_deadlines(road: Road) -> None:
