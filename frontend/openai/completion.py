@@ -43,6 +43,8 @@ MAX_ANSWER_CHARS = 1 << 20
 DONE = b"data: [DONE]\n\n"
 #: Outputs and parameters of a model's response that are read, beside its text.
 _NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON = "num_input_tokens", "num_output_tokens", "finish_reason"
+#: The most tokens that a model may report with one response (ours): their sums stay within JSON's 64 bits.
+_MAX_TOKENS = 2**31 - 1
 #: Values of `finish_reason` while the text goes on: those of vLLM's backend.
 _NO_REASONS = frozenset({"", "None"})
 
@@ -99,9 +101,9 @@ class Completion:
         return self._add_text(self._stops.feed(self._decoder.decode(raw)))
 
     def _take(self, reported: Mapping[str, Any]) -> None:
-        if type(num := reported.get(_NUM_INPUT)) is int and num >= 0:
+        if (num := num_tokens(reported.get(_NUM_INPUT))) is not None:
             self._num_input = num
-        if type(num := reported.get(_NUM_OUTPUT)) is int and num >= 0:
+        if (num := num_tokens(reported.get(_NUM_OUTPUT))) is not None:
             self._num_output = (self._num_output or 0) + num
         reason = reported.get(_FINISH_REASON, "")
         if type(reason) is str and reason not in _NO_REASONS:
@@ -198,6 +200,11 @@ class Completion:
 
 
 _REPORTED = frozenset({_NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON})
+
+
+def num_tokens(reported: object) -> int | None:
+    """The number of tokens that a model has reported; None for what cannot be one."""
+    return reported if type(reported) is int and 0 <= reported <= _MAX_TOKENS else None
 
 
 def first_text(ref: TensorRef, block: memoryview) -> bytes:

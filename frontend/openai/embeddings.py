@@ -16,7 +16,7 @@ from shoal.datatypes import BY_WIRE, BYTES
 from shoal.errors import InternalError
 from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall, blocking
-from shoal.frontend.openai.completion import first_text, id_of, known, prepared_of, whole_number
+from shoal.frontend.openai.completion import first_text, id_of, known, num_tokens, prepared_of, whole_number
 from shoal.frontend.openai.errors import InvalidRequestError, NoSuchModelError
 from shoal.frontend.openai.request import model_of, read_body
 from shoal.frontend.openai.text_model import EMBEDDING_REQUEST, EmbeddingModel, embedding_model
@@ -89,8 +89,8 @@ def _embed(
         {"object": "embedding", "index": index, "embedding": _shown(each, form)} for index, each in enumerate(vectors)
     ]
     counts = [batch.num_tokens for batch in found]
-    num_tokens = None if None in counts else sum(each for each in counts if each is not None)
-    usage = None if num_tokens is None else {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    total = None if None in counts else sum(each for each in counts if each is not None)
+    usage = None if total is None else {"prompt_tokens": total, "total_tokens": total}
     return json_response(200, {"object": "list", "data": rows, "model": entry.name, "usage": usage})
 
 
@@ -153,13 +153,13 @@ def _ask(batches: Sequence[PreparedRequest], call: HandlerCall, model: Embedding
 def _read(answer: "ModelResponse", entry: ModelEntry, model: EmbeddingModel) -> _Batch:
     """The vectors in a model's response, copied."""
     vectors: Sequence[Vector] = ()
-    num_tokens = answer.response.parameters.get(_NUM_TOKENS)
+    reported: object = answer.response.parameters.get(_NUM_TOKENS)
     for ref in answer.response.outputs:
         if ref.name == _NUM_TOKENS:
-            num_tokens = whole_number(ref, answer.block)
+            reported = whole_number(ref, answer.block)
         elif ref.name == model.embedding:
             vectors = _vectors(ref, answer.block, entry)
-    return _Batch(vectors, num_tokens if type(num_tokens) is int and num_tokens >= 0 else None)
+    return _Batch(vectors, num_tokens(reported))
 
 
 def _vectors(ref: TensorRef, block: memoryview, entry: ModelEntry) -> Sequence[Vector]:

@@ -142,10 +142,15 @@ def test_variables_of_the_request_replace_those_of_templates(plan: Any, make_ent
         plan(entry, chat=True, messages=messages, chat_template_kwargs={"messages": []})
 
 
-def test_counts_below_zero_are_no_usage(plan: Any, make_entry: Make) -> None:
+@pytest.mark.parametrize("num", [-5, 2**31])
+def test_numbers_that_no_text_has_of_tokens_are_no_usage(plan: Any, make_entry: Make, num: int) -> None:
     rendering = plan(entry_of(make_entry), prompt="Once")
-    rendering.add(*response(b"a", num_input_tokens=-5, num_output_tokens=1))
+    rendering.add(*response(b"a", num_input_tokens=num, num_output_tokens=1))
     assert choice_of(rendering)[1] is None
+    rendering.add(*response(b"a", ("num_output_tokens", "UINT64", b"\xff" * 8), num_input_tokens=2**31 - 1))
+    assert choice_of(rendering)[1] == {
+        "prompt_tokens": 2**31 - 1, "completion_tokens": 1, "total_tokens": 2**31
+    }  # fmt: skip
 
 
 def test_what_the_model_tells(plan: Any, make_entry: Make) -> None:
