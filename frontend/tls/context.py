@@ -7,6 +7,7 @@ renewed, and uses the arbiter's contexts if they are gone or do not fit.
 import json
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
+#: Seconds that a lane which starts waits for the files (ours): one that stands still for a second is killed, and the
+#: next one would stand still as well.
+_READ_S = 0.5
 #: By protocol, the contexts that the arbiter has made; lanes inherit them.
 _at_start: "dict[str, ssl.SSLContext]" = {}
+#: Contexts that a thread of this lane has made, or why it could not. Changed by read_at_start, and by `late`.
+_read: "list[ssl.SSLContext | OSError | None]" = []
 
 
 def read_in_arbiter(protocol: str) -> None:
@@ -33,12 +39,34 @@ def read(protocol: str) -> "ssl.SSLContext | None":
 
 def read_at_start(protocol: str) -> "ssl.SSLContext | None":
     """The context for a lane that starts: of the files as they are now, else as the arbiter has read them; None where
-    no client speaks TLS."""
+    no client speaks TLS. A thread reads the files, since their disk may hang; what it finds too late is `late`."""
+    if "SHOAL_TLS" not in os.environ:
+        return None
+    reading = threading.Thread(target=_read_files, args=(protocol,), name="tls", daemon=True)
     try:
-        return read(protocol)
-    except OSError as error:
-        _log.error("%s. This process has the certificates that were read when the server started", error)
+        reading.start()
+    except RuntimeError as error:  # the system allows no further thread
+        _read.append(OSError(f"the files of TLS were not read: {error}"))
+    else:
+        reading.join(_READ_S)
+    found = _read.pop() if _read else TimeoutError(f"the files of TLS were not read within {_READ_S} s")
+    if isinstance(found, OSError):
+        _log.error("%s. This process has the certificates that were read when the server started", found)
         return _at_start[protocol]
+    return found
+
+
+def late() -> "ssl.SSLContext | None":
+    """The context of files that were read only after the lane had started; once."""
+    found = _read.pop() if _read else None
+    return None if isinstance(found, OSError) else found
+
+
+def _read_files(protocol: str) -> None:
+    try:
+        _read.append(read(protocol))
+    except OSError as error:
+        _read.append(error)
 
 
 def _context(files: str, protocol: str) -> "ssl.SSLContext":

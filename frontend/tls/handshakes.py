@@ -16,6 +16,7 @@ from collections.abc import Callable
 from shoal.frontend.access_log import address_of
 from shoal.frontend.connection_sources import MAX_ACCEPTED
 from shoal.frontend.counted_warning import CountedWarning
+from shoal.frontend.tls.context import late
 from shoal.frontend.tls.tls_socket import TlsSocket
 
 _log = logging.getLogger("shoal")
@@ -134,7 +135,8 @@ class Handshakes:
         self._num_steps = 0
 
     def expire(self, now_s: float) -> None:
-        """Close the connections of clients whose time is over."""
+        """Close the connections of clients whose time is over. Use files that were read late for later handshakes."""
+        self.context = late() or self.context
         for client in list(self._open.values()):
             if client.handshake_ends_s <= now_s:
                 self._fail(client, "it was not complete in time", now_s)

@@ -3,11 +3,13 @@ balances in the end."""
 
 import os
 import queue
+import shutil
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -199,10 +201,16 @@ def test_a_stream(server: Server, triton: Any) -> None:
     server.ledger_once(is_settled)  # long before the model would have come to its end
 
 
-def test_a_lane_is_replaced_though_the_files_are_gone(server: Server, files: Certificates, triton: Any) -> None:
+@pytest.mark.parametrize("hangs", [False, True], ids=["gone", "on a disk that hangs"])
+def test_a_lane_is_replaced_though_the_files_are(
+    server: Server, files: Certificates, triton: Any, tmp_path: Path, hangs: bool
+) -> None:
     (lane,) = [pid for pid in descendants(server.process.pid) if title(pid) == "shoal grpc"]
-    key = files.server_key.read_bytes()
-    files.server_key.unlink()
+    key = tmp_path / "key"
+    shutil.move(files.server_key, key)
+    if hangs:  # an open of a pipe without a writer does
+        os.mkfifo(tmp_path / "pipe")
+        os.link(tmp_path / "pipe", files.server_key)
     os.kill(lane, signal.SIGKILL)
 
     def is_answered() -> bool:
@@ -214,7 +222,9 @@ def test_a_lane_is_replaced_though_the_files_are_gone(server: Server, files: Cer
         return bool(result.as_numpy("OUTPUT0").tolist() == [list(range(0, 32, 2))])
 
     wait_until(is_answered)
-    files.server_key.write_bytes(key)
+    shutil.move(key, files.server_key)
+    if hangs:
+        os.close(os.open(tmp_path / "pipe", os.O_RDWR))
 
 
 def test_a_server_that_ends_waits_for_no_idle_stream(server: Server, files: Certificates) -> None:
