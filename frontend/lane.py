@@ -2,7 +2,6 @@
 
 import json
 import os
-from functools import partial
 from typing import Any, ClassVar
 
 from gunicorn.workers.base import Worker
@@ -23,13 +22,13 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
 
     def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> Lane[Any]:
         """The lane that this worker runs: for plain text, or for TLS."""
-        tls = context.read_at_start(self.protocol)
+        tls = context.read_in_lane(self.protocol)
         if tls is None:
             return HttpLane(front_end, gunicorn)
         from shoal.frontend.http.tls_lane import HttpTlsLane  # here: with ssl, for lanes with TLS only
 
         https = json.loads(os.environ["SHOAL_TLS_ENDPOINTS"])
-        return HttpTlsLane(front_end, gunicorn, tls, partial(context.read, self.protocol), https)
+        return HttpTlsLane(front_end, gunicorn, tls, https)
 
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""

@@ -169,7 +169,7 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
     ("fault", "said"),
     [
         (
-            "from numpy.typing import NDArray\nArray = NDArray[int]\ndef f(it: Array) -> None: ...",
+            "import numpy as np\nArray = np.ndarray[int, np.dtype[np.int8]]\ndef f(it: Array) -> None: ...",
             "not valid as a type",
         ),
         ("class Record:\n    HIGH, LOW = 3, 4", "Only assignment to variables"),

@@ -1,7 +1,5 @@
 """The gRPC lane as a gunicorn worker."""
 
-from functools import partial
-
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.lane import LaneWorker
@@ -16,9 +14,9 @@ class GrpcLaneWorker(LaneWorker):
 
     def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> GrpcLane:
         """A lane for plain text, or for TLS."""
-        tls = context.read_at_start(self.protocol)
+        tls = context.read_in_lane(self.protocol)
         if tls is None:
             return GrpcLane(front_end, gunicorn)
         from shoal.frontend.grpc.tls_lane import GrpcTlsLane  # here: with ssl, for lanes with TLS only
 
-        return GrpcTlsLane(front_end, gunicorn, tls, partial(context.read, self.protocol))
+        return GrpcTlsLane(front_end, gunicorn, tls)

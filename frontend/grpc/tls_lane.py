@@ -1,12 +1,11 @@
 """gRPC on a lane over TLS: after a connection's handshake, all is as on the plain lane."""
 
 import socket
-import ssl
-from collections.abc import Callable
 
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.tls.context import RenewedContext
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.shm.layout import GRPC_HANDSHAKES_FAILED
@@ -19,14 +18,10 @@ class GrpcTlsLane(GrpcLane):
         self,
         front_end: FrontEnd,
         gunicorn: GunicornHandle,
-        context: ssl.SSLContext,
-        read_context: "Callable[[], ssl.SSLContext | None]" = lambda: None,
+        tls: RenewedContext,
     ) -> None:
-        """`context` and `read_context` are those of Handshakes."""
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(
-            self._poller, context, read_context, "h2", self._greet, "gRPC's clients", self._count_failed
-        )
+        self._handshakes = Handshakes(self._poller, tls, "h2", self._greet, "gRPC's clients", self._count_failed)
         self._handshakes.limit(self._max_connections)
 
     def _count_failed(self) -> None:

@@ -2,8 +2,7 @@
 
 import select
 import socket
-import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 
 from shoal.frontend.front_end import FrontEnd
@@ -13,6 +12,7 @@ from shoal.frontend.http.lane_api import LaneApi
 from shoal.frontend.http.relays import Relays
 from shoal.frontend.http.tls_connection import TlsHttpConnection
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.tls.context import RenewedContext
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
@@ -29,15 +29,11 @@ class HttpTlsLane(HttpLane):
         self,
         front_end: FrontEnd,
         gunicorn: GunicornHandle,
-        context: ssl.SSLContext,
-        read_context: "Callable[[], ssl.SSLContext | None]",
+        tls: RenewedContext,
         https: Collection[str],
     ) -> None:
-        """`context` and `read_context` are those of Handshakes."""
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(
-            self._poller, context, read_context, "", self._greet, "HTTP's clients", self._count_failed
-        )
+        self._handshakes = Handshakes(self._poller, tls, "", self._greet, "HTTP's clients", self._count_failed)
         self._handshakes.limit(self._max_connections)
         self._https = frozenset(https)
         self._relays = Relays(

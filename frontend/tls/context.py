@@ -1,13 +1,17 @@
 """The TLS contexts of lanes, from the files that the supervisor names. Does not import ssl where no client speaks TLS.
 
 The arbiter reads the files when it starts. A lane that it forks later reads them again, since they may have been
-renewed, and uses the arbiter's contexts if they are gone or do not fit.
+renewed, and does so at each renewal; it uses the contexts of before if the files are gone, do not fit, or lie on a disk
+that hangs.
 """
 
 import json
 import logging
 import os
+import queue
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,8 +24,40 @@ _log = logging.getLogger("shoal")
 _READ_S = 0.5
 #: By protocol, the contexts that the arbiter has made; lanes inherit them.
 _at_start: "dict[str, ssl.SSLContext]" = {}
-#: Contexts that a thread of this lane has made, or why it could not. Changed by read_at_start, and by `late`.
-_read: "list[ssl.SSLContext | OSError | None]" = []
+
+
+class RenewedContext:
+    """The context for a lane's handshakes, which a thread of its own makes anew: the disk under the files may hang."""
+
+    def __init__(self, context: "ssl.SSLContext", read: "Callable[[], ssl.SSLContext]") -> None:
+        self.context = context  # changed by the thread
+        self.renewals: queue.Queue[None] = queue.Queue()
+        self.was_read = threading.Event()  # set once the files have been read, or could not be
+        self._read = read
+        self._thread: threading.Thread | None = None  # changed by the first `renew`
+
+    def renew(self) -> None:
+        """Have the files read again, for later handshakes; files that cannot be used change nothing."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="shoal-certificates", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system allows no further thread
+                _log.error("the files of TLS were not read: %s", error)
+                return
+            self._thread = thread
+        self.renewals.put(None)
+
+    def _run(self) -> None:
+        while True:
+            self.renewals.get()
+            try:
+                self.context = self._read()
+            except OSError as error:
+                _log.error("%s. The certificates that were read before stay in force", error)
+            finally:
+                self.was_read.set()
+                self.renewals.task_done()
 
 
 def read_in_arbiter(protocol: str) -> None:
@@ -31,42 +67,17 @@ def read_in_arbiter(protocol: str) -> None:
         _at_start[protocol] = _context(files, protocol)
 
 
-def read(protocol: str) -> "ssl.SSLContext | None":
-    """The context of the files as they are now, in a lane; None where no client speaks TLS. Raises OSError."""
+def read_in_lane(protocol: str) -> RenewedContext | None:
+    """The context of a lane that starts: of the files as they are now, else as the arbiter has read them; None where no
+    client speaks TLS."""
     files = os.environ.get("SHOAL_TLS")
-    return None if files is None else _context(files, protocol)
-
-
-def read_at_start(protocol: str) -> "ssl.SSLContext | None":
-    """The context for a lane that starts: of the files as they are now, else as the arbiter has read them; None where
-    no client speaks TLS. A thread reads the files, since their disk may hang; what it finds too late is `late`."""
-    if "SHOAL_TLS" not in os.environ:
+    if files is None:
         return None
-    reading = threading.Thread(target=_read_files, args=(protocol,), name="tls", daemon=True)
-    try:
-        reading.start()
-    except RuntimeError as error:  # the system allows no further thread
-        _read.append(OSError(f"the files of TLS were not read: {error}"))
-    else:
-        reading.join(_READ_S)
-    found = _read.pop() if _read else TimeoutError(f"the files of TLS were not read within {_READ_S} s")
-    if isinstance(found, OSError):
-        _log.error("%s. This process has the certificates that were read when the server started", found)
-        return _at_start[protocol]
+    found = RenewedContext(_at_start[protocol], partial(_context, files, protocol))
+    found.renew()
+    if not found.was_read.wait(_READ_S):
+        _log.error("the files of TLS were not read within %s s. Those read at the server's start are in force", _READ_S)
     return found
-
-
-def late() -> "ssl.SSLContext | None":
-    """The context of files that were read only after the lane had started; once."""
-    found = _read.pop() if _read else None
-    return None if isinstance(found, OSError) else found
-
-
-def _read_files(protocol: str) -> None:
-    try:
-        _read.append(read(protocol))
-    except OSError as error:
-        _read.append(error)
 
 
 def _context(files: str, protocol: str) -> "ssl.SSLContext":

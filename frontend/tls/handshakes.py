@@ -1,22 +1,18 @@
 """The TLS handshakes that are under way on one lane.
 
 A handshake costs the lane up to a millisecond, and memory until its end. So three things are bounded: the steps of
-handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's; renewed
-certificates are read in another, since the disk that they lie on may hang.
+handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's.
 """
 
 import logging
-import queue
 import select
 import socket
-import ssl
-import threading
 from collections.abc import Callable
 
 from shoal.frontend.access_log import address_of
 from shoal.frontend.connection_sources import MAX_ACCEPTED
 from shoal.frontend.counted_warning import CountedWarning
-from shoal.frontend.tls.context import late
+from shoal.frontend.tls.context import RenewedContext
 from shoal.frontend.tls.tls_socket import TlsSocket
 
 _log = logging.getLogger("shoal")
@@ -35,28 +31,22 @@ class Handshakes:
     def __init__(
         self,
         poller: select.epoll,
-        context: ssl.SSLContext,
-        read_context: "Callable[[], ssl.SSLContext | None]",
+        tls: RenewedContext,
         alpn: str,
         completed: Callable[[TlsSocket], None],
         clients: str,
         failed: Callable[[], None],
     ) -> None:
-        """`context` is for handshakes until `read_context`, which reads the files again, returns another.
-
-        `completed` is called with the socket of a client whose handshake is complete, which `poller` no longer watches;
-        the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the log.
-        `failed` is called for each handshake that has failed, except those of clients that never sent anything.
+        """`completed` is called with the socket of a client whose handshake is complete, which `poller` no longer
+        watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the
+        log. `failed` is called for each handshake that has failed, except those of clients that never sent anything.
         """
         self._poller = poller
-        self._read_context = read_context
+        self._tls = tls
         self._alpn = alpn
         self._max_num = 1  # changed by limit
         self._completed = completed
         self._failed = failed
-        self.context = context  # changed by the thread that reads certificates again
-        self._renewals: queue.Queue[None] = queue.Queue()
-        self._reader: threading.Thread | None = None  # changed by the first of `renew_certificates`
         # Changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
@@ -70,29 +60,15 @@ class Handshakes:
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
 
     def renew_certificates(self) -> None:
-        """Have the certificates' files read again, for later handshakes; files that cannot be used change nothing."""
-        if self._reader is None:
-            self._reader = threading.Thread(target=self._read, name="shoal-certificates", daemon=True)
-            self._reader.start()
-        self._renewals.put(None)
-
-    def _read(self) -> None:
-        """Read the files after each renewal; runs in a thread of its own."""
-        while True:
-            self._renewals.get()
-            try:
-                self.context = self._read_context() or self.context
-            except OSError as error:
-                _log.error("%s. The certificates that were read before stay in force", error)
-            finally:
-                self._renewals.task_done()
+        """Have the certificates' files read again, for later handshakes."""
+        self._tls.renew()
 
     def begin(self, accepted: socket.socket, now_s: float, ends_s: float) -> None:
         """Begin a handshake, which is given up at `ends_s`. `accepted` is used up."""
         if len(self._open) >= self._max_num:
             oldest = next(iter(self._open.values()))
             self._fail(oldest, "too many clients were in their handshakes", now_s)
-        client = TlsSocket(accepted, self.context, ends_s, self._alpn)
+        client = TlsSocket(accepted, self._tls.context, ends_s, self._alpn)
         self._open[client.fileno()] = client
         self._poller.register(client.fileno(), select.EPOLLIN)
 
@@ -135,8 +111,7 @@ class Handshakes:
         self._num_steps = 0
 
     def expire(self, now_s: float) -> None:
-        """Close the connections of clients whose time is over. Use files that were read late for later handshakes."""
-        self.context = late() or self.context
+        """Close the connections of clients whose time is over."""
         for client in list(self._open.values()):
             if client.handshake_ends_s <= now_s:
                 self._fail(client, "it was not complete in time", now_s)

@@ -177,7 +177,7 @@ def test_the_road_ends_when_the_lanes_have_ended(reaped: list[int]) -> None:
 def test_a_standstill_of_the_machine_takes_none_of_the_time_in_which_processes_may_end(
     reaped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arbiter, looks = Played(), itertools.count(1)
+    arbiter, looks = FakeArbiter(), itertools.count(1)
     now_s = 0.0
 
     def get(timeout: float) -> signal.Signals:
@@ -197,7 +197,7 @@ def test_a_standstill_of_the_machine_takes_none_of_the_time_in_which_processes_m
 
 def test_processes_that_stood_still_with_the_machine_are_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arbiter looks before they can show that they live."""
-    arbiter, now_s = Played(), 0.0
+    arbiter, now_s = FakeArbiter(), 0.0
     arbiter._progress_fd, arbiter._passes, arbiter.timeout = os.memfd_create("passes"), itertools.count(1), 30
     arbiter._looked_s = arbiter._excused_until_s = 0.0
     arbiter.log.critical = lambda *_: None

@@ -15,6 +15,7 @@ import pytest
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.tls_lane import GrpcTlsLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.tls.context import RenewedContext
 from shoal.tls import server_context
 from tests.certificates import Certificates
 from tests.frontend.grpc.connection_pair import plain_ends
@@ -70,7 +71,8 @@ class Lane:
         front_end: Any = SimpleNamespace(state=star.state, place=place)
         files = str(certificates.server_cert), str(certificates.server_key)
         host = GunicornHandle([], -1, lambda: True, lambda: None)
-        self.lane = GrpcTlsLane(front_end, host, server_context(*files, "", False))
+        self.tls = RenewedContext(server_context(*files, "", False), ssl.create_default_context)
+        self.lane = GrpcTlsLane(front_end, host, self.tls)
         self.lane._max_connections = 40
         self.lane._handshakes.limit(40)
         self.lane.now_s = 1000.0
@@ -220,8 +222,8 @@ def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, mon
 
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
-    before, renewed = lane.lane._handshakes.context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    answers: list[Any] = [OSError("broken"), None, renewed]
+    before, renewed = lane.tls.context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    answers: list[Any] = [OSError("broken"), renewed]
 
     def read() -> Any:
         answer = answers.pop(0)
@@ -229,11 +231,11 @@ def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> Non
             raise answer
         return answer
 
-    lane.lane._handshakes._read_context = read
-    for expected in (before, before, renewed):
+    lane.tls._read = read
+    for expected in (before, renewed):
         lane.lane._renew_certificates()
-        lane.lane._handshakes._renewals.join()
-        assert lane.lane._handshakes.context is expected
+        lane.tls.renewals.join()
+        assert lane.tls.context is expected
 
 
 def test_a_disk_that_hangs_under_renewed_certificates_keeps_no_client_waiting(lane: Lane, tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_a_disk_that_hangs_under_renewed_certificates_keeps_no_client_waiting(la
         (tmp_path / "key.pem").read_bytes()
         return renewed
 
-    lane.lane._handshakes._read_context = read
+    lane.tls._read = read
     lane.lane._renew_certificates()
     (client,) = lane.connect(1)
     client.say_hello()
@@ -254,5 +256,5 @@ def test_a_disk_that_hangs_under_renewed_certificates_keeps_no_client_waiting(la
     lane.run_pass()
     assert client.fd in lane.connections
     (tmp_path / "key.pem").write_bytes(b"")
-    lane.lane._handshakes._renewals.join()
-    assert lane.lane._handshakes.context is renewed
+    lane.tls.renewals.join()
+    assert lane.tls.context is renewed
