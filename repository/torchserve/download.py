@@ -43,7 +43,10 @@ def is_allowed(url: str, patterns: Sequence[str]) -> bool:
 
 def base_name(url: str) -> str:
     """The file's name that a URL ends with; "" where that cannot be a file's name."""
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    try:
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+    except ValueError:  # of a host that no URL has, as "[::1"
+        return ""
     return name if is_model_name(name) and name[0] != "." else ""
 
 

@@ -411,6 +411,8 @@ def test_a_download_that_fails_or_is_not_allowed_leaves_nothing(
     assert refusal(store, StoreRequest(f"{url}/")).startswith(failed)
     assert refusal(store, StoreRequest("file:///etc")).startswith(failed)
     assert refusal(store, StoreRequest("file://elsewhere/a.mar")).startswith(failed)
+    for address in ("http://[::1/a.mar", "http://a\u2100b/a.mar"):  # hosts that Python's parser of URLs raises for
+        assert refusal(store, StoreRequest(address)).startswith(f"{failed}{address} (it is no http, https or file URL")
     assert refusal(store, StoreRequest(f"{url}/to/file:///etc/passwd")).startswith(failed)
     assert "is refused: it is damaged" in refusal(store, StoreRequest(f"{url}/broken.mar"))
     only = with_settings(store, allowed_urls=(f"{url}/to/.*", f"{url}/b.*"))
