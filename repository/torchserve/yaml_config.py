@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 _MAX_BYTES = 256 << 10
 #: More than settings need. Merged mappings that are merged again grow exponentially in PyYAML.
 _MAX_ALIASES, _MAX_MERGES = 100, 4
+#: More than settings have, and than a file has without aliases.
+_MAX_INTEGER_BITS, _MAX_VALUES = 64, 1 << 18
 
 #: Integers, with the least value that counts.
 _INTEGERS = {
@@ -65,6 +67,7 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
         if sum(isinstance(token, yaml.AliasToken) for token in tokens) > _MAX_ALIASES or num_merges > _MAX_MERGES:
             raise YamlError(f"'{name}' has more than {_MAX_ALIASES} aliases or {_MAX_MERGES} merged mappings")
         document = yaml.load(text, Loader=loader)
+        _num_values(document, name, {})
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise YamlError(f"'{name}' is no YAML: {' '.join(str(error).split())}") from error
     except (ValueError, OverflowError) as error:
@@ -76,6 +79,28 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
     if not isinstance(document, dict):
         raise YamlError(f"'{name}' is no mapping of keys to values")
     return document
+
+
+def _num_values(value: Any, name: str, known: dict[int, int]) -> int:
+    """The number of values in a value, written out without aliases, as JSON, sentences and the log have it. `known`
+    has that of collections by their identity, 0 of those around the value.
+
+    Raises YamlError for a collection that contains itself or has too many values, and for a number that is too large:
+    Python refuses to print one of thousands of digits.
+    """
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise YamlError(f"'{name}' has a whole number of more than {_MAX_INTEGER_BITS} bits")
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 0
+        parts = (*value, *value.values()) if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum([_num_values(each, name, known) for each in parts])
+    elif not known[id(value)]:
+        raise YamlError(f"'{name}' has a value that contains itself")
+    if known[id(value)] > _MAX_VALUES:
+        raise YamlError(f"'{name}' has more than {_MAX_VALUES} values, aliases written out")
+    return known[id(value)]
 
 
 def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:
@@ -94,6 +119,13 @@ def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:
     return settings
 
 
+def _fits_json(value: Any) -> bool:
+    """Whether a value's keys, at all depths, are texts or numbers, as those of JSON."""
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int, float)) and _fits_json(each) for key, each in value.items())
+    return not isinstance(value, list) or all(map(_fits_json, value))
+
+
 def _fault(key: Any, value: Any) -> str | None:
     """The expected form of a value that is wrong; None where it is right, "" for a key that is not TorchServe's."""
     if key in _INTEGERS:
@@ -108,5 +140,5 @@ def _fault(key: Any, value: Any) -> str | None:
         is_right = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
         return None if is_right else "a list of whole numbers"
     if key == "torchrun":
-        return None if isinstance(value, dict) else "a mapping"
+        return None if isinstance(value, dict) and _fits_json(value) else "a mapping, its keys texts"
     return ""

@@ -162,6 +162,11 @@ BAD_SPECS = [
     (spec("m: {batch-size: 3}"), "InvalidWorkflowException", "model 'm' of spec.yaml needs a 'url'"),
     (spec("m: {url: m.mar, batch-size: 0}"), "InvalidWorkflowException", "'batch-size' of model 'm' must be a whole"),
     (spec("retry-attempts: yes, m: {url: m.mar}"), "InvalidWorkflowException", "'retry-attempts' of models must be"),
+    (
+        spec(f"batch-size: 0x{'f' * 9000}, m: {{url: m.mar}}"),
+        "InvalidWorkflowException",
+        "Failed to parse yaml. 'spec.yaml' has a whole number of more than 64 bits",
+    ),
     (spec(dag="{pre: [a/b], a/b: [post]}"), "InvalidDAGException", "'a/b' is no name of a node"),
 ]
 

@@ -27,8 +27,12 @@ READ: list[tuple[str, dict[str, Any], list[str]]] = [
     ("parallelType: pp\ntorchrun:\n  nproc-per-node: 4", {"parallelType": "pp", "torchrun": {"nproc-per-node": 4}}, []),
     ("torchrun: 4", {}, ["'torchrun'"]),
     ("handler:\n  profile: true\npt2: {compile: {enable: true}}\n7: mine\n2024-01-01: x", {}, []),
+    ("torchrun: {2024-01-01: 1}", {}, ["expected a mapping, its keys texts"]),
     ("base: &b {x: 1}\nmine: {<<: *b, y: 2}\nbatchSize: 2", {"batchSize": 2}, []),
 ]
+
+#: Lists of ten times the one before, by aliases.
+LAUGHS = [b"a%d: &a%d [%s]\n" % (each, each, b", ".join([b"*a%d" % (each - 1)] * 10)) for each in range(1, 10)]
 
 REFUSED = [
     (b"a: [1", "is no YAML"),
@@ -42,6 +46,9 @@ REFUSED = [
     (b"#" * 300_000, "is larger than"),
     (b"a: &a [x]\nb: [" + b"*a, " * 101 + b"]", "more than 100 aliases"),
     (b"a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n" + b"c: {<<: *b}\n" * 4, "or 4 merged mappings"),
+    (b"torchrun: &a {x: [*a]}", "has a value that contains itself"),
+    (b"deviceIds: [0x" + b"f" * 9000 + b"]", "a whole number of more than 64 bits"),
+    (b"a0: &a0 [x]\n" + b"".join(LAUGHS), "more than 262144 values, aliases written out"),
 ]
 
 
