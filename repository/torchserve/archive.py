@@ -20,7 +20,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, cast
+
+from shoal.metered_tar import MeteredTar
 
 _CHUNK = 1 << 20
 _MAX_PADDING_BYTES = 1 << 20
@@ -200,15 +202,19 @@ def _central_directory_bytes(archive: BinaryIO, size: int) -> int:
 
 
 def _unpack_tar(archive: BinaryIO, target: Path, budget: _Budget) -> None:
-    with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
-        for member, path in _members(opened):
-            parts = budget.admit(_Entry(path, member.isdir(), 0 if member.isdir() else member.size))
-            if member.isdir():
-                _make_directory(target, parts)
-                continue
-            source = opened.extractfile(member)
-            assert source is not None
-            _write(source, target, parts, member.size)
+    with gzip.open(archive) as stream:
+        metered = MeteredTar(stream)
+        with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as opened:
+            for member, path in _members(opened):
+                nbytes = 0 if member.isdir() else member.size
+                parts = budget.admit(_Entry(path, member.isdir(), nbytes))
+                metered.admit(nbytes)
+                if member.isdir():
+                    _make_directory(target, parts)
+                    continue
+                source = opened.extractfile(member)
+                assert source is not None
+                _write(source, target, parts, nbytes)
         # The padding, and the checksum of all, which gzip compares at its end.
         if len(stream.read(_MAX_PADDING_BYTES)) == _MAX_PADDING_BYTES:
             raise RefusedArchiveError("it has more behind its last entry; make it again")

@@ -19,11 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from shoal.errors import InvalidArgumentError
+from shoal.metered_tar import MeteredTar
 
 #: Bounds of an archive (ours): the largest environments have 10 GB in 300,000 files.
 MAX_MEMBERS, MAX_NBYTES = 1_000_000, 64 << 30
-#: The most bytes of a tar header, except in an archive that is made to fill the memory.
-MAX_READ_NBYTES = 4 << 20
 _CHUNK_NBYTES = 1 << 20
 
 #: Errors caused by bad data: a time that no clock has is an OverflowError, headers nested without end a RecursionError.
@@ -44,11 +43,12 @@ def unpack(archive: Path, into: Path) -> None:
         start = file.read(6)
         file.seek(0)
         opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
-        stream = _Bounded(opener(file) if opener else file)
+        plain = opener(file) if opener else file
+        stream = MeteredTar(plain)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as tar:
-            _Unpacking(tar, into).run()
+            _Unpacking(tar, stream, into).run()
         # tarfile takes a damaged header for the end of the archive; and the checksum is only verified at the real end.
-        while rest := stream.read(_CHUNK_NBYTES):
+        while rest := plain.read(_CHUNK_NBYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError("there is something behind its end")
 
@@ -66,27 +66,12 @@ def _explained(archive: Path) -> Iterator[None]:
         raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {words}") from error
 
 
-class _Bounded:
-    """A file that refuses large reads: tarfile reads a header of any length at once."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.seek = file.seek
-        self.tell = file.tell
-
-    def read(self, nbytes: int) -> bytes:
-        """Read at most MAX_READ_NBYTES. Raises tarfile.ReadError for more."""
-        if not 0 <= nbytes <= MAX_READ_NBYTES:
-            raise tarfile.ReadError(f"a header of {nbytes} bytes")
-        found: bytes = self._file.read(nbytes)
-        return found
-
-
 class _Unpacking:
     """The unpacking of one archive. A member that breaks a rule raises tarfile.ReadError."""
 
-    def __init__(self, tar: tarfile.TarFile, root: Path) -> None:
+    def __init__(self, tar: tarfile.TarFile, stream: MeteredTar, root: Path) -> None:
         self._tar = tar
+        self._stream = stream
         self._root = root.resolve()
         # Changed by each member.
         self._free_nbytes = min(MAX_NBYTES, shutil.disk_usage(root).free)
@@ -113,6 +98,7 @@ class _Unpacking:
                 raise tarfile.ReadError(f"link '{self._name(path)}' leads out of it, to '{target}'")
 
     def _take(self, member: tarfile.TarInfo) -> None:
+        self._stream.admit(0)
         path = self._place(member.name)
         if member.isdir():
             path.mkdir(parents=True, exist_ok=True)
@@ -144,6 +130,7 @@ class _Unpacking:
         if member.size > self._free_nbytes:
             raise tarfile.ReadError(f"it is too large: there is no room for '{member.name}' ({member.size} bytes)")
         self._free_nbytes -= member.size
+        self._stream.admit(member.size)
         content = self._tar.extractfile(member)
         assert content is not None
         with content, path.open("xb") as file:

@@ -50,3 +50,21 @@ def folder(path: Path, files: Mapping[str, str] | None = None, **model: Any) -> 
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     return path
+
+
+def extended(name: str, kind: bytes, nbytes: int) -> bytes:
+    """A tar, not compressed, with an extended header of so many zeros before its only file."""
+    header = tarfile.TarInfo(name)
+    header.type, header.size = kind, nbytes
+    return header.tobuf(tarfile.GNU_FORMAT) + bytes(nbytes) + tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT)
+
+
+def endless_map(name: str) -> bytes:
+    """A tar, not compressed, with a sparse file whose map goes on in each of thousands of blocks."""
+    member = tarfile.TarInfo(name)
+    member.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1  # the map goes on
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + (b"00000000001\0" * 42 + b"\1" + bytes(7)) * (8 << 11)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.repository.torchserve.archive import LIMITS, Limits, RefusedArchiveError, Unpacked, unpack
-from tests.repository.torchserve.archives import mar, tgz
+from tests.repository.torchserve.archives import endless_map, extended, mar, tgz
 
 SMALL = Limits(entries=50, directory_bytes=8192, ratio=10, always_bytes=100_000)
 
@@ -112,7 +112,7 @@ def _zip64_elsewhere(raw: bytes) -> bytes:
     return raw[:at] + b"PK\x06\x07" + struct.pack("<LQL", 0, 0, 1) + raw[at:]
 
 
-ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "up": (lambda path: zipped(path, ("../evil.py", b"x")), "leads out"),
     "up inside": (lambda path: zipped(path, ("a/../../evil.py", b"x")), "leads out"),
     "absolute": (lambda path: zipped(path, ("/tmp/evil.py", b"x")), "leads out"),
@@ -151,6 +151,17 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "tar bomb": (lambda path: tarred(path, (member("m/zeros"), bytes(2_000_000))), "unpacks to more than 100000"),
     "tar of many": (
         lambda path: tarred(path, *[(member(f"m/{each}"), b"") for each in range(60)]), "more than 50 entries"
+    ),
+    "tar with a header of zeros": (
+        lambda path: path.write_bytes(gzip.compress(extended("m/a", tarfile.XHDTYPE, 8 << 20))),
+        "its headers have more than 4194304 bytes",
+    ),
+    "tar with a long name of zeros": (
+        lambda path: path.write_bytes(gzip.compress(extended("m/a", tarfile.GNUTYPE_LONGNAME, 8 << 20))),
+        "its headers have more than 4194304 bytes",
+    ),
+    "tar with a map without end": (
+        lambda path: path.write_bytes(gzip.compress(endless_map("m/a"))), "its headers have more than 4194304 bytes"
     ),
     "tar beside": (lambda path: tarred(path, (member("handler.py"), b"x")), "lies beside the model's directory"),
 }  # fmt: skip
