@@ -13,6 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class RecordingFolder:
         # Changed by bound, write and write_death.
         self.bound(max_bytes)
         self._fd = -1
+        self._file = path
         self._nbytes = 0
         self._begun_s = 0.0
         self._num_files = 0
@@ -52,16 +54,18 @@ class RecordingFolder:
     def write(self, entries: Sequence[bytes | memoryview]) -> None:
         """Append a frame of entries to the last file. Raises OSError; then nothing of it counts as written."""
         frame = pack_frame(entries)
-        if self._fd >= 0 and (self._nbytes + len(frame) > self._file_nbytes or self._is_old(self._begun_s)):
+        if self._fd >= 0 and (
+            self._nbytes + len(frame) > self._file_nbytes or self._is_old(self._begun_s) or self._is_removed()
+        ):
             self.end_file()
         if self._fd < 0:
-            self._fd, path = self._begin("")
+            self._fd, self._file = self._begin("")
             self._nbytes, self._begun_s = len(file_head()), self._wall_s()
-            self._trim(path)
+            self._trim(self._file)
         try:
             _write_all(self._fd, frame)
         except OSError:
-            self.end_file()  # it may end in half a frame, after which no other could be read
+            self._end_after_failure()
             raise
         self._nbytes += len(frame)
 
@@ -70,6 +74,9 @@ class RecordingFolder:
         fd, begun = self._begin("died-")
         try:
             _write_all(fd, pack_frame(entries))
+        except OSError:
+            begun.unlink(missing_ok=True)
+            raise
         finally:
             os.close(fd)
         for path in self._files_before(begun, is_death=True)[: 1 - MAX_DEATHS]:
@@ -80,6 +87,15 @@ class RecordingFolder:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def _end_after_failure(self) -> None:
+        """End the file with its last whole frame. A file without one is removed: a full disk would get another for each
+        attempt to write."""
+        with suppress(OSError):
+            os.ftruncate(self._fd, self._nbytes)
+        self.end_file()
+        if self._nbytes == len(file_head()):
+            self._file.unlink(missing_ok=True)
 
     def _begin(self, kind: str) -> tuple[int, Path]:
         """The descriptor and the path of a new file with nothing but its head. Raises OSError."""
@@ -96,8 +112,13 @@ class RecordingFolder:
                 _write_all(fd, file_head())
             except OSError:
                 os.close(fd)
+                path.unlink(missing_ok=True)
                 raise
             return fd, path
+
+    def _is_removed(self) -> bool:
+        """Whether the file has been removed from the folder, and what is written to it would be lost."""
+        return os.fstat(self._fd).st_nlink == 0
 
     def _is_old(self, begun_s: float) -> bool:
         return self._max_age_s > 0 and abs(self._wall_s() - begun_s) > self._max_age_s / _NUM_FILES

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.recorder.folder import MAX_DEATHS, RecordingFolder, files_of
 from shoal.recorder.segment_file import FileReader
+from tests.scarcity import files_of_at_most_a_page
 
 MIB = 1 << 20
 
@@ -124,3 +125,28 @@ def test_a_disk_that_refuses_raises_and_the_next_entry_begins_a_file(tmp_path: P
     folder.write([b"y"])
     (path,) = files_of(tmp_path / "file" / "in")
     assert entries_of(path) == [b"y"]
+
+
+def test_a_full_disk_gets_no_file_for_each_attempt_and_keeps_whole_frames(tmp_path: Path) -> None:
+    noise = random.Random(1).randbytes(5000)
+    folder = RecordingFolder(tmp_path, 16 * MIB, 0, Clock())
+    for _ in range(2):
+        for _ in range(3):
+            with files_of_at_most_a_page(), pytest.raises(OSError, match="File too large"):
+                folder.write([noise])
+            with files_of_at_most_a_page(), pytest.raises(OSError, match="File too large"):
+                folder.write_death([noise])
+        assert len(files_of(tmp_path)) <= 1
+        folder.write([b"small"])
+    first, second = files_of(tmp_path)
+    assert first.read_bytes() == second.read_bytes()
+    assert entries_of(first) == [b"small"]
+
+
+def test_entries_after_the_removal_of_the_file_begin_another(tmp_path: Path) -> None:
+    folder = RecordingFolder(tmp_path, 16 * MIB, 0, Clock())
+    for name in (b"one", b"two"):
+        folder.write([name])
+        (path,) = files_of(tmp_path)
+        assert entries_of(path) == [name]
+        path.unlink()
