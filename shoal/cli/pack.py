@@ -98,7 +98,8 @@ def _pack(arguments: argparse.Namespace) -> Path:
         )
     part = archive.with_name(f".{archive.name}.{secrets.token_hex(4)}")
     try:
-        with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED) as opened:
+        # A zip has no years before 1980, which files of reproducible images have.
+        with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED, strict_timestamps=False) as opened:
             for name, source in sorted(sources.items()):
                 opened.write(source, name)
             opened.writestr("MAR-INF/MANIFEST.json", json.dumps(_manifest(arguments), indent=2))
@@ -154,4 +155,6 @@ def _contents(directory: Path) -> Iterator[tuple[str, Path]]:
         directories[:] = sorted(each for each in directories if each[0] != "." and each not in _SKIPPED)
         for name in names:
             file = Path(place, name)
+            if not file.is_file():
+                raise CommandLineError(f"'{file}' is neither a file nor a directory.")
             yield file.relative_to(directory).as_posix(), file

@@ -1,5 +1,6 @@
 """`shoal pack`: its archives are read as the store reads any, and a wrong command changes nothing."""
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_an_archive_is_packed_and_read(here: Path, capsys: pytest.CaptureFixture
     assert said["ts_handler"]["string_value"] == "h.py:serve"
     assert said["ts_version"]["string_value"] == "1.5"
     assert said["ts_min_workers"]["string_value"] == "1"
+
+
+def test_files_of_before_1980_are_packed(here: Path) -> None:
+    os.utime(here / "h.py", (0, 0))
+    assert main([*ALL, "h.py"]) == 0
+    with zipfile.ZipFile("store/m.mar") as archive:
+        assert archive.getinfo("h.py").date_time == (1980, 1, 1, 0, 0, 0)
 
 
 def test_a_built_in_handler_is_named_and_not_packed() -> None:
