@@ -1,8 +1,10 @@
 """The verb `run`: one request to a model, without a server. `run_inputs.py` makes the request's inputs."""
 
 import argparse
+import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -85,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         raise CommandLineError("Which model? Name its directory.")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
-    model = Path(arguments.model).resolve()
+    model = Path(os.path.realpath(arguments.model))  # Path.resolve raises RuntimeError for a link to itself
     if not model.is_dir():
         if model.is_file():
             raise CommandLineError(
@@ -113,6 +115,11 @@ def _run(arguments: argparse.Namespace) -> int:
         calls = "Failed for execute the inference request" in str(error)
         advice = ["What the model calls is loaded from beside it: --load <model>."] if calls else []
         raise FailedError(f"{error.words}: {error}", *advice) from None
+    except OSError:
+        if not arguments.traceback:
+            raise
+        traceback.print_exc()  # the model's own
+        return EXIT_FAILED
     return EXIT_DONE
 
 

@@ -102,7 +102,7 @@ class RequestParser:
             if path.suffix == ".npy":
                 return self._shaped(spec, np.load(path, allow_pickle=False))
             contents = path.read_bytes()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:  # EOFError: an empty .npy
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise InputError(f"Input '{spec.name}': cannot read {path}: {why}") from None
         if path.suffix == ".json":

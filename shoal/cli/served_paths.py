@@ -94,21 +94,32 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     """
     repositories: list[Path] = []
     linked: list[LinkedModel] = []
-    files = list(_expanded(paths))
-    to_link = {path for path in files if not path.is_dir() or is_model(path)}
+    with _explained():
+        files = list(_expanded(paths))
+        to_link = {path for path in files if not path.is_dir() or is_model(path)}
     # Only where it is needed: a container may have no place for temporary files.
     made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}") if to_link else Path()
     with _removed(made) if to_link else nullcontext():
-        of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
-        for path in files:
-            if path not in to_link:
-                repositories.append(path)
-                continue
-            if not linked:
-                made.mkdir(mode=0o700)
-                repositories.append(made)
-            linked.append(_link(path, made, of_skops))
+        with _explained():
+            of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
+            for path in files:
+                if path not in to_link:
+                    repositories.append(path)
+                    continue
+                if not linked:
+                    made.mkdir(mode=0o700)
+                    repositories.append(made)
+                linked.append(_link(path, made, of_skops))
         yield repositories, linked
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn the OSError of a file into a PathError."""
+    try:
+        yield
+    except OSError as error:
+        raise PathError(f"'{error.filename}': {error.strerror}.") from None
 
 
 @contextmanager

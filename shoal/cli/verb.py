@@ -90,8 +90,8 @@ def run_verb(
     """Call `work` with the arguments, and return the exit code that it returns; with --help, print `help_text` instead.
     Without a text the parser has its own --help.
 
-    A CommandLineError, and exceptions of the classes `misuse`, are printed with the usage; the exit code is then 1. Of
-    a FailedError the code is its own.
+    A CommandLineError, the OSError of a file, and exceptions of the classes `misuse`, are printed with the usage; the
+    exit code is then 1. Of a FailedError the code is its own.
     """
     wrong: tuple[type[Exception], ...] = (CommandLineError, *misuse)
     if help_text:
@@ -104,7 +104,9 @@ def run_verb(
         return work(arguments)
     except FailedError as error:
         return _complain(error.code, str(error), *error.advice, as_json=is_json(argv))
-    except wrong as error:
+    except (OSError, *wrong) as error:
+        if isinstance(error, OSError) and error.filename is None and not isinstance(error, wrong):
+            raise  # of a standard stream
         said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
         explained = f"'{parser.prog} --help' explains it."
         return _complain(EXIT_MISUSED, str(said), f"Usage: {parser.usage}", explained, as_json=is_json(argv))

@@ -1,5 +1,6 @@
 """Commands that are wrong: each is refused with a sentence and its usage, and nothing is changed."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
 from tests.testing.models import write_identity
 
+#: The name of no file.
+LONG = "a" * 300
+
 #: Command → how what it prints begins.
 WRONG = {
     "run": "Which model? Name its directory.",
     "run nowhere": "There is no directory 'nowhere'.",
     "run m.onnx": "'m.onnx' is a file: 'shoal init <model directory> --from m.onnx' writes the directory of a model",
+    f"run {LONG}": "'/",
     "run echo": "missing input 'X' (FP32, shape [-1,2]). Give it as X=<value>, or with --data or --sample.",
     "run echo Z=1": "'Z' is no input of model 'echo', which takes 'X' (FP32, shape [-1,2]).",
     "run echo --input X=fish": "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file.",
@@ -22,6 +27,8 @@ WRONG = {
     "run echo --input X": "argument --input: expected <name>=<value>, got 'X'",
     "run echo X=@none.npy": "Input 'X': cannot read none.npy: No such file or directory",
     "run echo --repeat 0": "argument --repeat: expected a number from 1 on, got '0'",
+    "run echo X=@empty.npy": "Input 'X': cannot read empty.npy: No data left in file",
+    "run loop": "There is no directory 'loop'.",
     "run echo --data none.json": "--data: cannot read none.json: No such file or directory",
     "run echo --data list.json": "--data: list.json holds no JSON object.",
     "run echo --data numbers.json": "--data: a request is an object of inputs, not 1.",
@@ -35,6 +42,7 @@ WRONG = {
     "check": "Which repository? Name its directory.",
     "check /no/such": "There is no directory '/no/such'.",
     "check m.onnx": "'m.onnx' is a file, and what is checked is the directory of a model or of several.\n",
+    f"check {LONG}": f"'{LONG}': File name too long",
     "check --frobnicate": "unrecognized option '--frobnicate'",
     "doctor --http-port=x": "argument --http-port: ",
     "doctor --http-port=70000": "argument --http-port: ",
@@ -60,6 +68,7 @@ WRONG = {
     "init fresh --from h.py": "'h.py' is no file of .onnx, .xml, .plan",
     "init /proc/fresh": "'/proc/fresh' cannot be written",
     "init fresh --nonsense": "unrecognized option '--nonsense'",
+    f"init {LONG}": f"'{LONG}': File name too long",
     "init echo": "'echo' exists already, and is left as it is.",
     "key": "Whose key?",
     "key 'a b'": "'a b' is no name for a key: ",
@@ -72,6 +81,7 @@ WRONG = {
     "pack --model-name ../m --version 1 --handler h.py": "'../m' is no name of a model",
     "pack --model-name m --version 1 --handler gone.py": "There is no file 'gone.py'.",
     "pack --model-name m --version 1 --handler h.py --extra-files h.py,no": "There is no file or directory 'no'.",
+    "pack --model-name m --version 1 --handler h.py --extra-files folder": "'folder/fifo' is neither a file nor a",
     "pack --model-name m --version 1 --handler h.py --export-path /no": "There is no directory '/no' to put ",
     "ray": "Which verb? deploy, status and delete are known, got ''.",
     "ray start": "Which verb? deploy, status and delete are known, got 'start'.",
@@ -100,12 +110,14 @@ WRONG = {
     "install-systemd --model-repository / --user daemon -- --nonsense": "unrecognized option '--nonsense'\n",
     "records": "Which recording? Name a file, or the folder of --record.",
     "records gone": "There is no recording 'gone'.",
+    f"records {LONG}": f"'{LONG}': File name too long",
     "records folder": "There is no recording in 'folder': its files end in .shoalrec.",
     "records one.shoalrec#2": "The recording has no request 2.",
     "records one.shoalrec --limit=-1": "argument --limit: expected a number from 1 on, got '-1'",
     "records one.shoalrec --export json --output no/x": "argument --output: 'no/x' cannot be written\n",
     "records one.shoalrec --export json --output /dev/full": "'/dev/full' cannot be written: No space left on device\n",
     "replay": "Which recording? Name a file, or the folder of --record.",
+    f"replay {LONG}": f"'{LONG}': File name too long",
     "replay folder#1": "There is no recording in 'folder': its files end in .shoalrec.",
     "replay one.shoalrec --limit=-1": "argument --limit: expected a number from 1 on, got '-1'",
     "replay one.shoalrec --speed nan": "--speed is a factor from 0 on.",
@@ -138,6 +150,7 @@ WRONG = {
 }
 FILES = {
     "m.onnx": "",
+    "empty.npy": "",
     "h.py": "",
     "broken.properties": "a=b",
     "far.properties": "model_store=gone",
@@ -155,6 +168,8 @@ def test_a_wrong_command_is_explained_and_changes_nothing(
     monkeypatch.chdir(tmp_path)
     write_identity(tmp_path)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "folder" / "fifo")
     (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made()]))
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

@@ -243,6 +243,7 @@ def test_a_trial_that_ends_within_the_file_s_code_is_said(
     ("names", "sentence"),
     [
         (["none.onnx"], "There is no file or directory"),
+        (["n" * 300], "File name too long"),
         (["net.pt"], "needs a configuration: it is no PyTorch archive"),
         (["weights.pt"], "needs a configuration: it holds weights and no model: save the model with torch.export"),
         (["net.h5"], "is not served as it is: save it as a SavedModel"),
