@@ -86,8 +86,11 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
     """Add entries to a file of keys, whole or not at all. Raises OSError, InvalidArgumentError."""
     document: dict[str, Any] = {}
     mode = 0o600
-    if path.exists():
+    try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        pass  # it is made
+    else:
         parse_keys(data)
         document, mode = json.loads(data), path.stat().st_mode & 0o777
     for name in entries:

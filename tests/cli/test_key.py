@@ -44,6 +44,11 @@ def test_a_file_gets_more_and_more_keys(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["key", "two", f"--file={path}"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"'{path}' is not changed: it has a key 'two' already\n")
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert main(["key", "two", f"--file={loop}"]) == 2
+    assert capsys.readouterr().err == f"'{loop}' is not changed: Too many levels of symbolic links\n"
+    loop.unlink()
     assert path.read_bytes() == before
     path.write_bytes(b"{")
     assert main(["key", "three", f"--file={path}"]) == 2
