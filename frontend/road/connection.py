@@ -54,6 +54,13 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
         self._expected_100_continue = False
         return unused
 
+    def should_close(self) -> bool:
+        """Whether the connection ends with this request: `close` may stand beside other options, as in `TE, close` (RFC
+        9112, section 9.3), which gunicorn does not find."""
+        fields = [value for name, value in self.headers if name == "CONNECTION"]
+        options = {option.strip(" \t").lower() for option in ",".join(fields).split(",")}
+        return "close" in options or bool(super().should_close())
+
 
 class ReceivedBytes(Unreader):  # type: ignore[misc]
     """The bytes of a connection that were received and not parsed yet. One thread at a time."""

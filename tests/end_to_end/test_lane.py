@@ -374,6 +374,13 @@ def test_connection_close_is_honoured(client: Client, sent: bytes, field: bytes)
     assert client.rest() == b""
 
 
+def test_close_beside_other_options_is_honoured(client: Client) -> None:
+    """As libwww-perl sends it."""
+    reply = client.ask(LIVE.replace(b"Host: x\r\n", b"Host: x\r\nTE: deflate\r\nConnection: TE, close\r\n"))
+    assert (reply.status, reply.took_the_road, reply.headers["connection"]) == (200, True, "close")
+    assert client.rest() == b""
+
+
 def test_http_1_0(server: Server) -> None:
     for sent, field, closes in [
         (LIVE, b"", True), (numbers("grid", 4), b"", True), (numbers("grid", 4), b"Connection: keep-alive\r\n", False),
