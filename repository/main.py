@@ -33,7 +33,8 @@ from shoal.torchserve_errors import torchserve_error
 if TYPE_CHECKING:
     from shoal.repository.torchserve.store import TorchServeStore
 
-_log = logging.getLogger(__name__)
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.repository.main")
 
 #: By kind, the line of an order that may take long. All lines have different names.
 _LINES: Mapping[type[Message], Callable[[Any], str]] = {
@@ -88,7 +89,7 @@ class Poller:
             if isinstance(error, GONE) and self._channel.is_hung_up():
                 return  # `run` is about to raise EOFError
             if not isinstance(error, ShoalError):
-                _log.exception("the reader of model repositories has met an error of the server's own")
+                _log.exception("no answer to an order of the supervisor: %s", type(message).__name__)
                 error = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
             if isinstance(message, to_poller.Order):
                 with suppress(*GONE):
