@@ -243,7 +243,8 @@ class CloudRepository:
     async def _get(
         self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: CopyProgress
     ) -> None:
-        """Download all of `downloads`; after an error no download goes on."""
+        """Download all of `downloads`; no download goes on after an error, or where far more comes than was
+        listed."""
         import asyncio  # here: without it the poller starts 18 ms of CPU sooner
 
         from fsspec.callbacks import Callback
@@ -268,6 +269,8 @@ class CloudRepository:
                 for task in done:
                     task.result()
                 progress.look(time.monotonic())
+                if progress.is_beyond:
+                    break  # the next listing shows whether they have changed
         finally:
             for task in pending:
                 task.cancel()

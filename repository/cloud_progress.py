@@ -10,6 +10,8 @@ _log = logging.getLogger(__name__)
 #: Seconds between two lines in the log (ours).
 REPORT_EVERY_S = 10.0
 _MB = 1_000_000
+#: Bytes by which a library may count those of a repeated request twice (ours).
+_SPARE_NBYTES = 64 * _MB
 
 
 class CopyProgress:
@@ -30,6 +32,11 @@ class CopyProgress:
     def look_s(self) -> float:
         """Seconds between two calls of `look`."""
         return min(REPORT_EVERY_S, self._stall_s) / 4
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether far more bytes have come than the objects had in the listing: they have changed, or never end."""
+        return self._done_nbytes > 2 * self._nbytes + _SPARE_NBYTES
 
     def watch(self, callback: Any) -> Any:
         """Count the bytes of an fsspec callback, and return the callback."""

@@ -1,5 +1,6 @@
 """Repositories on a real S3 server: what is listed, what is copied, and what is said when something is wrong."""
 
+import http.server
 import json
 import logging
 import math
@@ -7,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,6 +257,50 @@ def test_a_poll_leaves_what_takes_long_to_a_later_one(s3: S3Server, tmp_path: Pa
         assert list(dict(models.fetch_all(listed, DEADLINE_S))) == ["small"]  # it does not wait for the first fetch
         proxy.go_on.set()
         assert (models.fetch("large") / "1/model.onnx").stat().st_size == 1 << 20
+
+
+class EndlessObjects(http.server.BaseHTTPRequestHandler):
+    """An S3 of one object, which has a byte in its listing, and goes on until its reader leaves."""
+
+    protocol_version = "HTTP/1.1"
+    LISTING = (
+        b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><IsTruncated>false</IsTruncated><Contents>'
+        b'<Key>models/m/1/model.onnx</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"e"</ETag>'
+        b"<Size>1</Size></Contents></ListBucketResult>"
+    )
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if "list-type" in self.path:
+            self.send_header("Content-Length", str(len(self.LISTING)))
+            self.end_headers()
+            self.wfile.write(self.LISTING)
+            return
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+        with suppress(OSError):
+            while True:
+                self.wfile.write(chunk)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+        pass
+
+
+def test_an_object_without_end_is_given_up(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EndlessObjects) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = CloudUrl.parse(f"s3://127.0.0.1:{server.server_address[1]}/b/models")
+        patience = replace(PATIENT, stall_s=1.0)
+        models = CloudRepository(url, tmp_path / "cache", credential_file(tmp_path), patience)
+        try:
+            with pytest.raises(UnavailableError, match="did not come with the 1 bytes it should have"):
+                models.fetch("m")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert contents(tmp_path / "cache") == {}
 
 
 def test_a_server_that_is_gone_is_told_and_found_again(s3: S3Server, bucket: str, tmp_path: Path) -> None:
