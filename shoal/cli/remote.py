@@ -5,7 +5,11 @@ Speaks HTTP by the standard library, which starts quickly and is enough. Knows n
 
 import http.client
 import json
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 from urllib.parse import quote, urlsplit
 
@@ -144,10 +148,12 @@ class RemoteServer:
         them."""
         answer = self._request(method, path, body)
         try:
-            value: T = json.loads(answer)
-        except ValueError:
+            value: T = json.loads(answer, object_hook=partial(_Answered, self))
+        except (ValueError, RecursionError):
             raise self._not_a_model_server() from None
         if not isinstance(value, get_origin(kind) or kind):
+            raise self._not_a_model_server()
+        if isinstance(value, list) and not all(isinstance(each, dict) for each in value):
             raise self._not_a_model_server()
         return value
 
@@ -157,9 +163,10 @@ class RemoteServer:
             self._connect()
         text = None if body is None else json.dumps(body)
         try:
-            self._connection.request(method, self._path + path, text, self._headers)
-            response = self._connection.getresponse()
-            answer = response.read()
+            with self._cut_when_late():
+                self._connection.request(method, self._path + path, text, self._headers)
+                response = self._connection.getresponse()
+                answer = response.read()
         except TimeoutError:
             raise NoResponseError(
                 f"No answer from {self.url} within {self._timeout_s:g} s (--timeout). What was asked may still be done."
@@ -173,6 +180,31 @@ class RemoteServer:
             raise RefusedError(response.status, sentence_of(answer, title))
         return answer
 
+    @contextmanager
+    def _cut_when_late(self) -> Iterator[None]:
+        """Cut the connection when the time for an answer is over, and raise TimeoutError: the socket's own timeout
+        begins anew with each byte."""
+        is_late = threading.Event()
+        connection: socket.socket = self._connection.sock
+
+        def cut() -> None:
+            is_late.set()
+            with suppress(OSError):  # it has ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self._timeout_s, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException):
+            if not is_late.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            raise TimeoutError
+
     def _connect(self) -> None:
         try:
             self._connection.connect()
@@ -182,6 +214,18 @@ class RemoteServer:
 
     def _not_a_model_server(self) -> UnreachableError:
         return UnreachableError(f"What answers at {self.url} is not a model server.")
+
+
+class _Answered(Row):
+    """An object in a server's answer. A member that it lacks raises UnreachableError: something else has answered, or
+    another version."""
+
+    def __init__(self, server: RemoteServer, members: Row) -> None:
+        super().__init__(members)
+        self._url = server.url
+
+    def __missing__(self, name: str) -> Any:
+        raise UnreachableError(f"What answers at {self._url} is no Shoal server of this version: it says no '{name}'.")
 
 
 def _served(model: str, version: str) -> str:

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -12,8 +12,9 @@ from tests.cli.answering import Answering
 
 
 @contextmanager
-def saying(answer: bytes) -> Iterator[str]:
-    """The URL of a server that reads one request, says these bytes and hangs up; where there are none, it is silent."""
+def saying(answer: bytes, *, again: bool = False) -> Iterator[str]:
+    """The URL of a server that reads one request, says these bytes and hangs up; where there are none, it is silent.
+    `again`: it says them until its client hangs up."""
     done = threading.Event()
 
     def serve() -> None:
@@ -21,6 +22,9 @@ def saying(answer: bytes) -> Iterator[str]:
         with connection:
             connection.recv(65536)
             connection.sendall(answer)
+            with suppress(OSError):
+                while again:
+                    connection.sendall(answer)
             if not answer:
                 done.wait()
 
@@ -62,8 +66,13 @@ def test_the_path_of_the_url_comes_first(server: Answering) -> None:
         assert asking.index() == []
 
 
-def test_silence_ends_at_the_deadline() -> None:
-    with saying(b"") as url, remote(url, timeout_s=0.05) as asking, pytest.raises(NoResponseError) as error:
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_silence_and_an_answer_without_end_end_at_the_deadline(answer: bytes) -> None:
+    with (
+        saying(answer, again=bool(answer)) as url,
+        remote(url, timeout_s=0.05) as asking,
+        pytest.raises(NoResponseError) as error,
+    ):
         asking.load("m")
     assert str(error.value) == f"No answer from {url} within 0.05 s (--timeout). What was asked may still be done."
 
@@ -74,12 +83,21 @@ def test_silence_ends_at_the_deadline() -> None:
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n<html",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",  # an index is a list
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]",  # … of objects
         b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n[]",
     ],
 )
 def test_what_is_no_model_server(answer: bytes) -> None:
     with saying(answer) as url, remote(url) as asking, pytest.raises(UnreachableError, match="is not a model server"):
         asking.index()
+
+
+def test_json_of_another_server_or_version(server: Answering) -> None:
+    server.answer("GET /v2/repository/models/m/batches", {"message": "no model server, which speaks JSON, too"})
+    with remote(server.url) as asking, pytest.raises(UnreachableError) as error:
+        asking.explanation("m")["versions"]
+    sentence = f"What answers at {server.url} is no Shoal server of this version: it says no 'versions'."
+    assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize(
