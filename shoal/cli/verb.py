@@ -93,7 +93,8 @@ def run_verb(
     A CommandLineError, the OSError of a file, and exceptions of the classes `misuse`, are printed with the usage; the
     exit code is then 1. Of a FailedError the code is its own.
     """
-    wrong: tuple[type[Exception], ...] = (CommandLineError, *misuse)
+    expected: tuple[type[Exception], ...] = (CommandLineError, *misuse)
+    wrong: tuple[type[Exception], ...] = (OSError, *expected)
     if help_text:
         parser.add_argument("--help", "-h", action="store_true")
     try:
@@ -104,8 +105,8 @@ def run_verb(
         return work(arguments)
     except FailedError as error:
         return _complain(error.code, str(error), *error.advice, as_json=is_json(argv))
-    except (OSError, *wrong) as error:
-        if isinstance(error, OSError) and error.filename is None and not isinstance(error, wrong):
+    except wrong as error:
+        if isinstance(error, OSError) and error.filename is None and not isinstance(error, expected):
             raise  # of a standard stream
         said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
         explained = f"'{parser.prog} --help' explains it."
