@@ -4,11 +4,14 @@ Frameworks say "system error number 13" or "Protobuf parsing failed". Runs in a 
 `shoal check`, before one.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from shoal.errors import ShoalError
+from shoal.model_config.files import read
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 #: The most files of a directory that are checked (ours).
@@ -39,15 +42,14 @@ def _files(path: str) -> Iterator[str]:
 
 def _reason(file: str) -> str:
     try:
-        with open(file, "rb") as opened:
-            is_pointer = opened.read(len(_POINTER)) == _POINTER
+        is_pointer = read(Path(file), len(_POINTER)) == _POINTER
     except PermissionError as error:
         return (
             f"'{file}' cannot be read: {error.strerror}. The server runs as user {os.geteuid()}: let it read the file "
             "and search the directories above it, as by chmod -R a+rX"
         )
-    except OSError:
-        return ""
+    except OSError as error:  # EINVAL: a FIFO, for whose writer a framework would wait, or a device
+        return f"'{file}' cannot be read: {error.strerror}" if error.errno == errno.EINVAL else ""
     return (
         f"'{file}' is a pointer of Git LFS, not the file itself: run git lfs pull in its repository"
         if is_pointer

@@ -143,6 +143,15 @@ def test_the_source_of_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert text in printed
 
 
+def test_a_fifo_in_place_of_a_model_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    program = add(tmp_path, "m", PYTHON.decode()) / "1" / "model.py"
+    program.unlink()
+    os.mkfifo(program)
+    code, printed, _ = check(capsys, tmp_path)
+    assert code == 2
+    assert f"{program}: error: '{program}' cannot be read: it is not a regular file" in printed
+
+
 def test_a_warning_fails_only_where_it_should(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (add(tmp_path, "m", 'backend: "identity" ' + _tensors("TYPE_FP32")) / "latest").mkdir()
     code, printed, _ = check(capsys, tmp_path)
