@@ -73,7 +73,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 @pytest.fixture(scope="module")
 def server(keys: Keys) -> Iterator[Server]:
-    flags = ["--allow-torchserve", *(f"--torchserve-{api}-port=0" for api in ("inference", "management", "metrics"))]
+    flags = [
+        "--allow-torchserve",
+        "--allow-torchserve-grpc=false",
+        *(f"--torchserve-{api}-port=0" for api in ("inference", "management", "metrics")),
+    ]
     flags += ["--grpc-port=0", f"--api-keys={keys.path}", *only("simple", "simple_int8")]
     with serving_to_the_end(SAMPLES, *flags) as serving:
         yield serving

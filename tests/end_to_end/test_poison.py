@@ -79,6 +79,7 @@ def server(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "--allow-grpc=true",
         "--poison-refusal-secs=86400",
         "--allow-torchserve",
+        "--allow-torchserve-grpc=false",
         *[f"--torchserve-{api}-port=0" for api in ("inference", "management", "metrics")],
     ) as server:
         yield server
