@@ -4,6 +4,7 @@ import fcntl
 import os
 import struct
 import termios
+import time
 
 import pytest
 
@@ -88,8 +89,8 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_wall_clock_may_be_set_while_the_batcher_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    offset_ns = 0
-    monkeypatch.setattr(batcher, "wall_offset_ns", lambda: offset_ns)
+    offset_ns, time_ns = 0, time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: time_ns() + offset_ns)
     monkeypatch.setattr(batcher, "LOOK_NS", 0)
     with batching() as supervisor:
         client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
