@@ -4,6 +4,7 @@ Never blocks."""
 import os
 import select
 import socket
+from contextlib import suppress
 from typing import Any
 
 from shoal.frontend import handover
@@ -31,22 +32,24 @@ class ConnectionSources:
         self._is_road_watched = False
 
     def open(self) -> None:
-        """Accept connections from now on."""
+        """Accept connections from now on; if the kernel watches no further descriptor, once `resume` succeeds."""
         self._is_open = True
-        for listener in self._listeners.values():
-            listener.setblocking(False)
-            self._poller.register(listener.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
-        if self._returns is not None:
-            self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        try:
+            for fd, listener in self._listeners.items():
+                listener.setblocking(False)
+                self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            if self._returns is not None:
+                self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        except OSError:
+            self.pause()
 
     def pause(self) -> None:
         """Accept no connections for now; they wait in the kernel."""
         if self._is_open and self._listeners:
             self._is_open = False
-            for listener in self._listeners.values():
-                self._poller.unregister(listener.fileno())
-            if self._returns is not None:
-                self._poller.unregister(self._returns.fileno())
+            for fd in [*self._listeners, *([] if self._returns is None else [self._returns.fileno()])]:
+                with suppress(FileNotFoundError):  # one that could not be registered
+                    self._poller.unregister(fd)
 
     def resume(self) -> None:
         """Accept connections again after `pause`; no effect after `close`."""
@@ -113,7 +116,10 @@ class ConnectionSources:
         registers."""
         if self._is_open:
             self._poller.unregister(fd)
-            self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            try:
+                self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            except OSError:  # another process has taken the last watch of the kernel's
+                self.pause()
 
     @property
     def is_busy(self) -> bool:
@@ -133,9 +139,11 @@ class ConnectionSources:
 
     def _watch_road(self) -> None:
         waits = self._road.wants_to_write
-        if waits != self._is_road_watched:
-            self._is_road_watched = waits
-            if waits:
+        if waits and not self._is_road_watched:
+            try:
                 self._poller.register(self._road.fileno(), select.EPOLLOUT)
-            else:
-                self._poller.unregister(self._road.fileno())
+            except OSError:  # the kernel watches no further descriptor: the next connection tries again
+                return
+        elif self._is_road_watched and not waits:
+            self._poller.unregister(self._road.fileno())
+        self._is_road_watched = waits

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
+from shoal.frontend.counted_warning import CountedWarning
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.standstill import standstill_s
 from shoal.messages.to_client import (
@@ -87,10 +88,23 @@ class Lane(ABC, Generic[ConnectionT]):
         self._stops_at_s = 0.0
         self._looked_s = 0.0  # when the last pass began in which the lane was stopping
         self._has_given_up = False
+        self._unwatched = CountedWarning("connections that epoll does not watch, and that were closed: %d, the last: ")
 
     @abstractmethod
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         """Take over a connection, new or back from the road, with the bytes that have been read from it already."""
+
+    def _watch(self, accepted: socket.socket, connection: ConnectionT) -> bool:
+        """Serve a connection from now on; its socket is `accepted`. False if the kernel watches no further descriptor
+        (fs.epoll.max_user_watches): then it is closed."""
+        try:
+            self._poller.register(accepted.fileno(), select.EPOLLIN)
+        except OSError as error:
+            self._unwatched.add(self.now_s, str(error))
+            accepted.close()
+            return False
+        self._connections[accepted.fileno()] = connection
+        return True
 
     def _endpoint_of(self, accepted: socket.socket) -> str:
         """The name of the endpoint that a connection came to; "" if its client is gone."""
@@ -173,6 +187,7 @@ class Lane(ABC, Generic[ConnectionT]):
                 if len(self._connections) < self._max_connections and not self._stops_at_s:
                     self._sources.resume()
                 self._port.prepare()
+                self._unwatched.log(self.now_s)
                 self._tick()
         self._sources.end()
 

@@ -142,10 +142,8 @@ class GrpcLane(Lane[GrpcConnection]):
         connection.http2.bound(*self._bounds)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
-        self._connections[connection.fd] = connection
-        self._poller.register(connection.fd, _IN)
         # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 must get an answer in HTTP/1.
-        if self._stops_at_s:
+        if self._watch(accepted, connection) and self._stops_at_s:
             connection.go_away()
             self.has_output(connection)
 

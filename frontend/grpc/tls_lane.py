@@ -36,8 +36,8 @@ class GrpcTlsLane(GrpcLane):
 
     def _greet(self, client: TlsSocket) -> None:
         super()._add(client, b"", is_new=True)
-        if client.has_received:
-            connection = self._connections[client.fileno()]
+        connection = self._connections.get(client.fileno())
+        if connection is not None and client.has_received:
             try:
                 self._read(connection)
             except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them

@@ -92,9 +92,7 @@ class HttpLane(Lane[HttpConnection]):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         api = self._apis.get(self._endpoint_of(accepted), self._triton) if self._apis else self._triton
         connection = self._make_connection(accepted, self.now_s + patience_s, api)
-        self._connections[connection.fd] = connection
-        self._poller.register(connection.fd, select.EPOLLIN)
-        if data:
+        if self._watch(accepted, connection) and data:
             self._process(connection, data)
 
     def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:

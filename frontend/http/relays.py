@@ -90,11 +90,18 @@ class Relays:
             _log.warning("%s; it is closed", sentence)
             self._refuse(client, sentence, now_s)
             return
+        try:
+            self._poller.register(road.fileno(), _IN)
+            self._poller.register(client.fileno(), _IN)
+        except OSError as error:  # the kernel watches no further descriptor
+            road.close()  # which epoll forgets then
+            theirs.close()
+            os.close(note)
+            self._refuse(client, f"this connection with TLS cannot be relayed: {error.strerror}", now_s)
+            return
         self._sources.hand_over(theirs, data)
         relay = Relay(client, road, note, now_s)
         self._open[client.fileno()] = self._open[road.fileno()] = relay
-        self._poller.register(client.fileno(), _IN)
-        self._poller.register(road.fileno(), _IN)
         if client.has_received:
             self._pump(relay, now_s)
 
@@ -211,13 +218,13 @@ class Relays:
         if relay.to_road and relay.road_takes:
             events |= _OUT
         fd, before = relay.road.fileno(), relay.road_events
-        relay.road_events = events
         if events and before and events != before:
             self._poller.modify(fd, events)
         elif events and not before:
             self._poller.register(fd, events)
         elif before and not events:  # epoll would report its end again and again
             self._poller.unregister(fd)
+        relay.road_events = events  # once that has been done: `_forget` goes by it
 
     def _forget(self, relay: Relay) -> None:
         """Forget a connection, and close all but the client's socket."""
@@ -247,8 +254,12 @@ class Relays:
             return
         if len(self._refused) >= self._max_num:
             self._close_refused(next(iter(self._refused)))  # the oldest: it has had the most time
+        try:
+            self._poller.register(client.fileno(), _IN)
+        except OSError:  # the kernel watches no further descriptor
+            client.close()
+            return
         self._refused[client.fileno()] = client, now_s + LINGER_S
-        self._poller.register(client.fileno(), _IN)
 
     def _drop_rest(self, fd: int) -> bool:
         """Read and drop what a refused client sends; False if the descriptor is of no refused connection."""

@@ -56,8 +56,8 @@ class HttpTlsLane(HttpLane):
             self._relays.begin(client, b"", self.now_s)
             return
         super()._add(client, b"", is_new=True)
-        connection = self._connections[client.fileno()]
-        if client.has_received:
+        connection = self._connections.get(client.fileno())
+        if connection is not None and client.has_received:
             try:
                 self._serve(connection, select.EPOLLIN)
             except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
@@ -74,8 +74,8 @@ class HttpTlsLane(HttpLane):
             self._relays.begin(client, data, self.now_s)
             return
         super()._add(client, b"", is_new=False)
-        if data:
-            connection = self._connections[client.fileno()]
+        connection = self._connections.get(client.fileno())
+        if connection is not None and data:
             try:
                 self._process(connection, data)
             except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them

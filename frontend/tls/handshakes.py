@@ -69,8 +69,13 @@ class Handshakes:
             oldest = next(iter(self._open.values()))
             self._fail(oldest, "too many clients were in their handshakes", now_s)
         client = TlsSocket(accepted, self._tls.context, ends_s, self._alpn)
+        try:
+            self._poller.register(client.fileno(), select.EPOLLIN)
+        except OSError as error:  # the kernel watches no further descriptor
+            self._failures.add(now_s, f"{address_of(client) or 'a client that has gone'}: {error}")
+            client.close()
+            return
         self._open[client.fileno()] = client
-        self._poller.register(client.fileno(), select.EPOLLIN)
 
     def serve(self, fd: int, now_s: float) -> bool:
         """Continue the handshake of the client with this descriptor; False if no client here has it."""

@@ -5,7 +5,7 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.grpc.tls_lane import GrpcTlsLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.frontend.tls.context import RenewedContext
@@ -186,6 +187,34 @@ def test_an_end_of_a_pair_that_cannot_be_watched_is_not_kept(lane: Lane) -> None
         with pytest.raises(FileExistsError):
             lane.lane.listen(listener)
         assert lane.lane._listeners == {}
+
+
+@pytest.mark.parametrize("add", [GrpcTlsLane._add, GrpcLane._add], ids=["handshake", "connection"])
+def test_a_client_whom_the_kernel_does_not_watch_is_closed(
+    lane: Lane, add: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here the kernel watches it already. An OSError would end the lane, with all its connections."""
+    accepted, client = plain_ends()
+    lane.lane._poller.register(accepted.fileno())
+    add(lane.lane, accepted, b"", is_new=True)
+    with client:
+        assert client.recv(1) == b""
+    assert (len(lane.lane._handshakes), lane.connections) == (0, {})
+    assert "File exists" in caplog.text
+
+
+def test_a_listener_that_the_kernel_does_not_watch_is_tried_again(lane: Lane) -> None:
+    sources, poller = lane.lane._sources, lane.lane._poller
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sources._listeners = {listener.fileno(): listener}
+        poller.register(listener.fileno())
+        sources.open()
+        assert not sources._is_open
+        sources.resume()
+        assert sources._is_open
+        assert sources.accept(listener.fileno()) == []
+        poller.unregister(listener.fileno())
+        sources._listeners = {}
 
 
 def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_lane_has(lane: Lane) -> None:

@@ -303,3 +303,16 @@ def test_a_connection_that_cannot_be_relayed_for_lack_of_descriptors_is_refused(
     assert b"cannot be relayed: no file descriptor is left, a process of the server's may have 3. Raise" in answer
     client.close()
     loop.run_until(lambda: not len(loop.relays))
+
+
+def test_a_connection_that_the_kernel_does_not_watch_is_refused(loop: Loop, certificates: Certificates) -> None:
+    """Here the kernel watches it already. An OSError would end the lane, with all its connections."""
+    ours, client = tls_ends(certificates)
+    loop.poller.register(ours.fileno())
+    loop.relays.begin(ours, b"GET ", loop.now_s)
+    answer = b""
+    while piece := client.recv(65536):
+        answer += piece
+    assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    client.close()
+    assert (len(loop.relays), loop.handed_over) == (0, [])
