@@ -23,6 +23,8 @@ _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
 #: Most bytes of the header lists of these blocks, as RFC 9113 10.5.1 counts: such a block may refer to sixteen times as
 #: many (ours: as much as sixteen calls with a token of 4 KiB each).
 _MAX_KNOWN_LIST_BYTES = 64 * 1024
+#: A header list from this size on counts (ours: all streams of a connection together have a megabyte of smaller ones).
+LARGE_BYTES = 1024
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 #: Blanks around a value are malformed by RFC 9113, 8.2.1, but gRPC's own libraries send and keep them in metadata.
@@ -40,6 +42,16 @@ class MalformedError(Exception):
 
 class TooLargeError(Exception):
     """The header list is larger than allowed."""
+
+
+class LargeHeaders(dict[str, str]):
+    """The headers of a request whose list has LARGE_BYTES or more. Streams may share them: whose blocks are equal."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self, headers: Mapping[str, str], nbytes: int) -> None:
+        super().__init__(headers)
+        self.nbytes = nbytes  # of the list, as RFC 9113 10.5.1 counts
 
 
 class HeaderBlocks:
@@ -74,6 +86,8 @@ class HeaderBlocks:
         that cannot be decoded."""
         fields, changes_table = self._decode(block)
         headers = _request_headers(fields)
+        if self.nbytes >= LARGE_BYTES:
+            headers = LargeHeaders(headers, self.nbytes)
         if not changes_table and len(block) <= _MAX_KNOWN_BYTES:
             if self.known_nbytes + self.nbytes > self._max_known_nbytes:
                 self._forget_known()

@@ -42,7 +42,13 @@ from shoal.frontend.grpc.http2.frames import (
     unpack_head,
     word_of,
 )
-from shoal.frontend.grpc.http2.header_blocks import HeaderBlocks, MalformedError, TooLargeError, body_length
+from shoal.frontend.grpc.http2.header_blocks import (
+    HeaderBlocks,
+    LargeHeaders,
+    MalformedError,
+    TooLargeError,
+    body_length,
+)
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Sending
 from shoal.frontend.grpc.http2.streams import Stream
@@ -54,8 +60,6 @@ _ANY = -1
 _SETTINGS_COST = 10.0
 
 _Handler = Callable[[int, int, bytes, list[Event]], None]
-#: A header list from this size on counts (ours: all streams of a connection together have a megabyte of smaller ones).
-_LARGE_HEADER_BYTES = 1024
 
 
 class Receiving:
@@ -133,7 +137,7 @@ class Receiving:
     @property
     def header_nbytes(self) -> int:
         """Bytes of the header lists that are kept: of open streams, and of known blocks."""
-        return self._open_header_nbytes() + self._blocks.known_nbytes
+        return sum(self._open_lists().values()) + self._blocks.known_nbytes
 
     def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
         """Parse received bytes and append their events. Raises BrokenError if the client breaks a rule of the
@@ -230,7 +234,7 @@ class Receiving:
             return False
         data_frames.spare -= nbytes
         streams.last_id = number
-        streams.open[number] = Stream(number, self._sending.initial_window, 0, True)
+        streams.open[number] = Stream(number, self._sending.initial_window, 0, True, headers)
         return True
 
     # --- header lists ---
@@ -267,11 +271,10 @@ class Receiving:
             self._trailers(number, block, is_last, events)
             return
         headers = self._blocks.known.get(block)
-        error_code = header_nbytes = 0
+        error_code = 0
         if headers is None:
             try:
                 headers = self._blocks.request(block)
-                header_nbytes = self._blocks.nbytes if self._blocks.nbytes >= _LARGE_HEADER_BYTES else 0
             except MalformedError:
                 error_code = PROTOCOL_ERROR
             except TooLargeError:
@@ -279,7 +282,7 @@ class Receiving:
         self._streams.last_id = number
         if self.is_going_away or len(self._streams.open) >= self._max_streams:
             error_code = REFUSED_STREAM
-        if header_nbytes and header_nbytes + self._open_header_nbytes() > self._max_open_header_bytes:
+        if isinstance(headers, LargeHeaders) and not self._has_room_for(headers):
             error_code = REFUSED_STREAM
         if headers is None or error_code:
             self._refuse(number, error_code, is_last)
@@ -290,14 +293,24 @@ class Receiving:
             if body_left < 0 or (is_last and body_left):
                 self._refuse(number, PROTOCOL_ERROR, is_last)
                 return
-        stream = Stream(number, self._sending.initial_window, self._stream_window, is_last)
+        stream = Stream(number, self._sending.initial_window, self._stream_window, is_last, headers)
         stream.body_left = body_left
-        stream.header_nbytes = header_nbytes
         self._streams.open[number] = stream
         events.append(new(RequestStarted, (number, headers, is_last)))
 
-    def _open_header_nbytes(self) -> int:
-        return sum([stream.header_nbytes for stream in self._streams.open.values()])
+    def _has_room_for(self, headers: LargeHeaders) -> bool:
+        """Whether a further stream may have these headers: open ones have them already, or they leave room."""
+        last = next(reversed(self._streams.open.values()), None)
+        if last is not None and last.headers is headers:  # as of a client whose calls are all alike
+            return True
+        open_lists = self._open_lists()
+        open_lists[id(headers)] = headers.nbytes
+        return sum(open_lists.values()) <= self._max_open_header_bytes
+
+    def _open_lists(self) -> dict[int, int]:
+        """The bytes of the large header lists of open streams, each list once."""
+        found = [stream.headers for stream in self._streams.open.values()]
+        return {id(each): each.nbytes for each in found if isinstance(each, LargeHeaders)}
 
     def _refuse(self, number: int, error_code: int, is_last: bool) -> None:
         """Refuse a stream that was never opened."""

@@ -1,7 +1,7 @@
 """The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those left early. Pure."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -59,18 +59,24 @@ class Stream:
     """One stream, open until the server has ended or reset it, or its client has reset it."""
 
     __slots__ = (
-        "body_left", "header_nbytes", "is_ended_by_peer", "number", "queue", "receive_window", "send_window",
-        "uncredited",
+        "body_left", "headers", "is_ended_by_peer", "number", "queue", "receive_window", "send_window", "uncredited",
     )  # fmt: skip
 
-    def __init__(self, number: int, send_window: int, receive_window: int, is_ended_by_peer: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        send_window: int,
+        receive_window: int,
+        is_ended_by_peer: bool,
+        headers: Mapping[str, str],
+    ) -> None:
         self.number = number
+        self.headers = headers  # of its request; other streams may have the same
         # Changed by the receiving side.
         self.receive_window = receive_window
         self.uncredited = 0  # consumed bytes for which no WINDOW_UPDATE has been sent yet
         self.body_left = -1  # bytes of the Content-Length that have not come; -1: there was no Content-Length
         self.is_ended_by_peer = is_ended_by_peer
-        self.header_nbytes = 0  # of a large header list that the stream has for itself
         # Changed by the sending side. The window may be negative (RFC 9113, 6.9.2).
         self.send_window = send_window
         self.queue: Queue | None = None  # most responses need none

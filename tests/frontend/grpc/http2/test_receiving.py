@@ -223,6 +223,25 @@ def test_large_heads_of_open_streams_are_bounded_together() -> None:
     assert 11 in connection.streams.open
 
 
+def test_large_heads_that_came_in_short_blocks_are_bounded_when_their_first_streams_have_ended() -> None:
+    """Each of these blocks is known when the second stream begins with it, and refers to 3000 bytes of the table."""
+    connection = opened(LIMITS._replace(max_open_header_bytes=11_000))
+    kept = PLAIN_CALL + b"\x40\1x\x7f\xb9\x16" + b"y" * (0x7F + 0x39 + (0x16 << 7))
+    connection.receive(frame(HEADERS, 5, 1, kept), 0.0)
+    connection.respond(1, STATUS_200, [b"x"], TRAILERS)
+    for first in (3, 7, 11, 15):
+        block = PLAIN_CALL + b"\xbe\0\1n\2%02d" % first
+        connection.receive(b"".join([frame(HEADERS, 4, at, block) for at in (first, first + 2)]), 0.0)
+        connection.receive(frame(RST_STREAM, 0, first, number(8)), 0.0)
+    assert list(connection.streams.open) == [5, 9, 13]
+    assert connection.header_nbytes > 3 * 3000
+    connection.receive(frame(HEADERS, 4, 19, block), 0.0)
+    assert 19 not in connection.streams.open
+    shared = PLAIN_CALL + b"\xbe\0\1n\00211"
+    connection.receive(b"".join([frame(HEADERS, 4, at, shared) for at in range(21, 99, 2)]), 0.0)
+    assert len(connection.streams.open) == 3 + 39, "they have headers that a stream has already"
+
+
 def test_known_calls_stop_at_the_last_allowed_stream() -> None:
     connection = opened(Limits(max_streams=3))
     said = b"".join(frame(HEADERS, 4, at, PLAIN_CALL) + frame(DATA, 1, at, b"x") for at in range(1, 13, 2))
