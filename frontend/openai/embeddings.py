@@ -136,7 +136,7 @@ def _ask(batches: Sequence[PreparedRequest], call: HandlerCall, model: Embedding
         while waiting or executing:
             while waiting and len(executing) < _MOST_AT_ONCE:
                 index, prepared = waiting.popleft()
-                executing[executions.start(prepared)] = index
+                executing[executions.start(prepared, in_time=True)] = index
             number, part = executions.next_in_time()
             if part.error is not None:
                 raise part.error

@@ -62,8 +62,9 @@ class Replies(Protocol):
 class Executions(Protocol):
     """Requests of one caller that are executed at the same time. One thread's."""
 
-    def start(self, prepared: PreparedRequest) -> int:
-        """Submit a request; returns its number. Raises ShoalError."""
+    def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
+        """Submit a request; returns its number. It waits for memory within the server's limit; `in_time`: within that
+        of `next_in_time`. Raises ShoalError."""
         ...
 
     def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
@@ -397,8 +398,9 @@ class PortExecutions:
         # Changed by start, next and cancel.
         self._open: dict[int, PreparedRequest] = {}
 
-    def start(self, prepared: PreparedRequest) -> int:
-        number = self._transport.submit(prepared, self._waiter)
+    def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
+        deadline_s = self._deadline_s if in_time else math.inf
+        number = self._transport.submit(prepared, self._waiter, deadline_s=deadline_s)
         self._open[number] = prepared
         return number
 

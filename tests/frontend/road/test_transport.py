@@ -149,7 +149,7 @@ def test_a_stream_whose_client_gives_up_while_nothing_comes(harness: TransportHa
 
 def first_of_several(transport: WatchedTransport, prepared: PreparedRequest) -> object:
     with transport.several() as executions:
-        executions.start(prepared)
+        executions.start(prepared, in_time=True)
         return executions.next_in_time()
 
 
@@ -171,6 +171,9 @@ def test_an_answer_is_due_from_the_time_at_which_its_request_came(
     with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 10 s"):
         ask(watched, harness.prepared(10))
     assert [record[0] for record in harness.records()] == [1, 2]
+    harness.transport.shared._oversize._wait_s = inf
+    with pytest.raises(UnavailableError, match=r"^Request timeout expired: no shared memory"):
+        ask(watched, harness.prepared(20 * 4096))
 
 
 def test_a_wait_for_an_answer_can_be_called_off(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
