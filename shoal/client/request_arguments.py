@@ -4,7 +4,8 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from operator import index
+from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar
 
 from shoal.deterministic import alone_flag
 from shoal.errors import InvalidArgumentError
@@ -44,14 +45,21 @@ class RequestArguments:
     @property
     def is_plain(self) -> bool:
         """Whether the model gets tensors alone: no parameters, request id or sequence; and the priority is one."""
-        return not (self.parameters or self.request_id or self.sequence_id or self.priority >> 63)
+        return not (
+            self.parameters
+            or self.request_id
+            or self.sequence_id
+            or type(self.priority) is not int
+            or self.priority >> 63
+        )
 
     def check_numbers(self) -> None:
-        """Raise InvalidArgumentError for a priority or a sequence's number that a request cannot carry."""
+        """Make the priority and a sequence's number Python's, as they may be numpy's. Raises InvalidArgumentError for
+        one that a request cannot carry."""
         # The batcher disconnects a client in shared memory whose priority has more bits (batcher/guests.py).
-        for name, value, num_bits in (("priority", self.priority, 63), ("sequence_id", self.sequence_id, 64)):
-            if not isinstance(value, str) and not 0 <= value < 1 << num_bits:
-                raise InvalidArgumentError(f"'{name}' is {_shown(value)}, must be from 0 to 2^{num_bits} - 1")
+        self.priority = _number("priority", self.priority, 63)
+        if not isinstance(self.sequence_id, str):
+            self.sequence_id = _number("sequence_id", self.sequence_id or 0, 64)
 
     @property
     def timeout_us(self) -> int:
@@ -83,6 +91,16 @@ def version_text(version: str | int) -> str:
     if isinstance(version, bool) or not isinstance(version, int):
         raise InvalidArgumentError(f"a version is a number, or its text as '2', not {type(version).__name__}")
     return str(version)
+
+
+def _number(name: str, value: SupportsIndex, num_bits: int) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"'{name}' must be an integer, not {type(value).__name__}") from None
+    if not 0 <= number < 1 << num_bits:
+        raise InvalidArgumentError(f"'{name}' is {_shown(number)}, must be from 0 to 2^{num_bits} - 1")
+    return number
 
 
 def _shown(value: int) -> str:

@@ -1,6 +1,7 @@
 """shoal/client/request_arguments.py: the arguments that all clients' `infer` and `stream` take."""
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_a_number_that_no_request_carries_is_refused_with_its_range(
         asked.check_numbers()
     most: dict[str, int] = {name: 2**num_bits - 1}
     RequestArguments("model", {}, **most).check_numbers()  # type: ignore[arg-type]
+
+
+def test_a_number_of_numpy_s_is_sent_as_one_of_python_s_and_what_is_no_integer_is_refused() -> None:
+    numbers: Any = {"priority": np.uint64(2**63 - 1), "sequence_id": np.int64(5)}
+    asked = RequestArguments("model", {}, **numbers)
+    asked.check_numbers()
+    assert [(type(each), each) for each in (asked.priority, asked.sequence_id)] == [(int, 2**63 - 1), (int, 5)]
+    others: list[Any] = [{"priority": 1.0}, {"priority": None}, {"sequence_id": 0.5}, {"sequence_id": np.int64(-1)}]
+    for other in others:
+        asked = RequestArguments("model", {}, **other)
+        assert not asked.is_plain
+        with pytest.raises(InvalidArgumentError, match=r"must be an integer, not|is -1, must be from 0"):
+            asked.check_numbers()
+    none: Any = None
+    RequestArguments("model", {}, sequence_id=none).check_numbers()
 
 
 def test_a_version_is_a_text_or_a_number() -> None:
