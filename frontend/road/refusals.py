@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.errors import ShoalError
-from shoal.frontend.access_log import HttpExchange
-from shoal.frontend.response import CLOSE, as_bytes, error_json
+from shoal.frontend.access_log import HUNG_UP, HttpExchange
+from shoal.frontend.response import CLOSE, as_bytes, error_json, response_head
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.endpoints import Endpoint, refused
+from shoal.frontend.road.hang_ups import Caller, has_left
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.upload_budget import NoUploadMemoryError
@@ -37,11 +38,12 @@ def refusal(
         response = refused(state, endpoint, error)
     else:
         response = refused(state, endpoint, error, found.method, found.target, found.headers)
-    data = as_bytes(response)
+    data = response_head(response) if found is not None and found.method == "HEAD" else as_bytes(response)
     if state.log_access and head:
-        exchange = HttpExchange(head, connection.address)
-        exchange.sending(data, len(data))
-        exchange.end(time.monotonic() - connection.begun_s)
+        exchange, is_gone = HttpExchange(head, connection.address), has_left(Caller(connection.sock, lambda: False))
+        if not is_gone:
+            exchange.sending(data, len(data))
+        exchange.end(time.monotonic() - connection.begun_s, HUNG_UP if is_gone else 0)
     return data
 
 

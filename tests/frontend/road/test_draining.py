@@ -209,6 +209,26 @@ def test_the_refusal_has_the_form_of_its_paths_protocol_and_a_line(
     assert line == f"access: POST {path.decode()} by 10.0.0.1: 503, {len(head) + 4 + len(body)} bytes"
 
 
+def test_a_refused_head_gets_no_body_and_one_whose_client_has_gone_the_status_for_that(
+    road: Road, caplog: pytest.LogCaptureFixture
+) -> None:
+    road.state.log_access = True
+    turns = road.worker._turns[Work.REQUEST]
+    assert turns.begin(SimpleNamespace(share="slow", share_nbytes=0), 1)
+    for method in (b"HEAD", b"GET"):
+        connection = road.connect(b"%b /v2/models/slow/ready HTTP/1.1\r\nHost: x\r\n\r\n" % method)
+        connection.queued_s -= 60.0
+        assert turns.begin(connection, 1) is False
+    road.clients[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    road.clients[1].close()
+    with caplog.at_level(logging.INFO, "shoal"):
+        road.worker.murder_pending()
+    head, _, body = road.clients[0].recv(1000).partition(b"\r\n\r\n")
+    assert (head[:12], body) == (b"HTTP/1.1 503", b"")
+    lines = [each.getMessage().rpartition(" bytes, ")[0].rpartition(" by ")[2] for each in caplog.records]
+    assert lines == [f"10.0.0.1: 503, {len(head) + 4}", "10.0.0.1: 499, 0"]
+
+
 def test_a_request_keeps_the_time_at_which_it_came(road: Road) -> None:
     """Its answer is due from then on, however long it waited for the thread."""
     came_s: list[float | None] = []
