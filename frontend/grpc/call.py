@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from shoal.errors import ShoalError
+
 
 class OpenCall(Protocol):
     """One call, which is a stream of the connection."""
@@ -36,6 +38,6 @@ class OpenCall(Protocol):
         copies."""
         ...
 
-    def end_idle(self) -> None:
-        """End a call that waits for its client only, because the server stops."""
+    def end_idle(self, error: ShoalError) -> None:
+        """End a call that waits for its client only, for this reason."""
         ...

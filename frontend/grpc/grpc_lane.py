@@ -26,13 +26,13 @@ from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.lane_sockets import CallSocket
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
-from shoal.frontend.grpc.open_streams import bounds
+from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.region_template import RegionTemplate
-from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall
+from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall, shutting_down
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
 from shoal.frontend.grpc.unary import UnaryCall
@@ -87,7 +87,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._dirty: list[GrpcConnection] = []
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
         self._deadlines = Deadlines()
-        self._bounds = bounds(self._limits, 0, 0)  # of each connection
+        self._bounds = bounds(self._limits, 0, 0, 0)  # of each connection
 
     def _torchserve_services(self) -> dict[str, Service]:
         """The services of TorchServe's endpoints by the names of these."""
@@ -139,7 +139,7 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._state.log_access:
             connection.access = GrpcCalls(connection.peer)
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
-        connection.http2.bound(*self._bounds)
+        connection.http2.bound(*self._bounds[2:])
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
         # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 must get an answer in HTTP/1.
@@ -401,7 +401,7 @@ class GrpcLane(Lane[GrpcConnection]):
             for call in list(connection.calls.values()):
                 call.expire(now_s)
                 if self._stops_at_s:
-                    call.end_idle()
+                    call.end_idle(shutting_down())
                     self.has_output(connection)
             if not self._relieve(connection):
                 self.close(connection)
@@ -414,11 +414,24 @@ class GrpcLane(Lane[GrpcConnection]):
         """Give each connection its share of the streams and header lists that all may have open together."""
         http2 = [connection.http2 for connection in self._connections.values()]
         num_streams = sum([len(each.streams.open) for each in http2])
-        shared = bounds(self._limits, num_streams, sum([each.header_nbytes for each in http2]))
+        shared = bounds(self._limits, len(http2), num_streams, sum([each.header_nbytes for each in http2]))
         if shared != self._bounds:
             self._bounds = shared
             for each in http2:
-                each.bound(*shared)
+                each.bound(*shared[2:])
+        if shared.is_over:
+            for connection in self._connections.values():
+                self._take_back(connection, shared.part)
+
+    def _take_back(self, connection: GrpcConnection, part: int) -> None:
+        """End the calls beyond a connection's part that wait for its client: for messages, or to take the response."""
+        for stream_id in list(connection.http2.streams.open)[part:]:
+            call = connection.calls.get(stream_id)
+            if call is None:
+                connection.cut(stream_id)
+            else:
+                call.end_idle(UnavailableError(TOO_MANY_OPEN))
+            self.has_output(connection)
 
     def _relieve(self, connection: GrpcConnection) -> bool:
         """Release memory of other processes that a client who does not read holds. False if its socket takes nothing

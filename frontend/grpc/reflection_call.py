@@ -67,7 +67,8 @@ class ReflectionCall:
     def recall(self, is_wanted: object) -> None:
         """Do nothing: answers lie in this process's own memory."""
 
-    def end_idle(self) -> None:
+    def end_idle(self, error: ShoalError) -> None:
+        del error
         self._finish()
 
     def _begin(self) -> None:

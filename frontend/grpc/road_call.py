@@ -8,6 +8,7 @@ lane's, which never waits for the road.
 import select
 import socket
 
+from shoal.errors import ShoalError
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, decompressed_start, prefix
@@ -190,7 +191,7 @@ class RoadCall:
     def recall(self, is_wanted: object) -> None:
         """Do nothing: the road's response is a copy."""
 
-    def end_idle(self) -> None:
+    def end_idle(self, error: ShoalError) -> None:
         """Do nothing: the road ends idle calls."""
 
     def _lost(self) -> None:

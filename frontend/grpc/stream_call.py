@@ -20,7 +20,6 @@ from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.service import shutting_down
 from shoal.frontend.grpc.stream_order import StreamOrder
 from shoal.shm.port import NoRoomError, Reply
 
@@ -363,10 +362,9 @@ class StreamCall:
         self._stop()
         self._finish(status, message)
 
-    def end_idle(self) -> None:
+    def end_idle(self, error: ShoalError) -> None:
         if not (self._open or self._backlog or len(self._order)):
             self._stop()
-            error = shutting_down()
             self._finish(error.grpc_status, str(error))
 
     def cancel(self) -> None:

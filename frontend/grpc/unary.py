@@ -14,7 +14,7 @@ from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.road_call import RoadCall
-from shoal.frontend.grpc.service import run, shutting_down
+from shoal.frontend.grpc.service import run
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.open_files import explain
@@ -225,9 +225,9 @@ class UnaryCall:
     def recall(self, is_wanted: object) -> None:
         """Do nothing: no response waits for another."""
 
-    def end_idle(self) -> None:
+    def end_idle(self, error: ShoalError) -> None:
         if not self._number and self._parked is None:
-            self._refuse(shutting_down())
+            self._refuse(error)
 
     def cancel(self) -> None:
         self._end()

@@ -23,10 +23,13 @@ from tests.frontend.grpc.connection_pair import plain_ends
 from tests.frontend.grpc.http2.peer import HEADERS, PLAIN_CALL, PREFACE, SETTINGS, frame
 from tests.frontend.lane_star import Star
 
+#: The headers of a call that infers.
+INFER = PLAIN_CALL.replace(b"\4/s/M", b"\x2a/inference.GRPCInferenceService/ModelInfer")
+
 
 def calls(start: int, stop: int) -> bytes:
     """The headers of calls that have no message yet."""
-    return b"".join([frame(HEADERS, 4, 2 * number + 1, PLAIN_CALL) for number in range(start, stop)])
+    return b"".join([frame(HEADERS, 4, 2 * number + 1, INFER) for number in range(start, stop)])
 
 
 class Client:
@@ -68,7 +71,7 @@ class Lane:
 
     def __init__(self, certificates: Certificates) -> None:
         star = Star()
-        place: Any = SimpleNamespace(port=star.port)
+        place: Any = SimpleNamespace(port=star.port, request_timeout_s=60.0)
         front_end: Any = SimpleNamespace(state=star.state, place=place)
         files = str(certificates.server_cert), str(certificates.server_key)
         host = GunicornHandle([], -1, lambda: True, lambda: None)
@@ -229,7 +232,8 @@ def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_lane
 
 
 def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight are free of thirty-two: each connection may have one open. Those that are open go on."""
+    """Each of two may have sixteen of thirty-two open, whatever the other has: that loses what it has beyond them, or
+    does not take."""
     monkeypatch.setattr("shoal.frontend.grpc.open_streams.MAX_STREAMS", 32)
     clients = lane.connect(2)
     for client in clients:
@@ -238,16 +242,22 @@ def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, mon
     for client in clients:
         client.finish()
     lane.run_pass()
-    busy, other = (lane.connections[client.fd].http2 for client in clients)
-    busy.receive(calls(0, 24), lane.lane.now_s)
-    lane.lane._tick()
-    busy.receive(calls(24, 25), lane.lane.now_s)
-    other.receive(calls(0, 2), lane.lane.now_s)
-    assert (len(busy.streams.open), len(other.streams.open)) == (24, 1)
+    busy, other = (lane.connections[client.fd] for client in clients)
+
+    def call(connection: GrpcConnection, start: int, stop: int) -> int:
+        lane.lane._handle(connection, connection.http2.receive(calls(start, stop), lane.lane.now_s))
+        lane.lane._tick()
+        lane.lane._finish_pass()
+        return len(connection.http2.streams.open)
+
+    assert call(busy, 0, 24) == 24
+    assert call(busy, 24, 25) == 24
+    assert call(other, 0, 17) == 16
+    assert len(busy.http2.streams.open) == 16, "its last calls ended, which had no messages"
     busy.close()
+    del lane.connections[busy.fd]
     lane.lane._tick()
-    other.receive(calls(2, 9), lane.lane.now_s)
-    assert len(other.streams.open) == (32 - 1) // 8
+    assert call(other, 17, 60) == 16 + 16
 
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
