@@ -1,5 +1,7 @@
 """Which threads of the road a request is for, and with what it shares them, by its head."""
 
+import gc
+
 import pytest
 
 from shoal.frontend.grpc.tunnel import pack_head
@@ -85,3 +87,19 @@ def test_calls_of_grpc() -> None:
 def test_a_lane_says_which_model_a_call_is_for() -> None:
     head = pack_head("/inference.GRPCInferenceService/ModelInfer", "10.0.0.1", {}, 5, model="a \u00e9\r\n".encode())
     assert kind_of(head, is_tunnel=True) == (REQUEST, "a \u00e9\r\n")
+
+
+@pytest.mark.parametrize("body", [b'{"model":"m","x":[%b[]]}' % (b"[]," * 10_000), b"[" * 3], ids=["lists", "no JSON"])
+def test_no_body_has_the_collector_look_at_its_lists_while_it_is_searched_for_its_model(body: bytes) -> None:
+    collected: list[object] = []
+    note = lambda *seen: collected.append(seen)  # noqa: E731
+    gc.collect()
+    gc.callbacks.append(note)
+    gc.enable()
+    try:
+        kind = kind_of(post("/v1/embeddings"), is_tunnel=False, body=lambda: body)
+        is_collecting = gc.isenabled()
+    finally:
+        gc.disable()
+        gc.callbacks.remove(note)
+    assert (kind.share, len(collected), is_collecting) == ("m" if b"m" in body else "/v1/embeddings", 0, True)
