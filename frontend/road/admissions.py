@@ -43,8 +43,12 @@ class Admissions:
         if not is_of_lane(accepted) or data != GREETING:
             return False
         accepted.setblocking(False)
+        try:
+            self._poller.register(accepted, selectors.EVENT_READ, partial(self._read, accepted))
+        except OSError:  # the kernel watches no further descriptor: the lane asks on another socket
+            accepted.close()
+            return True
         self._begun[accepted] = {}
-        self._poller.register(accepted, selectors.EVENT_READ, partial(self._read, accepted))
         return True
 
     def _read(self, lane: socket.socket, _sock: socket.socket) -> None:

@@ -56,18 +56,18 @@ class HangUps:
     @contextmanager
     def watch(self, caller: Caller, notify: Notify) -> Iterator[None]:
         """Within the context, `notify` is called from the watching thread when the caller hangs up or may have done so
-        (see Tell)."""
+        (see Notify); never if the kernel watches no further descriptor."""
         fd = caller.fileno()
-        with self._lock:
-            self._watched[fd] = caller, notify
+        with self._lock, suppress(OSError):
             # Edge-triggered, for the end of the stream and for the reset; bytes that arrive wake no thread.
             self._poller.register(fd, select.EPOLLRDHUP | select.EPOLLET)
+            self._watched[fd] = caller, notify
         try:
             yield
         finally:
             with self._lock:
-                del self._watched[fd]
-                self._poller.unregister(fd)
+                if self._watched.pop(fd, None) is not None:
+                    self._poller.unregister(fd)
 
     def _listen(self) -> None:
         while True:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,13 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Begin or stop to accept connections, and to receive those that lanes hand over.
 
         gunicorn stops it while the worker has as many connections as it may have. Without metrics no connection is
-        accepted; there is a listener then only because gunicorn does not start without one.
+        accepted; there is a listener then only because gunicorn does not start without one. Where the kernel watches
+        no further descriptor, gunicorn's next pass tries again.
         """
+        with suppress(OSError):
+            self._set_accept_enabled(enabled)
+
+    def _set_accept_enabled(self, enabled: bool) -> None:
         is_taking = self._incoming in self.poller.get_map()
         if enabled and not is_taking:
             self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
@@ -285,7 +291,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 return
             self._lanes.send(conn.sock, b"")
             if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
-                self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
+                with suppress(OSError):  # the kernel watches no further descriptor: the next connection flushes them
+                    self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
         else:
             self._uploads.add(conn, b"", self.cfg.keepalive)
 

@@ -62,14 +62,19 @@ class Uploads:
         self._most_idle_s = float("inf")  # no connection waits for its next request for longer
 
     def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
-        """Wait for the next request on a connection, of which `data` has come; `idle_s` for its first byte."""
+        """Wait for the next request on a connection, of which `data` has come; `idle_s` for its first byte. It is
+        closed if the kernel watches no further descriptor (fs.epoll.max_user_watches)."""
         now_s = self._now_s()
         connection.sock.setblocking(False)
         connection.arrival = Arrival(partial(self._judge, connection))
         connection.begun_s = 0.0
         connection.deadline_s = now_s + min(idle_s, self._most_idle_s)
+        try:
+            self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
+        except OSError:
+            self._close(connection)
+            return
         self._waiting.add(connection)
-        self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
         if data:
             self._take(connection, data)
 

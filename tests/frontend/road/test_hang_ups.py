@@ -53,6 +53,14 @@ def line() -> Iterator[Line]:
             yield line
 
 
+def test_a_request_whose_client_the_kernel_does_not_watch_goes_on(line: Line) -> None:
+    """Here the kernel watches it already."""
+    hang_ups = HangUps()
+    hang_ups._poller.register(line.server, 0)
+    with hang_ups.watch(line.caller, line.waiter.put):
+        assert not hang_ups._watched
+
+
 def test_a_closed_side_is_a_doubt_and_a_reset_the_end(line: Line) -> None:
     hang_ups = HangUps()
     with hang_ups.watch(line.caller, line.waiter.put):

@@ -101,6 +101,17 @@ def received(client: socket.socket) -> bytes:
         return b""
 
 
+def test_a_connection_that_the_kernel_does_not_watch_is_closed(road: Road) -> None:
+    """Here the kernel watches it already. An OSError would end the road, with all its requests."""
+    ours, theirs = socket.socketpair()
+    poller: Any = road.poller
+    poller._selector.register(ours.fileno())
+    road.uploads.add(RoadConnection(Config(), ours, ("10.0.0.1", 5), ("", 0), is_lent=True), POST, 75.0)
+    with theirs:
+        assert theirs.recv(1) == b""
+    assert ([each.sock for each in road.closed], len(road.poller.get_map()), road.budget.nbytes) == ([ours], 0, 0)
+
+
 def test_a_request_arrives_once_with_what_follows_it(road: Road) -> None:
     client = road.connect()
     whole = POST + b"Content-Length: 4\r\n\r\nabcd"
