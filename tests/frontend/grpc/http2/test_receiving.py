@@ -229,6 +229,7 @@ def test_large_heads_that_came_in_short_blocks_are_bounded_when_their_first_stre
     kept = PLAIN_CALL + b"\x40\1x\x7f\xb9\x16" + b"y" * (0x7F + 0x39 + (0x16 << 7))
     connection.receive(frame(HEADERS, 5, 1, kept), 0.0)
     connection.respond(1, STATUS_200, [b"x"], TRAILERS)
+    block = b""
     for first in (3, 7, 11, 15):
         block = PLAIN_CALL + b"\xbe\0\1n\2%02d" % first
         connection.receive(b"".join([frame(HEADERS, 4, at, block) for at in (first, first + 2)]), 0.0)
