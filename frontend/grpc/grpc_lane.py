@@ -139,7 +139,7 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._state.log_access:
             connection.access = GrpcCalls(connection.peer)
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
-        connection.http2.bound(*self._bounds[2:])
+        connection.http2.bound(*self._bounds[:2])
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
         # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 must get an answer in HTTP/1.
@@ -418,14 +418,14 @@ class GrpcLane(Lane[GrpcConnection]):
         if shared != self._bounds:
             self._bounds = shared
             for each in http2:
-                each.bound(*shared[2:])
-        if shared.is_over:
-            for connection in self._connections.values():
-                self._take_back(connection, shared.part)
+                each.bound(*shared[:2])
+        for connection in self._connections.values() if shared.is_over else ():
+            num_open = len(connection.http2.streams.open)
+            self._take_back(connection, shared.kept(num_open, connection.http2.header_nbytes))
 
-    def _take_back(self, connection: GrpcConnection, part: int) -> None:
-        """End the calls beyond a connection's part that wait for its client: for messages, or to take the response."""
-        for stream_id in list(connection.http2.streams.open)[part:]:
+    def _take_back(self, connection: GrpcConnection, num_kept: int) -> None:
+        """End the calls beyond these that wait for the client: for its messages, or until it takes the response."""
+        for stream_id in list(connection.http2.streams.open)[num_kept:]:
             call = connection.calls.get(stream_id)
             if call is None:
                 connection.cut(stream_id)

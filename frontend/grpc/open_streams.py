@@ -3,8 +3,8 @@
 A stream takes one or two kilobytes before a byte of its message has come, and its headers as much again; a client
 leaves it open for as long as a call may take. A connection may have what HTTP/2 has announced (http2/limits.py), as
 long as all of them leave enough free; else an eighth of what is free, as of kept memory (frontend/kept_memory.py), or
-its equal part of all streams, which no other connection can take from it: where that makes too many, connections with
-more than that part lose calls that wait for their clients. The lane looks at each tick.
+its equal part of all streams and lists, which no other connection can take from it: where that makes too many,
+connections with more than that part lose calls that wait for their clients. The lane looks at each tick.
 """
 
 from typing import NamedTuple
@@ -13,31 +13,41 @@ from shoal.frontend.grpc.http2.limits import Limits
 
 #: Open streams of all connections of a lane (ours: 56 connections may have as many as one may have).
 MAX_STREAMS = 64 * 1024
-TOO_MANY_OPEN = (
-    f"{MAX_STREAMS} calls of gRPC are open in this front end, and more than its part of them on this connection"
-)
 #: Bytes of the header lists of these streams, and of those that are known (ours: 56 connections as above).
 MAX_HEADER_BYTES = 64 << 20
 #: One connection's part of what is free.
 _PART = 8
+TOO_MANY_OPEN = "as many calls of gRPC are open in this front end as may be, and more than its part on this connection"
 
 
 class Bounds(NamedTuple):
     """Bounds of one connection."""
 
-    part: int  # of all streams, which each connection may have
-    is_over: bool  # there are more streams than all may have
     max_streams: int
     max_header_bytes: int
+    kept_streams: int  # how many it keeps, and with how many bytes of header lists: its part where there are too many
+    kept_header_bytes: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all connections have more than they may have together."""
+        return self.kept_streams < MAX_STREAMS or self.kept_header_bytes < MAX_HEADER_BYTES
+
+    def kept(self, num_streams: int, header_nbytes: int) -> int:
+        """How many of its streams a connection keeps that has so many, with so many bytes of header lists."""
+        if header_nbytes > self.kept_header_bytes:
+            num_streams = num_streams * self.kept_header_bytes // header_nbytes
+        return min(num_streams, self.kept_streams)
 
 
 def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes: int) -> Bounds:
     """The bounds of each of so many connections while all of them have so many streams, and bytes of header lists;
     never less than one stream, with one header list."""
     part = max(1, MAX_STREAMS // max(1, num_connections))
+    header_part = max(limits.max_header_bytes, MAX_HEADER_BYTES // max(1, num_connections))
     return Bounds(
-        part,
-        num_streams > MAX_STREAMS,
         min(limits.max_streams, max(part, (MAX_STREAMS - num_streams) // _PART)),
-        min(limits.max_open_header_bytes, max(limits.max_header_bytes, (MAX_HEADER_BYTES - header_nbytes) // _PART)),
+        min(limits.max_open_header_bytes, max(header_part, (MAX_HEADER_BYTES - header_nbytes) // _PART)),
+        part if num_streams > MAX_STREAMS else MAX_STREAMS,
+        header_part if header_nbytes > MAX_HEADER_BYTES else MAX_HEADER_BYTES,
     )

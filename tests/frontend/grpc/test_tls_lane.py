@@ -25,11 +25,13 @@ from tests.frontend.lane_star import Star
 
 #: The headers of a call that infers.
 INFER = PLAIN_CALL.replace(b"\4/s/M", b"\x2a/inference.GRPCInferenceService/ModelInfer")
+#: The same with a list of 3.5 KiB, in a block that is too long to be remembered.
+LARGE_INFER = INFER + b"\0\1n\x7f\xb9\x19" + b"y" * (0x7F + 0x39 + (0x19 << 7))
 
 
-def calls(start: int, stop: int) -> bytes:
+def calls(start: int, stop: int, block: bytes) -> bytes:
     """The headers of calls that have no message yet."""
-    return b"".join([frame(HEADERS, 4, 2 * number + 1, INFER) for number in range(start, stop)])
+    return b"".join([frame(HEADERS, 4, 2 * number + 1, block) for number in range(start, stop)])
 
 
 class Client:
@@ -231,10 +233,16 @@ def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_lane
     assert lane.lane._is_done(30.0), "a pass may take two seconds, so much of the thousand counts"
 
 
-def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two may have sixteen of thirty-two open, whatever the other has: that loses what it has beyond them, or
-    does not take."""
-    monkeypatch.setattr("shoal.frontend.grpc.open_streams.MAX_STREAMS", 32)
+@pytest.mark.parametrize(
+    ("bound", "most", "block", "nums"),
+    [("MAX_STREAMS", 32, INFER, (16, 16)), ("MAX_HEADER_BYTES", 64 * 1024, LARGE_INFER, (8, 8))],
+    ids=["streams", "headers"],
+)
+def test_connections_share_what_a_lane_may_have_open(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, bound: str, most: int, block: bytes, nums: tuple[int, int]
+) -> None:
+    """Each of two may have half of it, whatever the other has: that loses what it has beyond, or does not take."""
+    monkeypatch.setattr(f"shoal.frontend.grpc.open_streams.{bound}", most)
     clients = lane.connect(2)
     for client in clients:
         client.say_hello()
@@ -245,19 +253,22 @@ def test_connections_share_the_streams_that_a_lane_may_have_open(lane: Lane, mon
     busy, other = (lane.connections[client.fd] for client in clients)
 
     def call(connection: GrpcConnection, start: int, stop: int) -> int:
-        lane.lane._handle(connection, connection.http2.receive(calls(start, stop), lane.lane.now_s))
+        lane.lane._handle(connection, connection.http2.receive(calls(start, stop, block), lane.lane.now_s))
         lane.lane._tick()
         lane.lane._finish_pass()
         return len(connection.http2.streams.open)
 
-    assert call(busy, 0, 24) == 24
-    assert call(busy, 24, 25) == 24
-    assert call(other, 0, 17) == 16
-    assert len(busy.http2.streams.open) == 16, "its last calls ended, which had no messages"
+    num_kept, num_others = nums
+    assert call(busy, 0, 24) == (24 if block is INFER else num_kept)
+    assert call(busy, 24, 25) <= 24
+    assert call(other, 0, 17) == num_others
+    lane.lane._tick()
+    lane.lane._finish_pass()
+    assert len(busy.http2.streams.open) == num_kept, "its last calls ended, which had no messages"
     busy.close()
     del lane.connections[busy.fd]
     lane.lane._tick()
-    assert call(other, 17, 60) == 16 + 16
+    assert call(other, 17, 60) > num_others
 
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
