@@ -273,16 +273,16 @@ def test_connections_share_what_a_lane_may_have_open(
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
     before, renewed = lane.tls.context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    answers: list[Any] = [OSError("broken"), renewed]
+    answers: list[Any] = [OSError("broken"), ValueError("odd"), renewed]
 
     def read() -> Any:
         answer = answers.pop(0)
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     lane.tls._read = read
-    for expected in (before, renewed):
+    for expected in (before, before, renewed):
         lane.lane._renew_certificates()
         lane.tls.renewals.join()
         assert lane.tls.context is expected
