@@ -11,11 +11,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from concurrent.futures import TimeoutError as LateError
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -33,6 +31,8 @@ _log = logging.getLogger(__name__)
 #: Objects of one model, and models, downloaded at once (ours): one stream fills no network, a hundred win nothing.
 OBJECTS_AT_ONCE = 8
 MODELS_AT_ONCE = 4
+#: Downloads that go on beside polls (ours): where there are as many, a poll begins no other.
+LATE_AT_ONCE = 32
 #: How often a copy is begun of a model whose objects change meanwhile.
 ATTEMPTS = 3
 
@@ -90,8 +90,9 @@ class CloudRepository:
         self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
         self._num_fetches = 0
-        self._late = set[str]()  # models whose fetch goes on though no call waits for it
         self._keep: set[Path] | None = None
+        # Changed by fetch_some: by model, a fetch that goes on though no call waits for it.
+        self._late: dict[str, Future[Path | ShoalError]] = {}
 
     def listing(self) -> CloudListing:
         """All models in the repository now, from one listing of objects. Raises ShoalError, also without any."""
@@ -121,33 +122,40 @@ class CloudRepository:
             "it is copied when it stays as it is"
         )
 
-    def fetch_all(
-        self, models: Collection[CloudModel], patience_s: float | None = None
-    ) -> Iterator[tuple[str, Path | ShoalError]]:
-        """Fetch several models at once; yields each with its copy, or with its error, as soon as it is done.
+    def fetch_all(self, models: Collection[CloudModel]) -> Iterator[tuple[str, Path | ShoalError]]:
+        """Fetch several models at once; yields each with its copy, or with its error, as soon as it is done."""
+        with ThreadPoolExecutor(MODELS_AT_ONCE) as threads:
+            fetches = {threads.submit(self._outcome, model): model.name for model in models}
+            for done in as_completed(fetches):
+                yield fetches[done], done.result()
 
-        With `patience_s`, models are left out whose fetch takes longer, or is under way since an earlier such call: it
-        goes on, and a later call finds the copy.
-        """
+    def fetch_some(self, models: Collection[CloudModel], patience_s: float) -> Iterator[tuple[str, Path | ShoalError]]:
+        """Like `fetch_all`, but models are left out whose download takes longer than `patience_s`: it goes on, and a
+        later call yields its outcome. What it keeps waiting is left to a later call, too. Called by one thread."""
+        ended = {name: self._late.pop(name).result() for name in [*self._late] if self._late[name].done()}
+        missing = list[CloudModel]()
+        for model in models:
+            if isinstance(outcome := ended.get(model.name), ShoalError):
+                yield model.name, outcome
+            elif model.name not in self._late and self._cache.find(model) is None:
+                missing.append(model)
+            elif model.name not in self._late:
+                yield model.name, self._outcome(model)
+        if not missing or len(self._late) >= LATE_AT_ONCE:
+            return
         threads = ThreadPoolExecutor(MODELS_AT_ONCE)
-        wanted = [model for model in models if patience_s is None or model.name not in self._late]
-        fetches = {threads.submit(self.fetch, model.name, model): model.name for model in wanted}
-        try:
-            for done in as_completed(fetches, patience_s):
-                yield fetches[done], _outcome(done)
-        except LateError:
-            for fetch, name in fetches.items():
-                if not fetch.done():
-                    self._late.add(name)
-                    fetch.add_done_callback(partial(self._end_late, name))
-        finally:
-            threads.shutdown(wait=patience_s is None)
+        fetches = {threads.submit(self._outcome, model): model.name for model in missing}
+        done, late = wait(fetches, patience_s)
+        self._late |= {fetches[fetch]: fetch for fetch in late if not fetch.cancel()}
+        threads.shutdown(wait=False)
+        for fetch in done:
+            yield fetches[fetch], fetch.result()
 
-    def _end_late(self, name: str, fetch: Future[Path]) -> None:
-        """Note that a fetch which a call of `fetch_all` has left is over; its failure is logged."""
-        self._late.discard(name)
-        if isinstance(outcome := _outcome(fetch), ShoalError):
-            _log.error("%s", outcome)
+    def _outcome(self, model: CloudModel) -> Path | ShoalError:
+        try:
+            return self.fetch(model.name, model)
+        except ShoalError as error:
+            return error
 
     def forget(self, keep: Collection[Path]) -> None:
         """Remove the copies that contain none of the paths in `keep`, at once or when no fetch is under way.
@@ -354,14 +362,6 @@ class CloudRepository:
         if any(each.__name__ in _NETWORK_ERRORS for each in type(error).__mro__):
             return "check the address, and the network between here and there"
         return cloud_credentials.remedy(self.url, self._environ)
-
-
-def _outcome(fetch: Future[Path]) -> Path | ShoalError:
-    """A copy, or why there is none."""
-    try:
-        return fetch.result()
-    except ShoalError as error:
-        return error
 
 
 def _object(key: str, info: dict[str, Any]) -> CloudObject:

@@ -135,7 +135,7 @@ class Repositories:
         patience_s: float | None = None,
     ) -> Iterator[FoundModel]:
         """Several models, as found on disk; those in cloud storage follow as soon as they are copied. With
-        `patience_s`, those whose copy takes longer are left out (CloudRepository.fetch_all)."""
+        `patience_s`, those whose copy takes longer are left out (CloudRepository.fetch_some)."""
         clouds: dict[tuple[CloudRepository, str], list[CloudModel]] = {}
         for identifier, place in places.items():
             if isinstance(place, Path):
@@ -143,7 +143,8 @@ class Repositories:
             else:
                 clouds.setdefault((place.repository, identifier.namespace), []).append(place.model)
         for (repository, namespace), models in clouds.items():
-            for name, copy in repository.fetch_all(models, patience_s):
+            copies = repository.fetch_all(models) if patience_s is None else repository.fetch_some(models, patience_s)
+            for name, copy in copies:
                 if isinstance(copy, Path):
                     found = self.look_at(ModelIdentifier(name, namespace), copy, override)
                     yield replace(found, origin=f"{repository.url}/{name}")

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.cloud_url import CloudUrl
-from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.repository.cloud import CloudRepository, Patience
 from shoal.repository.cloud_listing import CloudModel
 from shoal.repository.poll import Repositories
@@ -246,17 +246,27 @@ def test_a_download_that_stands_still_is_given_up(s3: S3Server, tmp_path: Path) 
 
 
 def test_a_poll_leaves_what_takes_long_to_a_later_one(s3: S3Server, tmp_path: Path) -> None:
-    s3.upload("late", {"models/large/1/model.onnx": os.urandom(1 << 20), "models/small/1/model.onnx": b"weights"})
+    """Four downloads, as many as begin at once, keep neither a copy that is there nor another download waiting."""
+    large = [f"large{number}" for number in range(4)]
+    objects = {f"models/{name}/1/model.onnx": os.urandom(1 << 20) for name in large}
+    s3.upload("late", {**objects, "models/old/1/model.onnx": b"weights", "models/small/1/model.onnx": b"weights"})
     proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
     with proxy.running() as host:
         models = repository(s3, "late", tmp_path, host=host)
         listed = models.listing().models.values()
-        models.fetch("small")
-        assert "large" not in dict(models.fetch_all(listed, 0.1))
+        models.fetch("old")
+        first = dict(models.fetch_some(listed, 0.1))
+        assert "old" in first
+        assert not first.keys() & {*large}
+        assert list(dict(models.fetch_some(listed, DEADLINE_S))) == ["old", "small"]
         assert proxy.halted.wait(DEADLINE_S)
-        assert list(dict(models.fetch_all(listed, DEADLINE_S))) == ["small"]  # it does not wait for the first fetch
+        s3.remove("late", "models/large0/1/model.onnx")
         proxy.go_on.set()
-        assert (models.fetch("large") / "1/model.onnx").stat().st_size == 1 << 20
+        outcome: Path | ShoalError | None = None
+        while outcome is None:
+            outcome = dict(models.fetch_some(listed, DEADLINE_S)).get("large0")
+        assert isinstance(outcome, NotFoundError)
+        assert (models.fetch("large1") / "1/model.onnx").stat().st_size == 1 << 20
 
 
 class EndlessObjects(http.server.BaseHTTPRequestHandler):
