@@ -33,6 +33,9 @@ OBJECTS_AT_ONCE = 8
 MODELS_AT_ONCE = 4
 #: Downloads that go on beside polls (ours): where there are as many, a poll begins no other.
 LATE_AT_ONCE = 32
+#: Connections to S3 at once (ours), so that no listing waits for downloads: eight for each of 32 orders, and of 36 that
+#: polls have begun, fit in; botocore's 10 do not even for two downloads.
+CONNECTIONS_AT_ONCE = 1024
 #: How often a copy is begun of a model whose objects change meanwhile.
 ATTEMPTS = 3
 
@@ -318,6 +321,7 @@ class CloudRepository:
         patience = {
             "connect_timeout": self._patience.connect_s,
             "read_timeout": self._patience.read_s,
+            "max_pool_connections": CONNECTIONS_AT_ONCE,
             "retries": {"mode": "standard", "total_max_attempts": 2},  # s3fs repeats each attempt five times
         }
         options["config_kwargs"] = {**patience, **options.get("config_kwargs", {})}

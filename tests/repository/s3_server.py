@@ -100,6 +100,7 @@ class HaltingProxy:
     host: str
     halt_after_nbytes: int
     halted: threading.Event = field(default_factory=threading.Event)
+    halts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # one for each connection
     go_on: threading.Event = field(default_factory=threading.Event)
     _sockets: list[socket.socket] = field(default_factory=list)
 
@@ -140,8 +141,9 @@ class HaltingProxy:
         with suppress(OSError):
             while piece := source.recv(16384):
                 nbytes += len(piece) * is_back
-                if nbytes > self.halt_after_nbytes:
+                if nbytes > self.halt_after_nbytes and not self.go_on.is_set():
                     self.halted.set()
+                    self.halts.release()
                     self.go_on.wait()
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)

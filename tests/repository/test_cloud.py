@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -311,6 +312,23 @@ def test_an_object_without_end_is_given_up(tmp_path: Path) -> None:
             server.shutdown()
             thread.join()
     assert contents(tmp_path / "cache") == {}
+
+
+def test_downloads_that_stand_still_keep_no_listing_waiting(s3: S3Server, tmp_path: Path) -> None:
+    """Two models of eight large objects each: more than the connections that botocore opens unless it is told."""
+    s3.upload("wide", {f"models/{name}/1/{each}": bytes(1 << 20) for name in "ab" for each in range(8)})
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with proxy.running() as host, ThreadPoolExecutor() as threads:
+        models = repository(s3, "wide", tmp_path, host=host)
+        fetches = [threads.submit(models.fetch, name) for name in "ab"]
+        try:
+            for _ in range(16):
+                assert proxy.halts.acquire(timeout=DEADLINE_S)
+            assert list(models.listing().models) == ["a", "b"]
+        finally:
+            proxy.go_on.set()
+        for each in fetches:
+            each.result()
 
 
 def test_a_server_that_is_gone_is_told_and_found_again(s3: S3Server, bucket: str, tmp_path: Path) -> None:
