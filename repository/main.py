@@ -55,7 +55,7 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self._store = store
-        self._lines = Lines(self._handle)
+        self._polls, self._lines = Lines(self._handle), Lines(self._handle)  # no index waits for models' places
         self.handlers = table(
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),
@@ -78,7 +78,8 @@ class Poller:
         while True:
             message, _ = self._channel.receive(kinds)
             if type(message) in _LINES:
-                self._lines.add(_LINES[type(message)](message), message)
+                lines = self._polls if isinstance(message, to_poller.Poll) else self._lines
+                lines.add(_LINES[type(message)](message), message)
             else:
                 self._handle(message)
 
