@@ -70,9 +70,13 @@ def _is_taken(directory: int) -> bool:
 
 def _write(path: Path, keys: dict[str, Any]) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump(keys, file, indent=2)
-    part.replace(path)  # publishes: all keys at once
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(keys, file, indent=2)
+        part.replace(path)  # publishes: all keys at once
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _entry(now: datetime, expires_min: int) -> dict[str, str]:

@@ -52,7 +52,7 @@ class PidFile:
 
     def remove(self) -> None:
         """Remove the file, before the lock goes with its process; a file that names another process is that one's."""
-        if os.pread(self.descriptor, 20, 0) == str(os.getpid()).encode():
+        if os.pread(self.descriptor, 20, 0) in (b"", str(os.getpid()).encode()):
             self._path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""repository/main.py: the poller at a real control connection, whose orders are answered or refused, each for itself."""
+"""The poller at a real control connection: its orders are answered or refused, each for itself."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor

@@ -102,6 +102,15 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
     if pid_file is None:
         print("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
         return 1
+    end_tidily()
+    try:
+        return _begin(start, pid_file, in_foreground=arguments.foreground)
+    finally:
+        pid_file.remove()
+
+
+def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
+    """Write the tokens, and serve: in this process, or in a child in the background, which the pid file then names."""
     for sentence in start.warnings:
         print(f"Warning: {sentence}", file=sys.stderr)
     if start.options.torchserve.token_file:
@@ -114,24 +123,21 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
             ) from error
     sys.stdout.flush()
     sys.stderr.flush()
-    child = 0 if arguments.foreground else os.fork()  # before the supervisor's modules are there, and one thread
+    child = 0 if in_foreground else os.fork()  # before the supervisor's modules are there, and one thread
     if child:
         pid_file.write(child)
         return 0
-    end_tidily()
-    if arguments.foreground:
+    if in_foreground:
         pid_file.write(os.getpid())
     else:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    try:
-        from shoal.supervisor.main import run  # imported here: --stop needs none of it
 
-        return run(start.options, pid_file)
-    finally:
-        pid_file.remove()
+    from shoal.supervisor.main import run  # imported here: --stop needs none of it
+
+    return run(start.options, pid_file)
 
 
 def resolve(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start:

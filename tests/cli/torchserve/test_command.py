@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.torchserve import command
 from shoal.cli.torchserve.command import _parser, resolve, torchserve
 from shoal.cli.torchserve.properties import PropertiesError
 from shoal.options import ServerOptions, endpoints
@@ -142,17 +143,22 @@ REFUSED = [
     (["--ts-config", "variable.properties"], "Invalid Environment Variable GONE"),
     (["--ts-config", "large.properties"], "'large.properties' is larger than 1048576 bytes"),
     (["--ts-config", "taken.properties"], "The server cannot listen to"),
+    (["--model-store", "store"], "key_file.json cannot be written into"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "sentence"), REFUSED)
-def test_a_start_that_is_none(argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_that_is_none_leaves_no_file(
+    argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "variable.properties").write_text("model_store=$$GONE$$")
     (here / "large.properties").write_text("#" * 2_000_000)
     properties(
         here / "taken.properties", 8000, "management_address=http://0.0.0.0:8000", "disable_token_authorization=true"
     )
+    (here / "key_file.json").mkdir()
     before = sorted(here.iterdir())
+    monkeypatch.setattr(command, "end_tidily", lambda: None)  # this process is the tests'
     assert torchserve(["--start", *argv], environ={}) == 1
     assert sentence in capsys.readouterr().err
     assert sorted(here.iterdir()) == before
