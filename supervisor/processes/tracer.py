@@ -40,8 +40,9 @@ class TracerProcess(OutsideProcess):
         self._config = config
         self._acknowledgements = acknowledgements
         self._on_collected = on_collected
-        self._since_s, self._age_from_s = time.time(), loop.now_s()
+        self._age_from_s = loop.now_s()
         # Changed by set, and as the process starts, joins and ends.
+        self._since_s = time.time()  # the start of the server, by the earliest clock so far
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
@@ -94,8 +95,8 @@ class TracerProcess(OutsideProcess):
         options, resource, traces = self._config.options, self._config.resource, self._sockets[0].fileno()
         self._num_started += 1
         # By a clock that has been set back, files that an earlier tracer has written since are older than the server.
-        since_s = min(self._since_s, time.time() - (self._loop.now_s() - self._age_from_s))
-        member.send(TracerWelcomed(self._log_settings, first_number, since_s, options, resource, traces))
+        self._since_s = min(self._since_s, time.time() - (self._loop.now_s() - self._age_from_s))
+        member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
         in_force = self._in_force
         self._loop.after(self._send_settings(member), lambda: resolve(in_force, None))
 

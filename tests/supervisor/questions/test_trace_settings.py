@@ -200,19 +200,22 @@ def test_off_and_on_again_before_it_is_off_keeps_the_tracer(tracing: TracingHarn
     assert tracing.written() == ["a", "b"]
 
 
-@pytest.mark.parametrize("set_back_s", [0, 3600])
+@pytest.mark.parametrize("late_s", [(0, 0), (3600, 3600), (3600, 0)])
 def test_on_again_after_off_goes_on_in_the_same_file(
-    tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch, set_back_s: int
+    tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch, late_s: tuple[int, int]
 ) -> None:
-    """By a clock that has been set back, what the first tracer has written is older than the server."""
-    for request_id in "ab":
+    """By a clock that has been set back, what the first tracer has written is older than the server; also once it has
+    been set right again."""
+    written_s = time.time()
+    for request_id, set_back_s in zip("abc", (*late_s, 0), strict=True):
         tracing.change("", level=1)
         tracing.trace(request_id)
         tracing.change("", level=0)
         now_s = time.time() - set_back_s
+        written_s = min(written_s, now_s)
         monkeypatch.setattr(tracer_module, "time", SimpleNamespace(time=lambda now_s=now_s: now_s))
-        os.utime(tracing.path, (now_s, now_s))
-    assert tracing.written() == ["a", "b"]
+        os.utime(tracing.path, (written_s, written_s))
+    assert tracing.written() == ["a", "b", "c"]
 
 
 def test_what_the_command_line_wants_is_traced_from_the_start_and_written_at_the_end(tmp_path: Path) -> None:
