@@ -9,6 +9,8 @@ from collections.abc import Callable
 from threading import Lock, Semaphore, Thread
 from typing import Generic, TypeVar
 
+from shoal.errors import UnavailableError
+
 T = TypeVar("T")
 
 #: Lines that are worked on at once (ours); further ones wait for one of these to end.
@@ -26,13 +28,19 @@ class Lines(Generic[T]):
         self._waiting: dict[str, deque[T]] = {}
 
     def add(self, line: str, order: T) -> None:
-        """Answer an order once those before it in its line have been answered."""
+        """Answer an order once those before it in its line have been answered. Raises UnavailableError where the system
+        starts no thread for a line."""
         with self._lock:
             if line in self._waiting:
                 self._waiting[line].append(order)
                 return
             self._waiting[line] = deque([order])
-        Thread(target=self._work, args=(line,), name=line, daemon=True).start()
+        try:
+            Thread(target=self._work, args=(line,), name=line, daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                del self._waiting[line]
+            raise UnavailableError(f"the reader of model repositories has no thread: {error}") from error
 
     def _work(self, line: str) -> None:
         with self._places:

@@ -10,6 +10,7 @@ in shoal/messages/to_poller.py.
 import logging
 import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,7 +56,7 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self._store = store
-        self._polls, self._lines = Lines(self._handle), Lines(self._handle)  # no index waits for models' places
+        self._polls, self._lines = Lines(self._work_on), Lines(self._work_on)  # no index waits for models' places
         self.handlers = table(
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),
@@ -77,15 +78,18 @@ class Poller:
         kinds = Kinds(*self.handlers)
         while True:
             message, _ = self._channel.receive(kinds)
-            if type(message) in _LINES:
-                lines = self._polls if isinstance(message, to_poller.Poll) else self._lines
-                lines.add(_LINES[type(message)](message), message)
-            else:
-                self._handle(message)
+            self._handle(self._line_up if type(message) in _LINES else self.handlers[type(message)], message)
 
-    def _handle(self, message: Message) -> None:
+    def _line_up(self, order: Message) -> None:
+        lines = self._polls if isinstance(order, to_poller.Poll) else self._lines
+        lines.add(_LINES[type(order)](order), order)
+
+    def _work_on(self, order: Message) -> None:
+        self._handle(self.handlers[type(order)], order)
+
+    def _handle(self, handler: Callable[[Any], object], message: Message) -> None:
         try:
-            self.handlers[type(message)](message)
+            handler(message)
         except Exception as error:  # noqa: BLE001 - the rim of an order
             if isinstance(error, GONE) and self._channel.is_hung_up():
                 return  # `run` is about to raise EOFError
@@ -199,4 +203,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # threads that still fetch models are not waited for
+    status = 1
+    try:
+        status = main()
+    except BaseException:  # noqa: BLE001 - the rim of the process
+        traceback.print_exc()
+    os._exit(status)  # threads that still fetch models are not waited for

@@ -4,6 +4,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -20,6 +21,8 @@ from shoal.repository.torchserve.store import TorchServeStore
 from shoal.store_settings import StoreSettings
 from tests.messages import receive
 from tests.repository.s3_server import DEADLINE_S, HaltingProxy, S3Server, credential_file
+
+ANSWERS = Kinds(to_poller.ModelFound, to_poller.Polled, to_poller.OrderDone, to_poller.OrderRefused)
 
 
 def test_an_order_that_fails_unexpectedly_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
@@ -45,7 +48,6 @@ def test_as_many_downloads_as_there_are_places_keep_no_index_waiting(
     monkeypatch.setattr(lines, "LINES_AT_ONCE", len(names))
     s3.upload("places", {f"models/{name}/1/file": bytes(1 << 20) for name in names})
     proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
-    answers = Kinds(to_poller.ModelFound, to_poller.Polled, to_poller.OrderDone, to_poller.OrderRefused)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(DEADLINE_S)
     with ThreadPoolExecutor() as threads, proxy.running() as host, Channel(ours) as supervisor, Channel(its) as end:
@@ -57,15 +59,38 @@ def test_as_many_downloads_as_there_are_places_keep_no_index_waiting(
         for _ in names:
             assert proxy.halts.acquire(timeout=DEADLINE_S)
         supervisor.send(to_poller.Poll(len(names), [], None))
-        polled, _ = supervisor.receive(answers)
+        polled, _ = supervisor.receive(ANSWERS)
         assert isinstance(polled, to_poller.Polled)
         assert len(polled.identifiers) == len(names)
         proxy.go_on.set()
         ended_orders = set[int]()
         while len(ended_orders) < len(names):
-            answer, _ = supervisor.receive(answers)
+            answer, _ = supervisor.receive(ANSWERS)
             if isinstance(answer, to_poller.OrderDone):
                 ended_orders.add(answer.order)
+        supervisor.shutdown()
+        with pytest.raises(EOFError):
+            ended.result(DEADLINE_S)
+
+
+def test_an_order_for_which_no_thread_starts_is_refused_and_may_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(DEADLINE_S)
+    with ThreadPoolExecutor() as threads, Channel(ours) as supervisor, Channel(its) as end:
+        ended = threads.submit(Poller(end, Repositories([tmp_path])).run)
+        with monkeypatch.context() as patched:
+            patched.setattr(Thread, "start", start)
+            supervisor.send(to_poller.LookAll(1, "m", None, None, None))
+            refused, _ = supervisor.receive(ANSWERS)
+        assert isinstance(refused, to_poller.OrderRefused)
+        assert refused.sentence == "the reader of model repositories has no thread: can't start new thread"
+        supervisor.send(to_poller.LookAll(2, "m", None, None, None))
+        assert isinstance(supervisor.receive(ANSWERS)[0], to_poller.OrderDone)
         supervisor.shutdown()
         with pytest.raises(EOFError):
             ended.result(DEADLINE_S)
