@@ -1,5 +1,6 @@
 """The command `torchserve` as its users run it: started in the background, found running, stopped."""
 
+import fcntl
 import http.client
 import json
 import os
@@ -73,6 +74,19 @@ def here(tmp_path: Path) -> None:
     function = "def last(data, context):\n    return data and [bytes(data[0]['body']) + b'!']\n"
     spec = "models: {echo: {url: echo-1.0.mar}}\ndag: {echo: [last]}\n"
     war(tmp_path / "store" / "w.war", spec, function, workflowName="w")
+
+
+def test_a_start_that_waits_for_the_lock_of_the_tokens_is_stopped(tmp_path: Path) -> None:
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    file = tmp_path / "tmp" / ".model_server.pid"
+    with subprocess.Popen([*_COMMAND, "--start"], cwd=tmp_path, env=environment(tmp_path)) as process:
+        while not (file.exists() and file.read_text()):
+            assert process.poll() is None
+        assert run(tmp_path, "--stop") == (0, "TorchServe has stopped.\n")
+        assert process.wait(60) == 0
+    os.close(lock)
+    assert not file.exists()
 
 
 def test_a_server_in_the_background_is_found_and_stopped(tmp_path: Path) -> None:

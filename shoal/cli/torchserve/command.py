@@ -111,6 +111,7 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
 
 def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
     """Write the tokens, and serve: in this process, or in a child in the background, which the pid file then names."""
+    pid_file.write(os.getpid())
     for sentence in start.warnings:
         print(f"Warning: {sentence}", file=sys.stderr)
     if start.options.torchserve.token_file:
@@ -127,9 +128,8 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
     if child:
         pid_file.write(child)
         return 0
-    if in_foreground:
-        pid_file.write(os.getpid())
-    else:
+    if not in_foreground:
+        pid_file.write(os.getpid())  # as its parent does, which may end before, or return first
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
