@@ -90,11 +90,9 @@ def _failed(url: str, reason: object) -> Exception:
 def _copy(source: BufferedReader | HTTPResponse, target: IO[bytes], store: Path) -> None:
     """Copy a whole archive. Raises ValueError for one that takes too long, is too large, or is cut short."""
     end_s = time.monotonic() + WHOLE_S
-    free = os.statvfs(store)
-    left = free.f_bavail * free.f_frsize - _RESERVE_BYTES
     while chunk := source.read1(_CHUNK):  # one receive a pass: a host that drips bytes must not outlast WHOLE_S
-        left -= len(chunk)
-        if left < 0:
+        free = os.statvfs(store)  # each time: other downloads fill the disk, too
+        if free.f_bavail * free.f_frsize - len(chunk) < _RESERVE_BYTES:
             raise ValueError("the disk of the model store is full")
         if time.monotonic() > end_s:
             raise ValueError(f"it took longer than {WHOLE_S:g} s")

@@ -2,10 +2,12 @@
 
 import functools
 import http.server
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -421,3 +423,14 @@ def test_a_download_that_fails_or_is_not_allowed_leaves_nothing(
     assert "does not match any allowed URL(s)" in refusal(only, StoreRequest("/etc"))
     assert entries(store.settings.directory, store.work) == set()
     assert store.register(StoreRequest(f"{url}/to/{url}/a.mar")).name == "echo"
+
+
+def test_a_download_ends_that_finds_the_disk_filled_by_others(
+    store: TorchServeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large.mar").write_bytes(bytes(4 << 20))
+    left = iter([1 << 20, *[1] * 8])
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=4096))
+    refused = refusal(store, StoreRequest((tmp_path / "large.mar").as_uri()))
+    assert refused.endswith("large.mar (the disk of the model store is full)")
+    assert entries(store.settings.directory) == set()
