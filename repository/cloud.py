@@ -94,7 +94,7 @@ class CloudRepository:
         self._latest: dict[str, Path] = {}
         self._num_fetches = 0
         self._keep: set[Path] | None = None
-        # Changed by fetch_some: by model, a fetch that goes on though no call waits for it.
+        # Changed by fetch_some: by model, a fetch that goes on, or is to begin, though no call waits for it.
         self._late: dict[str, Future[Path | ShoalError]] = {}
 
     def listing(self) -> CloudListing:
@@ -134,7 +134,9 @@ class CloudRepository:
 
     def fetch_some(self, models: Collection[CloudModel], patience_s: float) -> Iterator[tuple[str, Path | ShoalError]]:
         """Like `fetch_all`, but models are left out whose download takes longer than `patience_s`: it goes on, and a
-        later call yields its outcome. What it keeps waiting is left to a later call, too. Called by one thread."""
+        later call yields its outcome. What has not begun by then has threads of that call. Called by one thread."""
+        for name in [name for name, fetch in self._late.items() if fetch.cancel()]:
+            del self._late[name]
         ended = {name: self._late.pop(name).result() for name in [*self._late] if self._late[name].done()}
         missing = list[CloudModel]()
         for model in models:
@@ -149,7 +151,7 @@ class CloudRepository:
         threads = ThreadPoolExecutor(MODELS_AT_ONCE)
         fetches = {threads.submit(self._outcome, model): model.name for model in missing}
         done, late = wait(fetches, patience_s)
-        self._late |= {fetches[fetch]: fetch for fetch in late if not fetch.cancel()}
+        self._late |= {fetches[fetch]: fetch for fetch in late}
         threads.shutdown(wait=False)
         for fetch in done:
             yield fetches[fetch], fetch.result()

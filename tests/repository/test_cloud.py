@@ -259,6 +259,7 @@ def test_a_poll_leaves_what_takes_long_to_a_later_one(s3: S3Server, tmp_path: Pa
         first = dict(models.fetch_some(listed, 0.1))
         assert "old" in first
         assert not first.keys() & {*large}
+        assert "small" in models._late  # it would begin without a further call, too
         assert list(dict(models.fetch_some(listed, DEADLINE_S))) == ["old", "small"]
         assert proxy.halted.wait(DEADLINE_S)
         s3.remove("late", "models/large0/1/model.onnx")
