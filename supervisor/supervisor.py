@@ -127,7 +127,8 @@ class Supervisor:
         """All that front ends and models may ask, by name; what changes the server is refused during an upgrade."""
         verbs: dict[str, Verb] = {"gauges": self._gauges, "is_ready": self._foundation.readiness.is_ready}
         verbs |= self._admin.verbs | self._observation.verbs | self._batcher_questions.verbs
-        return guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs
+        is_under_way, overtakes = lambda: self._upgrade.is_under_way, lambda: self._upgrade.overtakes
+        return guarded(verbs, is_under_way, overtakes) | self._regions.verbs
 
     @property
     def batcher_handlers(self) -> Handlers:

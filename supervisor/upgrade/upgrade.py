@@ -19,7 +19,7 @@ from shoal.messages import upgrade as messages
 from shoal.messages.message import Message, on, table
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
 from shoal.supervisor.pid_file import PidFile
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.guests import Guests
@@ -180,6 +180,8 @@ class Upgrade:
         self._has_place = origin.predecessor is None  # this server may not be ended in favour of an old one any more
         self._new: NewServer | None = None
         self._why_not = "this server does not serve yet"  # why no upgrade can begin now
+        #: Of the last new server that was sent the models: whether it has taken over, once that is decided.
+        self.overtakes: Future[bool] | None = None
         #: Done, with its pid, when a new server has taken over: this one has to end.
         self.handed_over: Future[int] = loop.future()
 
@@ -285,6 +287,8 @@ class Upgrade:
             for writer in self._state_writers:
                 writer.release()
             self._new = None
+            if self.overtakes is not None:
+                resolve(self.overtakes, False)
             send(messages.UpgradeEnded(new.child.pid, new.version, str(error)))
             return
         pid = new.child.pid
@@ -296,6 +300,8 @@ class Upgrade:
         new.member.send(messages.MainProcessNamed())
         send(messages.UpgradeEnded(pid, new.version, ""))
         self.handed_over.set_result(pid)
+        assert self.overtakes is not None
+        self.overtakes.set_result(True)
         if self._why_not:  # this server was told to stop meanwhile, and that is meant for the one that serves now
             new.child.signal(signal.SIGTERM)
 
@@ -303,6 +309,7 @@ class Upgrade:
         await new.reported(messages.NewServerConnected, "read its command line")
         assert new.member is not None
         await self._hold_state()
+        self.overtakes = self._loop.future()
         new.member.send(self._carried.models())
         settled = await new.reported(messages.ModelsSettled, "loaded its models")
         missing = set(self._carried.serving()) - {(name, version) for name, version in settled.serving}
@@ -336,16 +343,27 @@ class Upgrade:
                 raise UpgradeError(f"{error} by the new server; upgrade again") from error
 
 
-def guarded(verbs: Mapping[str, Verb], is_under_way: Callable[[], bool]) -> dict[str, Verb]:
+def guarded(
+    verbs: Mapping[str, Verb], is_under_way: Callable[[], bool], overtakes: Callable[[], Future[bool] | None]
+) -> dict[str, Verb]:
     """Verbs that refuse changes during an upgrade, in both servers: the new one begins with what was in force at its
-    start, and may be ended before it has taken over."""
+    start, and may be ended before it has taken over. A change that an upgrade overtakes is not answered as made."""
 
     def guard(name: str, verb: Verb) -> Verb:
         async def ask(arguments: dict[str, Any]) -> Any:
-            is_change = name in _CHANGES or (name in _CHANGES_WITH and arguments[_CHANGES_WITH[name]])
-            if is_change and is_under_way():
+            if not (name in _CHANGES or (name in _CHANGES_WITH and arguments[_CHANGES_WITH[name]])):
+                return await verb(arguments)
+            if is_under_way():
                 raise UnavailableError("the server is being upgraded, and changes nothing meanwhile; try again later")
-            return await verb(arguments)
+            before = overtakes()
+            answer = await verb(arguments)
+            overtaken = overtakes()
+            if overtaken is not None and overtaken is not before and await shared(overtaken):
+                raise UnavailableError(
+                    "the server has been upgraded meanwhile, and the new one may not know of this change; look, and "
+                    "ask again"
+                )
+            return answer
 
         return ask
 

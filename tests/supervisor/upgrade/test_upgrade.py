@@ -18,7 +18,7 @@ from shoal.messages.upgrade import (
     TakeOver,
     UpgradeEnded,
 )
-from shoal.supervisor.event_loop import EventLoop, resolve
+from shoal.supervisor.event_loop import EventLoop, Future, Task, resolve
 from shoal.supervisor.state_file import SETTLE_S, StateWriter
 from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Origin, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
@@ -48,7 +48,7 @@ def test_what_the_new_server_would_not_know_of_is_refused(
         return "answered"
 
     is_under_way = True
-    asked = guarded({verb: answer}, lambda: is_under_way)[verb]
+    asked = guarded({verb: answer}, lambda: is_under_way, lambda: None)[verb]
     outcome = EventLoop(clock).begin(asked(arguments))
     clock.settle()
     if is_change:
@@ -85,6 +85,17 @@ class Upgrading:
     def begin(self) -> None:
         self.upgrade._loop.start(self.upgrade._run(self._server, self.ended.append))
 
+    def load(self) -> tuple[Future[None], Task[Any]]:
+        """Begin a load that ends with the first future; the second one has its answer."""
+        loaded: Future[None] = self.upgrade._loop.future()
+
+        async def load(_arguments: dict[str, Any]) -> None:
+            await loaded
+
+        upgrade = self.upgrade
+        verbs = guarded({"load": load}, lambda: upgrade.is_under_way, lambda: upgrade.overtakes)
+        return loaded, upgrade._loop.begin(verbs["load"]({}))
+
     @property
     def reason(self) -> str:
         """Why it has failed; "": it has not."""
@@ -117,13 +128,18 @@ def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig
     """A rollout that was rolled back went on in the new server."""
     upgrading = Upgrading(rig, tmp_path)
     upgrading.writer.write([1])
+    loaded, answer = upgrading.load()
+    rig.settle()
     upgrading.begin()
     rig.clock.until(lambda: bool(upgrading.new.read()))
     assert upgrading.file.read() == [1]
+    resolve(loaded, None)
     upgrading.writer.write([2])
     upgrading.new.say(ModelsSettled([]))
     rig.clock.until(lambda: bool(upgrading.ended))
     assert upgrading.reason.startswith("numbers have changed since ")
+    rig.settle()
+    assert answer.result() is None
     rig.clock.until(upgrading.writer._written.done)
     assert upgrading.file.read() == [2]
 
@@ -140,17 +156,24 @@ def test_a_new_server_that_has_not_taken_over_changes_nothing(rig: StarRig) -> N
 
 
 def test_a_server_that_was_replaced_writes_no_state_file(rig: StarRig, tmp_path: Path) -> None:
+    """Nor does it answer a load that its models were sent without as one that is there."""
     upgrading, new = Upgrading(rig, tmp_path), StateWriter(numbers(tmp_path / "numbers.json"), rig.loop)
+    loaded, answer = upgrading.load()
+    rig.settle()
     upgrading.begin()
     assert [type(each) for each in upgrading.new.heard()] == [ModelsCarried]
+    resolve(loaded, None)
     upgrading.new.say(ModelsSettled([]))
     assert [type(each) for each in upgrading.new.heard()] == [SettingsCarried]
     upgrading.new.say(NewServerServes())
     assert [type(each) for each in upgrading.new.heard()] == [TakeOver]
+    assert not answer.done()
     upgrading.new.channel.acknowledge(upgrading.new.unacknowledged.pop())
     upgrading.new.member.drain()
     assert [type(each) for each in upgrading.new.heard()] == [MainProcessNamed]
     assert upgrading.reason == ""
+    rig.settle()
+    assert isinstance(answer.exception(), UnavailableError)
     new.write([2])
     rig.clock.until(new._written.done)
     upgrading.writer.write([1])
