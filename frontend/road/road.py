@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 #: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
 #: Threads for other requests than those to models (ours): answered at once; answered by the supervisor, in a moment
-#: or, once it has loaded a model, of which it loads --model-load-thread-count at a time.
+#: or, once it has loaded a model, of which it begins --model-load-thread-count at once (load_slots.py).
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
 #: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
 #: long (ours: patient clients close their half, too, and most requests do not wait).
