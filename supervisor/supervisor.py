@@ -306,7 +306,7 @@ class Supervisor:
         await self._foundation.mps.stop()
         await self._observation.tracing.tracer.close()  # after the last front end: it sends the last traces
         self._zygotes.stop()
-        self._admin.repository.stop()
+        await self._admin.repository.close()
         await self._batchers.stop()  # after the workers, whose last answers it forwards
         await self._observation.ring_readers.close()  # last, so that nothing that batchers left in their rings is lost
         await shared(upgrade_ends)

@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 #: A process without an order for so long ends: it takes 15 MiB, and the next one 0.3 s to start (ours).
 IDLE_S = 10.0
+#: How long the end of the server waits for removals (ours): no later server knows of these directories.
+REMOVAL_S = 5.0
 
 T = TypeVar("T")
 #: The last answer to an order.
@@ -120,6 +122,16 @@ class RepositoryPoller:
         """Order the removal of copies from cloud storage, except of those that versions still need."""
         if self._slots and self._member is not None:
             self._member.send(to_poller.Forget([str(directory) for directory in keep]))
+
+    async def close(self) -> None:
+        """Kill the process once the directories that were made for loads are removed, or that takes too long."""
+        end_s = self._loop.now_s() + REMOVAL_S
+        while (left_s := end_s - self._loop.now_s()) > 0:
+            orders = [each for each in self._orders.values() if isinstance(each.message, to_poller.Discard)]
+            if not orders:
+                break
+            await first(orders[0].result, limit_s=left_s)
+        self.stop()
 
     def stop(self) -> None:
         """Kill the process; open orders fail."""

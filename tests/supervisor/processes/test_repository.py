@@ -131,6 +131,20 @@ def test_a_poller_is_killed_that_is_silent_of_an_order_and_those_before_it(
     assert signal.SIGKILL in office.children[0].signals
 
 
+def test_the_end_waits_for_the_removal_of_a_directory(clock: ClockLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for no other order."""
+    office = Office(clock, monkeypatch)
+    office.poller.poll(())
+    office.poller.discard(Path("/override"))
+    office.join()
+    closing = office.loop.begin(office.poller.close())
+    clock.settle()
+    assert office.children[0].signals == []
+    office.answer(2)
+    clock.run(_result(closing))
+    assert office.children[0].signals == [signal.SIGKILL]
+
+
 @pytest.mark.parametrize(
     ("slots", "options"),
     [
