@@ -132,7 +132,7 @@ def model_file(
 
     The configuration's path must not leave the directory. A link may: volumes mounted by Kubernetes and caches of model
     hubs are made of links, and a user who can make one can put any model there. `compute_capability` ("8.0") is that of
-    the instance's GPU. Raises InvalidArgumentError, and UnavailableError if there is no such file.
+    the instance's GPU. Raises InvalidArgumentError, and UnavailableError if there is no such file, or a FIFO or device.
     """
     filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
     if not filename:
@@ -145,6 +145,11 @@ def model_file(
         )
     if not path.exists():
         raise UnavailableError(f"unable to find '{path}' for model instance '{instance_name}'")
+    if not path.is_file() and not path.is_dir():  # a framework would wait for the writer of a FIFO, or read a device on
+        raise UnavailableError(
+            f"'{path}' for model instance '{instance_name}' cannot be read: it is not a regular file; put the model's "
+            "file in its place"
+        )
     return path
 
 

@@ -1,6 +1,8 @@
 """scan.py: models, versions and model files on a real disk."""
 
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,19 @@ def test_a_model_file_that_is_not_there(tmp_path: Path, name: str | None) -> Non
     with pytest.raises(UnavailableError) as caught:
         model_file(tmp_path, config("model.onnx"), "m_0")
     assert str(caught.value) == f"unable to find '{tmp_path}/model.onnx' for model instance 'm_0'"
+
+
+@pytest.mark.parametrize("make_special", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_fifo_or_a_device_in_place_of_a_model_is_refused(
+    tmp_path: Path, make_special: Callable[[Path], None]
+) -> None:
+    make_special(tmp_path / "model.py")
+    with pytest.raises(UnavailableError) as caught:
+        model_file(tmp_path, config("model.py"), "m_0")
+    assert str(caught.value) == (
+        f"'{tmp_path}/model.py' for model instance 'm_0' cannot be read: it is not a regular file; put the model's "
+        "file in its place"
+    )
 
 
 @pytest.mark.parametrize("filename", ["../outside", "/bin/sh", ".", "sub/../../outside"])
