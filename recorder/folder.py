@@ -132,7 +132,10 @@ class RecordingFolder:
     def _trim(self, begun: Path) -> None:
         """Remove the oldest files beyond the bounds, so that there is room for the one that has just begun."""
         found = self._files_before(begun, is_death=False)
-        sizes = {path: path.stat().st_size for path in found}
+        sizes: dict[Path, int] = {}
+        for path in found:
+            with suppress(FileNotFoundError):  # another program has removed it meanwhile
+                sizes[path] = path.stat().st_size
         nbytes = self._file_nbytes + sum(sizes.values())
         for path, size in sizes.items():
             is_too_old = self._max_age_s > 0 and abs(self._wall_s() - _begun_s(path)) > self._max_age_s

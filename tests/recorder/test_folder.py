@@ -116,6 +116,13 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     assert other.exists()
 
 
+def test_an_old_file_that_vanishes_after_the_listing_costs_no_entry(tmp_path: Path) -> None:
+    (tmp_path / "20200101T000000.000000-0001.shoalrec").symlink_to("vanished")  # it is listed, and there is no file
+    folder = RecordingFolder(tmp_path, 16 * MIB, 0, Clock())
+    folder.write([b"x"])
+    assert entries_of(files_of(tmp_path)[-1]) == [b"x"]
+
+
 def test_a_disk_that_refuses_raises_and_the_next_entry_begins_a_file(tmp_path: Path) -> None:
     folder = RecordingFolder(tmp_path / "file" / "in", 16 * MIB, 0, Clock())
     (tmp_path / "file").write_text("no folder")
