@@ -85,11 +85,14 @@ def _parser() -> Parser:
 def _infer(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.model is None:
         raise CommandLineError("Which model? 'shoal models' lists those of a server.")
+    from shoal.cli.answers import CONFIG
+    from shoal.cli.remote import answered
     from shoal.cli.run_inputs import read_requests
     from shoal.model_config.signature import Signature
 
     with client_at(arguments.url, environ) as client:
         config = client.model_config(arguments.model, version=arguments.version)
+        config = answered(config, CONFIG, arguments.url or environ.get("SHOAL_URL") or "the server's socket")
         given = [*arguments.inputs, *arguments.input]
         requests = read_requests(config, given, arguments.data, arguments.sample)
         signature = Signature.from_config(config)

@@ -9,9 +9,10 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from shoal.cli import answers
 
 if TYPE_CHECKING:
     import ssl
@@ -72,7 +73,7 @@ class RemoteServer:
 
     def index(self) -> list[Row]:
         """The repository index: every version of every model, and models that were never loaded."""
-        return self._ask("POST", "/v2/repository/index", list[Row])
+        return self._ask("POST", "/v2/repository/index", answers.INDEX)
 
     def load(self, model: str, config: str | None = None) -> None:
         """Load a model, or load it again; returns when the model serves. `config` is JSON in place of config.pbtxt."""
@@ -86,75 +87,72 @@ class RemoteServer:
 
     def instances(self, model: str) -> Row:
         """Every instance of every version of a model, and the bounds of their number."""
-        return self._ask("GET", f"{_path_of(model)}/instances", Row)
+        return self._ask("GET", f"{_path_of(model)}/instances", answers.INSTANCES)
 
     def explanation(self, model: str) -> Row:
         """The explanation of a model's last batches and their sizes."""
-        return self._ask("GET", f"{_path_of(model)}/batches", Row)
+        return self._ask("GET", f"{_path_of(model)}/batches", answers.EXPLANATION)
 
     def finished_requests(self, model: str, limit: int) -> Row:
         """The slowest and the failed requests of the last minutes, of one model or of all (""), at most `limit` of
         either kind."""
-        return self._ask("GET", f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}", Row)
+        path = f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}"
+        return self._ask("GET", path, answers.FINISHED_REQUESTS)
 
     def recording(self, asked: Row | None) -> Row:
         """The folder of the server's recordings and its rules, after it has carried out `asked`, if that is given."""
-        return self._ask("GET" if asked is None else "POST", "/v2/recording", Row, asked)
+        return self._ask("GET" if asked is None else "POST", "/v2/recording", answers.RECORDING, asked)
 
     def shadow(self, model: str, asked: Row) -> Row:
         """The server's shadows, or those of one model, after it has carried out `asked`, unless that is empty."""
         query = f"?model={quote(model, safe='')}" if model else ""
         if asked:
-            return self._ask("POST", "/v2/shadow", Row, {"model": model, **asked})
-        return self._ask("GET", f"/v2/shadow{query}", Row)
+            return self._ask("POST", "/v2/shadow", answers.SHADOWS, {"model": model, **asked})
+        return self._ask("GET", f"/v2/shadow{query}", answers.SHADOWS)
 
     def rollout(self, model: str, asked: Row | None = None) -> Row:
         """The state of a model's rollout, after the server has carried out `asked`, if that is given."""
         path = f"{_served(model, '')}/rollout"
-        return self._ask("GET" if asked is None else "POST", path, Row, asked)
+        return self._ask("GET" if asked is None else "POST", path, answers.ROLLOUT, asked)
 
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
-        rows = self._ask("GET", "/v2/models/stats", Row).get("model_stats")
+        rows = self._ask("GET", "/v2/models/stats", answers.STATISTICS).get("model_stats")
         if not isinstance(rows, list):
             raise self._not_a_model_server()
         return rows
 
     def log_settings(self) -> Row:
         """The settings of the server's log."""
-        return self._ask("GET", "/v2/logging", Row)
+        return self._ask("GET", "/v2/logging", answers.LOG_SETTINGS)
 
     def log_lines(self, count: int, after: int) -> Row:
         """The last lines of the server's log file behind a position, at most `count`, and the position behind them."""
-        return self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", Row)
+        return self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", answers.LOG_LINES)
 
     def model_statistics(self, model: str, version: str = "") -> Row:
         """The statistics of a model version, the only one or the first, as `statistics` lists them."""
-        rows = self._ask("GET", f"{_served(model, version)}/stats", Row).get("model_stats")
+        rows = self._ask("GET", f"{_served(model, version)}/stats", answers.STATISTICS).get("model_stats")
         if not isinstance(rows, list) or not rows:
             raise self._not_a_model_server()
-        return dict(rows[0])
+        row: Row = rows[0]
+        return row
 
     def model_config(self, model: str, version: str = "") -> Row:
         """The completed configuration of a model."""
-        return self._ask("GET", f"{_served(model, version)}/config", Row)
+        return self._ask("GET", f"{_served(model, version)}/config", answers.CONFIG)
 
     def scale(self, model: str, count: int) -> Row:
         """Scale each version of a model to `count` instances; returns `instances` when they serve."""
-        return self._ask("POST", f"{_path_of(model)}/instances", Row, {"count": count, "wait": True})
+        return self._ask("POST", f"{_path_of(model)}/instances", answers.INSTANCES, {"count": count, "wait": True})
 
-    def _ask(self, method: str, path: str, kind: type[T], body: Row | None = None) -> T:
-        """The JSON that a request is answered with. Raises UnreachableError for anything but a `kind`, Row or a list of
-        them."""
+    def _ask(self, method: str, path: str, shape: T, body: Row | None = None) -> T:
+        """The JSON of this shape that a request is answered with. Raises UnreachableError for any other answer."""
         answer = self._request(method, path, body)
         try:
-            value: T = json.loads(answer, object_hook=partial(_Answered, self))
+            value: T = answered(json.loads(answer), shape, self.url)
         except (ValueError, RecursionError):
             raise self._not_a_model_server() from None
-        if not isinstance(value, get_origin(kind) or kind):
-            raise self._not_a_model_server()
-        if isinstance(value, list) and not all(isinstance(each, dict) for each in value):
-            raise self._not_a_model_server()
         return value
 
     def _request(self, method: str, path: str, body: Row | None = None) -> bytes:
@@ -220,12 +218,46 @@ class _Answered(Row):
     """An object in a server's answer. A member that it lacks raises UnreachableError: something else has answered, or
     another version."""
 
-    def __init__(self, server: RemoteServer, members: Row) -> None:
+    def __init__(self, url: str, members: Row) -> None:
         super().__init__(members)
-        self._url = server.url
+        self._url = url
 
     def __missing__(self, name: str) -> Any:
         raise UnreachableError(f"What answers at {self._url} is no Shoal server of this version: it says no '{name}'.")
+
+
+def answered(value: Any, shape: Any, url: str, name: str = "") -> Any:
+    """The JSON that `url` has answered, whose objects name a member that they lack. Raises UnreachableError where it is
+    not of the `shape` (answers.py). `name` is that of the member."""
+    if isinstance(shape, tuple):
+        fitting = [each for each in shape if _is_like(value, each)]
+        shape = fitting[0] if fitting else shape
+    if not _is_like(value, shape):
+        if not name:
+            raise UnreachableError(f"What answers at {url} is not a model server.")
+        said = f"it says something else by '{name}'"
+        raise UnreachableError(f"What answers at {url} is no Shoal server of this version: {said}.")
+    if isinstance(value, list):
+        each_shape = shape[0] if isinstance(shape, list) else object
+        return [answered(each, each_shape, url, name) for each in value]
+    if isinstance(value, dict):
+        shapes: dict[Any, Any] = shape if isinstance(shape, dict) else {}
+        others = shapes.get(str, object)
+        return _Answered(url, {key: answered(each, shapes.get(key, others), url, key) for key, each in value.items()})
+    return value
+
+
+def _is_like(value: Any, shape: Any) -> bool:
+    """Whether a value is of a shape, as far as this can be seen without the values in it."""
+    if isinstance(shape, tuple):
+        return any(_is_like(value, each) for each in shape)
+    if isinstance(shape, type):
+        return isinstance(value, shape)
+    if isinstance(shape, dict | list):
+        return isinstance(value, type(shape))
+    if isinstance(shape, range):
+        return isinstance(value, int) and value in shape
+    return value is None if shape is None else isinstance(value, str) and value in shape
 
 
 def _served(model: str, version: str) -> str:

@@ -38,7 +38,7 @@ def bar(phases: Mapping[str, int], total_ns: int, width: int = _WIDTH) -> str:
         end = round(width * used_ns / max(1, total_ns))
         drawn += LETTERS[name] * (end - used)
         used = end
-    return drawn or (LETTERS[max(phases, key=lambda name: phases[name])] if phases else "")
+    return drawn or (LETTERS.get(max(phases, key=lambda name: phases[name]), "?") if phases else "")
 
 
 def wait_text(request: Mapping[str, Any]) -> str:

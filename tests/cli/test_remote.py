@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
+from shoal.cli import main
 from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
 from tests.cli.answering import Answering
 
@@ -98,6 +99,39 @@ def test_json_of_another_server_or_version(server: Answering) -> None:
         asking.explanation("m")["versions"]
     sentence = f"What answers at {server.url} is no Shoal server of this version: it says no 'versions'."
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_", "answer", "member"),
+    [
+        ("models", "POST /v2/repository/index", [{"name": 5}], "name"),
+        ("models m", "GET /v2/repository/models/m/instances", {"versions": [{"instances": 3}]}, "instances"),
+        ("scale m=2", "POST /v2/repository/models/m/instances", {"versions": 3}, "versions"),
+        ("top --count 1", "GET /v2/models/stats", {"model_stats": [{"name": "m", "version": 1}]}, "version"),
+        ("top --count 1", "GET /v2/models/stats", {"model_stats": [7]}, "model_stats"),
+        ("explain m", "GET /v2/repository/models/m/batches", {"versions": [{"scheduler": "new"}]}, "scheduler"),
+        ("explain m", "GET /v2/repository/models/m/batches", {"versions": [{"measured": [{"rows": 0}]}]}, "rows"),
+        ("logs", "GET /v2/logging", {"log_file": 1}, "log_file"),
+        ("rollout m", "GET /v2/models/m/rollout", {"weights": {"1": "all"}}, "1"),
+        ("shadow", "GET /v2/shadow", {"shadows": [{"drops": []}]}, "drops"),
+        ("record", "GET /v2/recording", {"folder": "f", "max_bytes": "2GiB"}, "max_bytes"),
+        ("bench m", "GET /v2/models/m/config", {"name": "m", "max_batch_size": "8"}, "max_batch_size"),
+        ("infer m", "GET /v2/models/m/config", {"name": "m", "input": [{"data_type": "FLOAT"}]}, "data_type"),
+    ],
+)
+def test_a_member_of_another_type_is_named(
+    server: Answering, capsys: pytest.CaptureFixture[str], verb: str, request_: str, answer: object, member: str
+) -> None:
+    server.answer(request_, answer)
+    assert main([*verb.split(), "--url", server.url]) == 3
+    sentence = f"What answers at {server.url} is no Shoal server of this version: it says something else by '{member}'."
+    assert capsys.readouterr().err.splitlines()[0] == sentence
+
+
+def test_json_of_another_server_is_no_configuration(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer("GET /v2/models/m/config", {"message": "no model server, which speaks JSON, too"})
+    assert main(["infer", "m", "--url", server.url]) == 3
+    assert "is no Shoal server of this version: it says no 'name'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
