@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def printable_lines(text: str) -> str:
+    """A text of a server on its lines, with tabs; a terminal prints it and does not obey it."""
+    return "".join([each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text])
+
+
 def is_wanted(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether colours may be printed to a stream."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 
+from shoal.cli.colour import printable, printable_lines
 from shoal.cli.models import table
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer, Row
@@ -37,8 +38,8 @@ def _explain(arguments: argparse.Namespace, server: RemoteServer) -> str:
     if arguments.json:
         return json.dumps(told, indent=2)
     if not told["versions"]:
-        return f"No version of {told['model']} is served."
-    return "\n\n".join(_version(told["model"], version) for version in told["versions"])
+        return printable(f"No version of {told['model']} is served.")
+    return printable_lines("\n\n".join(_version(told["model"], version) for version in told["versions"]))
 
 
 def _version(model: str, version: Row) -> str:

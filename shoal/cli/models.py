@@ -69,7 +69,7 @@ def show_instances(model: Row, *, as_json: bool) -> str:
         )
     head = ["INSTANCE", "VERSION", "STATE", "PID", "DEVICE", "CORES", "BUSY", "BATCHES", "RESTARTS", "RSS"]
     cells = [_instance(each, version) for version in model["versions"] for each in version["instances"]]
-    return "\n".join([*lines, *([table(head, cells)] if cells else [])])
+    return "\n".join([*map(printable, lines), *([table(head, cells)] if cells else [])])
 
 
 def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:

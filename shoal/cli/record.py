@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 
+from shoal.cli.colour import printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
@@ -49,4 +50,4 @@ def _record(arguments: argparse.Namespace, server: RemoteServer) -> str:
     for each in told["recording"]:
         left = "" if each["left_s"] is None else f", for another {each['left_s']:.0f} s"
         lines.append(f"  {', '.join(each['models'])}: {100 * each['sample']:g} % of the batches{left}")
-    return "\n".join(lines if told["recording"] else ["nothing is recorded"])
+    return printable_lines("\n".join(lines)) if told["recording"] else "nothing is recorded"

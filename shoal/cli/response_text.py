@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.colour import printable
+
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.model_config.signature import Signature
     from shoal.workers.tensors import Array
@@ -59,7 +61,7 @@ def as_text(response: PrintedResponse) -> str:
             lines += [f"  {line}" for line in str(array).splitlines()]
     # Of an ensemble's responses, as of Triton's, these say each time that the request was in no sequence.
     said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
-    lines += [f"{key} = {value}" for key, value in said.items()]
+    lines += [printable(f"{key} = {value}") for key, value in said.items()]
     return "\n".join(lines) or "a response without outputs"
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from shoal.cli.colour import printable, printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.serve import CommandLineError
@@ -116,7 +117,7 @@ def _line(told: Row) -> str:
     if told["phase"] == "promoted":
         return f"version {version} is promoted"
     if told["phase"] == "rolled back":
-        return f"rolled back to version {stable}: {told['reason']}"
+        return f"rolled back to version {stable}: {printable(str(told['reason']))}"
     step = f"step {told['step']} of {len(told['steps'].split(','))}"
     return f"{told['phase']}: version {version} gets {share:g} %, version {stable} the rest ({step})"
 
@@ -130,4 +131,4 @@ def _text(told: Row) -> str:
         )
     weights = ", ".join([f"version {number}: {share:g} %" for number, share in told["weights"].items()])
     pinned = "" if told["pinned"] else " (the highest: no rollout has chosen another)"
-    return "\n".join([*lines, f"requests that name no version: {weights}{pinned}"])
+    return printable_lines("\n".join([*lines, f"requests that name no version: {weights}{pinned}"]))

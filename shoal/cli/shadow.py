@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.cli.colour import printable
+from shoal.cli.colour import printable, printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
@@ -53,7 +53,7 @@ def _shadow(arguments: argparse.Namespace, server: RemoteServer) -> str:
     told = server.shadow(arguments.model or "", asked)
     if arguments.json:
         return json.dumps(told)
-    return "\n".join(_lines(told["shadows"])) or "nothing is mirrored"
+    return printable_lines("\n".join(_lines(told["shadows"]))) or "nothing is mirrored"
 
 
 def _lines(shadows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from itertools import takewhile
 from typing import Any, TextIO
 
+from shoal.cli.colour import printable_lines
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
@@ -146,7 +147,7 @@ def _remedies(sentence: str) -> list[str]:
 
 def show_error(sentence: str, *advice: str, as_json: bool, stdout: TextIO | None = None) -> None:
     """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines."""
-    print(sentence, *advice, sep="\n", file=sys.stderr)
+    print(printable_lines(sentence), *advice, sep="\n", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": sentence}), file=stdout, flush=True)
 

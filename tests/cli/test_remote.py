@@ -135,6 +135,17 @@ def test_json_of_another_server_is_no_configuration(server: Answering, capsys: p
 
 
 @pytest.mark.parametrize(
+    "answer", [b"404 No\x1b[2J\x9b3m\r\nContent-Length: 2\r\n\r\n{}", b"404 No\r\n\r\n\x1b[2J\x00"]
+)
+def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(b"HTTP/1.1 " + answer) as url:
+        assert main(["load", "m", "--url", url]) == 2
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.isprintable()
+    assert r"\x1b[2J" in first
+
+
+@pytest.mark.parametrize(
     ("answer", "sentence"),
     [
         (b"404 Not Found\r\nContent-Length: 3\r\n\r\nno\n", "status 404 Not Found: no"),
