@@ -163,8 +163,8 @@ class RemoteServer:
         try:
             with self._cut_when_late():
                 self._connection.request(method, self._path + path, text, self._headers)
-                response = self._connection.getresponse()
-                answer = response.read()
+                with self._connection.getresponse() as response:
+                    answer = response.read()
         except TimeoutError:
             raise NoResponseError(
                 f"No answer from {self.url} within {self._timeout_s:g} s (--timeout). What was asked may still be done."
