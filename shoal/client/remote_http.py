@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shoal import errors
@@ -38,10 +39,12 @@ class HttpClient(RemoteClient):
         return {}
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
-        try:
-            return dict(self._call(lambda client: getattr(client, f"get_{subject}")(*arguments)))
-        except ValueError as error:  # from the JSON decoder
-            raise ConnectionLostError(f"what answers at {self._address} is not a model server") from error
+        answer = None
+        with suppress(ValueError):  # from the JSON decoder
+            answer = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments))
+        if not isinstance(answer, dict):
+            raise ConnectionLostError(f"what answers at {self._address} is not a model server")
+        return answer
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
         del details

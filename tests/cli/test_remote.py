@@ -128,6 +128,15 @@ def test_a_member_of_another_type_is_named(
     assert capsys.readouterr().err.splitlines()[0] == sentence
 
 
+@pytest.mark.parametrize("answer", [5, None])
+def test_json_that_is_no_object_is_not_of_a_model_server(
+    server: Answering, capsys: pytest.CaptureFixture[str], answer: object
+) -> None:
+    server.answer("GET /v2/models/m/config", answer)
+    assert main(["infer", "m", "--url", server.url]) == 3
+    assert "is not a model server" in capsys.readouterr().err
+
+
 def test_json_of_another_server_is_no_configuration(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     server.answer("GET /v2/models/m/config", {"message": "no model server, which speaks JSON, too"})
     assert main(["infer", "m", "--url", server.url]) == 3
@@ -135,7 +144,7 @@ def test_json_of_another_server_is_no_configuration(server: Answering, capsys: p
 
 
 @pytest.mark.parametrize(
-    "answer", [b"404 No\x1b[2J\x9b3m\r\nContent-Length: 2\r\n\r\n{}", b"404 No\r\n\r\n\x1b[2J\x00"]
+    "answer", [b"404 No\x1b[2J\x9b3m\r\nContent-Length: 2\r\n\r\n{}", b"404 No\r\nContent-Length: 5\r\n\r\n\x1b[2J\x00"]
 )
 def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with saying(b"HTTP/1.1 " + answer) as url:
