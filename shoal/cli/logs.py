@@ -1,6 +1,7 @@
 """The verb `logs`: the last lines of a running server's log file, and those that come."""
 
 import argparse
+import errno
 import json
 import os
 import time
@@ -49,6 +50,8 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
             return _from_elsewhere(arguments, server, sleep)
         path = _file_of(server)
         try:
+            if not path.is_file():  # nor read a terminal or a device, to which a server may log, too
+                raise OSError(errno.ENOENT, "there is no such file")
             with path.open("rb") as file:
                 last = [_text(line) for line in deque(file, maxlen=arguments.lines)]
                 if not arguments.follow:

@@ -86,6 +86,8 @@ def test_a_server_elsewhere_is_asked_for_its_lines(
     [
         ("", 2, "writes no log file: start it with --log-file=<path>"),
         ("/nowhere/log", 1, "The server logs to /nowhere/"),
+        ("/dev/zero", 1, "The server logs to /dev/zero, which cannot be read here: there is no such file"),
+        ("/a\0b", 1, r"The server logs to /a\x00b, which cannot be read here: there is no such file"),
     ],
 )
 def test_there_is_nothing_to_read(
