@@ -28,6 +28,10 @@ def saying(answer: bytes, *, again: bool = False) -> Iterator[str]:
                     connection.sendall(answer)
             if not answer:
                 done.wait()
+            with suppress(OSError):  # a hang-up with a part of the request unread would take the answer back
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
