@@ -110,9 +110,11 @@ class RaggedBatches:
             parts: dict[str, Array] = {}
             for name, array in outputs.items():
                 if name not in self.scattered:
+                    got = len(array) if array.ndim else 0
+                    if got < row:
+                        answers.fail(request.position, lacks_rows(request, name, row, got))
+                        break
                     parts[name] = array[row - request.parsed.rows : row]
-                    if len(array) < row:
-                        answers.fail(request.position, lacks_rows(request, name, row, len(array)))
                     continue
                 shape = self._scattered_shape(request, name)
                 start, end = ends[name], ends[name] + math.prod(shape)

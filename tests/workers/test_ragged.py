@@ -101,16 +101,20 @@ def test_a_request_alone_is_flat_too(batcher: Batcher, seen: list[dict[str, Any]
     assert batcher.done()[0].outputs["Y"].shape == (2, 3)
 
 
-def test_who_gets_too_little_fails_and_the_others_do_not(batcher: Batcher, seen: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("shape", [(3, 1), ()])
+def test_who_gets_too_little_fails_and_the_others_do_not(
+    batcher: Batcher, seen: list[dict[str, Any]], shape: tuple[int, ...]
+) -> None:
+    """An output without dimensions has no rows."""
     config = ragged_config(batch_output=scattered("Y"))
     send(batcher)
-    loop_of(batcher, config, echoing(seen, config, SUM=np.zeros((3, 1), np.float32))).step()
-    first, second, third = batcher.done()
-    assert (first.sentence, second.sentence) == ("", "")
-    assert third.sentence == (
-        "[request id: <id_unknown>] failed to split the output tensor 'SUM' in responses: expected batch size of at "
-        "least 4 in model output, got 3"
-    )
+    loop_of(batcher, config, echoing(seen, config, SUM=np.zeros(shape, np.float32))).step()
+    num_rows = shape[0] if shape else 0
+    assert [done.sentence for done in batcher.done()] == [
+        "" if end <= num_rows else "[request id: <id_unknown>] failed to split the output tensor 'SUM' in responses: "
+        f"expected batch size of at least {end} in model output, got {num_rows}"
+        for end in (1, 3, 4)
+    ]  # fmt: skip
 
 
 def test_a_scattered_output_may_be_too_short(batcher: Batcher, seen: list[dict[str, Any]]) -> None:
