@@ -166,9 +166,12 @@ def _vectors(ref: TensorRef, block: memoryview, entry: ModelEntry) -> Sequence[V
     datatype = BY_WIRE[ref.datatype]
     if datatype is BYTES:  # vLLM's backend writes them as JSON
         try:
-            return [np.array(orjson.loads(first_text(ref, block)), np.float32)]
+            numbers = np.array(orjson.loads(first_text(ref, block)))
+            if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
+                raise ValueError
         except ValueError:
             raise InternalError(f"output '{ref.name}' of model '{entry.name}' is no list of numbers in JSON") from None
+        return [numbers.astype(np.float32)]
     shape = client_shape(entry, ref)
     if prod(shape) * datatype.itemsize != ref.nbytes:
         raise InternalError(f"output tensor shape does not match size of output for '{ref.name}'")

@@ -31,12 +31,12 @@ class PoolingRequestOutput:
 
 @dataclass
 class EmbeddingOutput:
-    embedding: list[float]
+    embedding: Any
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput):
     @staticmethod
     def from_base(output: PoolingRequestOutput) -> "EmbeddingRequestOutput":
-        return EmbeddingRequestOutput(
-            EmbeddingOutput([float(each) for each in output.outputs]), output.prompt_token_ids
-        )
+        outputs = output.outputs
+        embedding = outputs if isinstance(outputs, dict) else [float(each) for each in outputs]
+        return EmbeddingRequestOutput(EmbeddingOutput(embedding), output.prompt_token_ids)

@@ -38,9 +38,10 @@ class AsyncLLMEngine:
     async def encode(
         self, prompt: str, pooling_params: PoolingParams, request_id: str
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """The lengths of the words."""
+        """The lengths of the words, in an object where one of them is "object"."""
         lengths = [len(word) for word in prompt.split()]
-        yield PoolingRequestOutput(lengths[: pooling_params.dimensions], lengths)
+        embedding = lengths[: pooling_params.dimensions]
+        yield PoolingRequestOutput({"object": embedding} if "object" in prompt else embedding, lengths)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.add(request_id)
