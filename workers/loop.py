@@ -73,6 +73,9 @@ class ReadyCheck:
         channel.send(ReadyAnswered(is_ready))
 
 
+#: How long a stopping instance waits for response senders whose clients have gone (ours).
+_SENDERS_GRACE_S = 1.0
+
 _log = logging.getLogger(__name__)
 
 # Word indices: an attribute of the class would take 0.2k instructions per request each.
@@ -129,9 +132,10 @@ class Loop:
         # Changed by step: whether each of the last batches had one request. With more requests in flight, a spin takes
         # 3 to 5 % more CPU per request and gains nothing (docs/performance.md).
         self._has_lone_requests = True
-        # Changed by obey.
+        # Changed by obey; by the end of run: until when senders without a client are waited for, in monotonic s.
         self._channel: Channel
         self._is_stopping = False
+        self._abandons_at_s = 0.0
         # Changed by executions: the most rows that are executed together, 0 for any number; until when (monotonic ns);
         # the error with which the GPU was lost.
         self._most_rows = self._most_rows_until_ns = 0
@@ -175,7 +179,7 @@ class Loop:
             self._reporter = reporter
             reporter.listen_with(listen)
         auditor = self.auditor
-        while not self._is_stopping or self._open_batches.num_open:
+        while not self._is_stopping or self._has_open_requests():
             wait_s = oversize.look() if oversize.segments else None
             if auditor is not None:
                 wait_s = auditor.next_wait_s(wait_s)
@@ -249,6 +253,18 @@ class Loop:
     def _stop(self, _message: StopWorker) -> None:
         self._is_stopping = self._open_batches.must_wake = True
         self._memory.bell.ring()  # wakes the loop: a response sender's thread may have received this message
+
+    def _has_open_requests(self) -> bool:
+        """Whether a stopping instance has to wait for response senders: for one whose client waits, and a while for
+        the others, so that models can end what they do for clients that have gone."""
+        if not self._open_batches.num_open:
+            return False
+        if not self._abandons_at_s:
+            self._abandons_at_s = time.monotonic() + _SENDERS_GRACE_S
+            alarm = threading.Timer(_SENDERS_GRACE_S, self._memory.bell.ring)
+            alarm.daemon = True
+            alarm.start()
+        return time.monotonic() < self._abandons_at_s or self._memory.is_awaited()
 
     def step(self) -> int:
         """Run every batch that has come. Returns the number of executions. Raises DeviceLostError as `run` does."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from shoal.errors import InternalError, UnavailableError
 from shoal.fault import IS_ARMED, reached
@@ -66,6 +66,14 @@ SHARED: Final = 1
 LEFT: Final = 2
 
 
+class OpenRequest(Protocol):
+    """A request that a response sender answers, perhaps after its batch has been executed."""
+
+    def end_if_over(self, now_ns: int, limit_ns: int) -> None:
+        """Fail the request if it has had no response for longer than the execution limit since `execute` returned."""
+        ...
+
+
 class Memory:
     """The shared memory of one worker: takes batches, opens requests' blocks, allocates and frees its own, publishes
     records."""
@@ -115,9 +123,9 @@ class Memory:
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
-        # Changed by response senders: keys of the requests that they answer; block of a response that has not been
+        # Changed by response senders: the requests that they answer, by key; block of a response that has not been
         # freed → its sender's set of such blocks, from which it is removed when freed.
-        self.open_keys: set[int] = set()
+        self.open_requests: dict[int, OpenRequest] = {}
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self.use = ALONE
@@ -205,7 +213,7 @@ class Memory:
         if self._cancelled:
             with self.lock:
                 waiting = {record[B.KEY] for batch in self._batches for record in batch}
-                self._cancelled &= waiting | self.open_keys
+                self._cancelled &= waiting.union(self.open_requests)
         if IS_ARMED:
             reached("ended")
 
@@ -244,6 +252,11 @@ class Memory:
             if self.use != LEFT:
                 self.drain()
             return key in self._cancelled
+
+    def is_awaited(self) -> bool:
+        """Whether the client of any request that response senders answer still waits."""
+        with self.lock:
+            return not self._cancelled.issuperset(self.open_requests)
 
     def find_block(self, nbytes: int) -> Block:
         """A writable block for a result of `nbytes` bytes for which `allocate` has none, from the slab or else in an

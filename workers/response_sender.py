@@ -14,7 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
@@ -36,9 +37,19 @@ READ_IN_TIME = 8
 #: (ours: as many streams as one front end has of a model by default).
 MAX_OPEN_BATCHES = 1024
 
+#: Between two looks for requests that exceed the execution limit: this part of the limit, and the bounds (ours).
+_LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS = 8, 100_000_000, 5_000_000_000
+#: A look that is later by this has been held up by a standstill of the machine, which counts for no request (as in
+#: supervisor/processes/hangs.py).
+_GAP_NS = 5_000_000_000
+
 _log = logging.getLogger(__name__)
 
 _CLOSED = "Unable to send response. Response sender has been closed."
+_OVER_LIMIT = (
+    "The model has kept the response sender of a request without a response for longer than the execution limit of {} "
+    "ms. If the model needs it, raise the parameter 'execution_timeout_ms', or --model-execution-timeout-secs."
+)
 
 
 class ResponseSender(ABC):
@@ -132,8 +143,11 @@ class WarmupResponseSender(ResponseSender):
 class OpenBatches:
     """The batches of one instance that are answered after their execution. Used under the memory's lock."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, limit_ms: int = 0) -> None:
+        """`limit_ms` is the execution limit, 0 for none: a request whose sender sends nothing for longer fails."""
         self.memory = memory
+        self._limit_ns = limit_ns = limit_ms * 1_000_000
+        self._pause_ns = min(max(limit_ns // _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS), _LONGEST_PAUSE_NS)
         # Changed by OpenBatch: the number of open batches; READY records that wait until fewer are open.
         self.num_open = 0
         self.unready: deque[tuple[int, ...]] = deque()
@@ -142,12 +156,14 @@ class OpenBatches:
         #: Work that must not wait in the thread where it arises, for a thread that may.
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._has_thread = False
+        # Changed by look: the times of the last look, and of the first one after a standstill.
+        self._looked_ns = self._resumed_ns = 0
 
     def start(self) -> None:
         """Start the thread for `later`; called with every sender."""
         if not self._has_thread:
             self._has_thread = True
-            threading.Thread(target=_do_all, args=(self._later,), name="senders", daemon=True).start()
+            threading.Thread(target=self._run, name="senders", daemon=True).start()
 
     def later(self, work: Callable[[], None]) -> None:
         """Have another thread do this work. Never waits, and may interrupt itself, as finalizers do."""
@@ -164,13 +180,28 @@ class OpenBatches:
         elif then is not None:
             then()
 
+    def _run(self) -> None:
+        pause_s = self._pause_ns / 1e9 if self._limit_ns else None
+        while True:
+            try:
+                with suppress(Empty):
+                    self._later.get(timeout=pause_s)()  # no name, which would keep the job while the next is awaited
+                if self._limit_ns:
+                    self._look(time.monotonic_ns())
+            except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
+                _log.exception("a request could not be ended")
 
-def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
-    while True:
-        try:
-            jobs.get()()  # without a name, which would keep the job while the next one is awaited
-        except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
-            _log.exception("a request could not be ended")
+    def _look(self, now_ns: int) -> None:
+        """Fail requests that exceed the execution limit, if it is time for a look."""
+        since_ns = now_ns - self._looked_ns
+        if since_ns < self._pause_ns:
+            return
+        self._looked_ns = now_ns
+        if since_ns > self._pause_ns + _GAP_NS:
+            self._resumed_ns = now_ns
+        if now_ns - self._resumed_ns > self._limit_ns:
+            for request in list(self.memory.open_requests.values()):
+                request.end_if_over(now_ns, self._limit_ns)
 
 
 class OpenBatch:
@@ -184,6 +215,8 @@ class OpenBatch:
         self._batches = batches
         # Changed by opened and ended.
         self._num_open = 0
+        #: When `execute` returned; 0 before. Changed by executed.
+        self.executed_ns = 0
 
     def opened(self) -> None:
         """Count a sender that answers one of the batch's requests."""
@@ -196,6 +229,7 @@ class OpenBatch:
         """Report that `execute` has returned, so that the instance can take the next batch, unless too many are
         open."""
         batches = self._batches
+        self.executed_ns = times[-1]
         with batches.memory.lock:
             if not self._num_open:
                 return
@@ -260,11 +294,12 @@ class WrittenResponseSender(ResponseSender):
         self._memory = memory
         self._make_answers = make_answers
         self._turn = threading.RLock()
-        memory.open_keys.add(request.key)
+        memory.open_requests[request.key] = self
         # Changed by the methods: blocks of responses that have not been freed; how long (s) the client is still waited
-        # for; whether the end is still to come.
+        # for; when the last response was sent; whether the end is still to come.
         self._window: set[int] = set()
         self._patience_s = memory.block_wait_s
+        self._moved_ns = 0
         self._is_open = True
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
@@ -327,6 +362,17 @@ class WrittenResponseSender(ResponseSender):
     def is_open(self) -> bool:
         return self._is_open
 
+    def end_if_over(self, now_ns: int, limit_ns: int) -> None:
+        """Fail the request if it is over the limit. One that is sending a response, or executed, is not."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            executed_ns = self._batch.executed_ns
+            if executed_ns and now_ns - max(executed_ns, self._moved_ns) > limit_ns:
+                self.fail(InternalError(_OVER_LIMIT.format(limit_ns // 1_000_000)))
+        finally:
+            self._turn.release()
+
     def _wait_for_window(self) -> None:
         window, memory, number = self._window, self._memory, self._batch.number
         if len(window) < WINDOW:
@@ -345,6 +391,7 @@ class WrittenResponseSender(ResponseSender):
     def _send_response(self, status: int, ref: int, span: int, *, final: bool) -> None:
         batch, now_ns = self._batch, time.monotonic_ns()
         self._memory.moved(batch.number, now_ns)
+        self._moved_ns = now_ns
         input_end_ns = batch.input_end_ns or batch.start_ns
         times = (batch.start_ns, input_end_ns, now_ns, now_ns)
         record = sender_record(self._request.key, status, ref, span, times, is_last=final)
@@ -362,5 +409,5 @@ class WrittenResponseSender(ResponseSender):
 
     def _close(self, last: tuple[int, ...]) -> None:
         self._is_open = False
-        self._memory.open_keys.discard(self._request.key)
+        self._memory.open_requests.pop(self._request.key, None)
         self._batch.end(last)

@@ -42,6 +42,7 @@ from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.padding import PaddedBatches, PaddingMetrics
 from shoal.workers.plans import OutputLayouts
+from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
@@ -114,9 +115,11 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
             backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
         spin_ns = order.spin_ns
+        open_batches = OpenBatches(memory, order.execution_timeout_ms)
         loop = Loop(
-            backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu, spin_ns=spin_ns
-        )
+            backend, signature, instance_name, memory, tensors, open_batches,
+            may_run_again=may_run_again, gpu=gpu, spin_ns=spin_ns,
+        )  # fmt: skip
         loop.auditor = auditor
         threads = InstanceThreads(lambda channel: serve(channel, backend))
         loop.start_instance = threads.start

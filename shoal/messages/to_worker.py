@@ -31,6 +31,7 @@ class LoadModel(Message):
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings
+    execution_timeout_ms: int = 0  # 0: no limit
     spin_ns: int = 0  # the longest spin before a sleep; 0: the worker sleeps at once
     process_cores: Sequence[int] = ()  # of all instances that share the process; empty: it has one instance
 

@@ -22,6 +22,12 @@ def execution_timeout_ms(config: Config) -> int | None:
     return None if text is None else int(text)
 
 
+def execution_limit_ms(config: Config, server_limit_s: int) -> int:
+    """The limit in force in milliseconds; 0 for none."""
+    own = execution_timeout_ms(config)
+    return server_limit_s * 1000 if own is None else own
+
+
 def load_timeout_s(config: Config) -> int | None:
     """Seconds that an instance has to load, as a TorchServe archive says; None where the server's limit holds."""
     text = parameter(config, _LOAD_PARAMETER) or ""

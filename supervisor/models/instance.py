@@ -16,7 +16,7 @@ from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, PinInstance
-from shoal.model_config.execution_timeout import execution_timeout_ms, load_timeout_s
+from shoal.model_config.execution_timeout import execution_limit_ms, load_timeout_s
 from shoal.open_files import explain
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST, pin_threads
@@ -409,5 +409,4 @@ class Instance:
 
     @property
     def _limit_ms(self) -> int:
-        own = execution_timeout_ms(self.version.config)
-        return self._context.options.model_execution_timeout_secs * 1000 if own is None else own
+        return execution_limit_ms(self.version.config, self._context.options.model_execution_timeout_secs)

@@ -13,6 +13,7 @@ from shoal.messages.from_worker import ModelIOFound
 from shoal.messages.message import MessageError
 from shoal.messages.to_worker import LoadModel
 from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.execution_timeout import execution_limit_ms
 from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
@@ -83,6 +84,7 @@ def load_message(
         cores=list(placement.cores),
         backend_config=context.options.backend_settings(version.config["backend"]),
         log=context.log_settings,
+        execution_timeout_ms=execution_limit_ms(version.config, context.options.model_execution_timeout_secs),
         spin_ns=worker_spin_ns(context.options, placement),
         process_cores=list(placement.process_cores),
     )

@@ -1,0 +1,52 @@
+"""Models that keep response senders for ever: the request ends by the execution limit, or at a stop with its client."""
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as client
+
+from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import DEADLINE_S, imbalances, only, serving_to_the_end
+
+CODE = """
+import triton_python_backend_utils as pb_utils
+
+KEPT = []
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            KEPT.append(request.get_response_sender())
+            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            KEPT[-1].send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
+"""
+CONFIG = """
+backend: "python"
+model_transaction_policy {{ decoupled: true }}
+input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+parameters {{ key: "execution_timeout_ms" value {{ string_value: "{limit_ms}" }} }}
+"""
+
+
+def test_a_request_whose_sender_is_kept_ends_by_the_limit_and_without_one_at_the_stop(tmp_path: Path) -> None:
+    for name, limit_ms in (("limited", 200), ("unlimited", 0)):
+        add_model(tmp_path, name, CONFIG.format(limit_ms=limit_ms), CODE)
+    tensor = client.InferInput("IN", [3], "INT32")
+    tensor.set_data_from_numpy(np.arange(3, dtype=np.int32))
+    with serving_to_the_end(tmp_path, "--grpc-port=0", *only("limited", "unlimited")) as server:
+        for name in ("limited", "unlimited"):
+            answers: Any = queue.SimpleQueue()
+            with client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as reader:
+                reader.start_stream(lambda result, error, answers=answers: answers.put(error or result))
+                reader.async_stream_infer(name, [tensor])
+                assert answers.get(timeout=DEADLINE_S).as_numpy("OUT").tolist() == [0, 1, 2]
+                if name == "limited":
+                    assert "longer than the execution limit of 200 ms" in str(answers.get(timeout=DEADLINE_S))
+                reader.stop_stream(cancel_requests=True)
+            if name == "limited":
+                server.ledger_once(lambda ledger: not imbalances(ledger))
