@@ -70,7 +70,8 @@ class OpenRequest(Protocol):
     """A request that a response sender answers, perhaps after its batch has been executed."""
 
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if it has had no response for longer than the execution limit since `execute` returned."""
+        """Fail the request if its client has gone, and it has had no response for longer than the execution limit
+        since `execute` returned."""
         ...
 
 

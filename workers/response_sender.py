@@ -37,7 +37,7 @@ READ_IN_TIME = 8
 #: (ours: as many streams as one front end has of a model by default).
 MAX_OPEN_BATCHES = 1024
 
-#: Between two looks for requests that exceed the execution limit: this part of the limit, and the bounds (ours).
+#: Between two looks for requests without a client that exceed the execution limit: this part of it, and bounds (ours).
 _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS = 8, 100_000_000, 5_000_000_000
 #: A look that is later by this has been held up by a standstill of the machine, which counts for no request (as in
 #: supervisor/processes/hangs.py).
@@ -144,7 +144,8 @@ class OpenBatches:
     """The batches of one instance that are answered after their execution. Used under the memory's lock."""
 
     def __init__(self, memory: Memory, limit_ms: int = 0) -> None:
-        """`limit_ms` is the execution limit, 0 for none: a request whose sender sends nothing for longer fails."""
+        """`limit_ms` is the execution limit, 0 for none: a request whose client has gone fails if its sender sends
+        nothing for longer."""
         self.memory = memory
         self._limit_ns = limit_ns = limit_ms * 1_000_000
         self._pause_ns = min(max(limit_ns // _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS), _LONGEST_PAUSE_NS)
@@ -192,7 +193,7 @@ class OpenBatches:
                 _log.exception("a request could not be ended")
 
     def _look(self, now_ns: int) -> None:
-        """Fail requests that exceed the execution limit, if it is time for a look."""
+        """Fail requests without a client that exceed the execution limit, if it is time for a look."""
         since_ns = now_ns - self._looked_ns
         if since_ns < self._pause_ns:
             return
@@ -363,12 +364,14 @@ class WrittenResponseSender(ResponseSender):
         return self._is_open
 
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if it is over the limit. One that is sending a response, or executed, is not."""
+        """Fail the request if its client has gone and it is over the limit. One that is sending a response, or
+        executed, is not."""
         if not self._turn.acquire(blocking=False):
             return
         try:
             executed_ns = self._batch.executed_ns
-            if executed_ns and now_ns - max(executed_ns, self._moved_ns) > limit_ns:
+            is_over = executed_ns and now_ns - max(executed_ns, self._moved_ns) > limit_ns
+            if is_over and self._memory.is_cancelled(self._request.key):
                 self.fail(InternalError(_OVER_LIMIT.format(limit_ns // 1_000_000)))
         finally:
             self._turn.release()

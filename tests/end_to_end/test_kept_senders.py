@@ -1,4 +1,4 @@
-"""Models that keep response senders for ever: the request ends by the execution limit, or at a stop with its client."""
+"""Models that keep response senders for ever: a request without a client ends by the execution limit, or at a stop."""
 
 import queue
 from pathlib import Path
@@ -33,7 +33,7 @@ parameters {{ key: "execution_timeout_ms" value {{ string_value: "{limit_ms}" }}
 """
 
 
-def test_a_request_whose_sender_is_kept_ends_by_the_limit_and_without_one_at_the_stop(tmp_path: Path) -> None:
+def test_a_request_whose_client_has_gone_ends_by_the_limit_and_without_one_at_the_stop(tmp_path: Path) -> None:
     for name, limit_ms in (("limited", 200), ("unlimited", 0)):
         add_model(tmp_path, name, CONFIG.format(limit_ms=limit_ms), CODE)
     tensor = client.InferInput("IN", [3], "INT32")
@@ -45,8 +45,6 @@ def test_a_request_whose_sender_is_kept_ends_by_the_limit_and_without_one_at_the
                 reader.start_stream(lambda result, error, answers=answers: answers.put(error or result))
                 reader.async_stream_infer(name, [tensor])
                 assert answers.get(timeout=DEADLINE_S).as_numpy("OUT").tolist() == [0, 1, 2]
-                if name == "limited":
-                    assert "longer than the execution limit of 200 ms" in str(answers.get(timeout=DEADLINE_S))
                 reader.stop_stream(cancel_requests=True)
             if name == "limited":
                 server.ledger_once(lambda ledger: not imbalances(ledger))
