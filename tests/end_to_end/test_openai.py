@@ -197,7 +197,7 @@ def test_a_stop_sequence_ends_the_model_s_work(ask: Any, way: str) -> None:
         (EMBEDDINGS, {"model": "vectors", "input": [[1, 2]]}, 400, "input", "tokens are not supported"),
         (EMBEDDINGS, {"model": "vectors", "input": ["a", "?"]}, 500, None, "no questions"),
         (EMBEDDINGS, {"model": "vectors", "input": "a", "dimensions": 2}, 400, "dimensions", "no choice"),
-        (EMBEDDINGS, {"model": "words", "input": "object"}, 500, None, "is no list of numbers in JSON"),
+        (EMBEDDINGS, {"model": "words", "input": "null"}, 500, None, "is no list of numbers in JSON"),
     ],
 )
 def test_errors_are_openai_s(

@@ -31,12 +31,11 @@ class PoolingRequestOutput:
 
 @dataclass
 class EmbeddingOutput:
-    embedding: Any
+    embedding: list[float | None]
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput):
     @staticmethod
     def from_base(output: PoolingRequestOutput) -> "EmbeddingRequestOutput":
-        outputs = output.outputs
-        embedding = outputs if isinstance(outputs, dict) else [float(each) for each in outputs]
+        embedding = [None if each is None else float(each) for each in output.outputs]
         return EmbeddingRequestOutput(EmbeddingOutput(embedding), output.prompt_token_ids)

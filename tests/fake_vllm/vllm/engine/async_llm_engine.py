@@ -38,10 +38,10 @@ class AsyncLLMEngine:
     async def encode(
         self, prompt: str, pooling_params: PoolingParams, request_id: str
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """The lengths of the words, in an object where one of them is "object"."""
+        """The lengths of the words, without numbers for the prompt "null"."""
         lengths = [len(word) for word in prompt.split()]
         embedding = lengths[: pooling_params.dimensions]
-        yield PoolingRequestOutput({"object": embedding} if "object" in prompt else embedding, lengths)
+        yield PoolingRequestOutput([None] if prompt == "null" else embedding, lengths)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.add(request_id)
