@@ -183,6 +183,8 @@ class Loop:
             wait_s = oversize.look() if oversize.segments else None
             if auditor is not None:
                 wait_s = auditor.next_wait_s(wait_s)
+            if self._is_stopping:
+                wait_s = self._within_grace_s(wait_s)
             if spinning is not None and wait_s is None and self._has_lone_requests:
                 ready = dict(spinning.poll(None, _NUM_EVENTS))
             else:
@@ -261,10 +263,15 @@ class Loop:
             return False
         if not self._abandons_at_s:
             self._abandons_at_s = time.monotonic() + _SENDERS_GRACE_S
-            alarm = threading.Timer(_SENDERS_GRACE_S, self._memory.bell.ring)
-            alarm.daemon = True
-            alarm.start()
         return time.monotonic() < self._abandons_at_s or self._memory.is_awaited()
+
+    def _within_grace_s(self, wait_s: float | None) -> float | None:
+        """A wait (None: without end) that ends with the time in which senders without a client are waited for, unless
+        that is over."""
+        left_s = self._abandons_at_s - time.monotonic()
+        if left_s <= 0:
+            return wait_s
+        return left_s if wait_s is None else min(wait_s, left_s)
 
     def step(self) -> int:
         """Run every batch that has come. Returns the number of executions. Raises DeviceLostError as `run` does."""

@@ -149,7 +149,7 @@ def test_a_fifo_in_place_of_a_model_is_named(capsys: pytest.CaptureFixture[str],
     os.mkfifo(program)
     code, printed, _ = check(capsys, tmp_path)
     assert code == 2
-    assert f"{program}: error: '{program}' cannot be read: it is not a regular file" in printed
+    assert f"{program.parent}: error: '{program}' for model instance 'm_0_0' cannot be read: it is not a" in printed
 
 
 def test_a_warning_fails_only_where_it_should(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
