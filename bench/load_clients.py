@@ -1,17 +1,22 @@
-"""Compares `shoal bench` with wrk: python -m bench.load_clients [--turns COUNT] [--together]
+"""Compares `shoal bench` with wrk: python -m bench.load_clients [--turns COUNT] [--together | --perf-analyzer PATH]
 
 Both keep the same number of connections busy with the same bytes, against one server, in turns A B B A …; a row has the
 medians, and the ratio of each pair of neighbours. A closed loop asks as often as server and client together let it, so
 its throughput is the server's alone where the client has cores of its own and waits for answers: the server's processes
 are on the first core, the client on the second. Rows with shared cores say what a client takes away from a server.
 
+With --perf-analyzer the other is that program in wrk's place, with bytes of its own. NVIDIA's wheel of tritonclient
+2.48 has it, under data/bin; it needs libb64 and CUDA's runtime library, and no GPU.
+
 With --together both ask at the same time, with as many connections each, so that they meet the same server on the same
 machine, however busy: a server that answers in turn gives both as much, so differences are the clients' own.
 """
 
 import argparse
+import csv
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -104,6 +109,22 @@ def by_wrk(
     return Seen(seen.requests_per_s, seen.p50_us / 1000, seen.p99_us / 1000, seen.cpu_s / seen.duration_s)
 
 
+def by_perf_analyzer(port: int, situation: Situation, prefix: list[str], program: Path, report: Path) -> Seen:
+    """A turn of perf_analyzer: the mean of three windows, the fewest it takes."""
+    command = [str(program), "-m", situation.model.name, "-u", f"127.0.0.1:{port}", "-i", "http", "-f", str(report)]
+    command += [f"--concurrency-range={situation.connections}", "--input-data=zero", "--stability-percentage=999"]
+    command += [f"--measurement-interval={SECONDS * 1000}", "--percentile=50"]
+    before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise BenchmarkError(f"perf_analyzer: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    (found,) = csv.DictReader(report.read_text().splitlines())
+    p50_ms, p99_ms = (float(found[f"{each} latency"]) / 1000 for each in ("p50", "p99"))
+    return Seen(float(found["Inferences/Second"]), p50_ms, p99_ms, cpu_s / (time.monotonic() - start_s))
+
+
 @contextmanager
 def serving(folder: Path, model: BenchModel, cores: str) -> Iterator[Server]:
     """A server of this model on these cores, with one lane: which of several gets a connection is chance, and lanes
@@ -154,18 +175,20 @@ def together(folder: Path, situation: Situation, num_turns: int) -> tuple[list[S
     return found
 
 
-def measure(folder: Path, situation: Situation, num_turns: int) -> tuple[list[Seen], list[Seen]]:
-    """All turns of `shoal bench` and of wrk."""
+def measure(
+    folder: Path, situation: Situation, num_turns: int, perf_analyzer: Path | None = None
+) -> tuple[list[Seen], list[Seen]]:
+    """All turns of `shoal bench`, and of wrk or perf_analyzer."""
     servers, clients = ("0", "1") if situation.is_apart else ("0,1", "0,1")
     with serving(folder, situation.model, servers) as server:
         request = request_of(server.port, situation.model)
         body = folder / "body"
         body.write_bytes(request.body)
         prefix = bound(clients)
-        ways: list[Callable[[], Seen]] = [
-            partial(by_bench, server.port, situation, prefix),
-            partial(by_wrk, server.port, situation, prefix, request, body),
-        ]
+        other: Callable[[], Seen] = partial(by_wrk, server.port, situation, prefix, request, body)
+        if perf_analyzer is not None:
+            other = partial(by_perf_analyzer, server.port, situation, prefix, perf_analyzer, folder / "report.csv")
+        ways: list[Callable[[], Seen]] = [partial(by_bench, server.port, situation, prefix), other]
         found: tuple[list[Seen], list[Seen]] = ([], [])
         for turn in range(num_turns * MOST_TRIES):
             order = (1, 0) if turn % 2 else (0, 1)
@@ -203,20 +226,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of situations, from 0")
-    parser.add_argument("--together", action="store_true", help="both at the same time")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--together", action="store_true", help="both at the same time")
+    way.add_argument("--perf-analyzer", type=Path, help="the program that takes the place of wrk")
     given = parser.parse_args()
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("A core each needs two cores.")
     print(
-        "| | bench: requests/s | p50 ms | p99 ms | busy | wrk: requests/s | p50 ms | p99 ms | busy "
+        "| | bench: requests/s | p50 ms | p99 ms | busy | the other: requests/s | p50 ms | p99 ms | busy "
         "| ratio | of p50 | turns |"
     )
     print("|---" * 12 + "|")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         for number, situation in enumerate(SITUATIONS):
             if given.only is None or number in given.only:
-                way = together if given.together else measure
-                print(row(situation, *way(Path(folder), situation, given.turns)), flush=True)
+                if given.together:
+                    found = together(Path(folder), situation, given.turns)
+                else:
+                    found = measure(Path(folder), situation, given.turns, given.perf_analyzer)
+                print(row(situation, *found), flush=True)
 
 
 if __name__ == "__main__":
