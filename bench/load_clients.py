@@ -5,18 +5,15 @@ medians, and the ratio of each pair of neighbours. A closed loop asks as often a
 its throughput is the server's alone where the client has cores of its own and waits for answers: the server's processes
 are on the first core, the client on the second. Rows with shared cores say what a client takes away from a server.
 
-With --perf-analyzer the other is that program in wrk's place, with bytes of its own. NVIDIA's wheel of tritonclient
-2.48 has it, under data/bin; it needs libb64 and CUDA's runtime library, and no GPU.
+With --perf-analyzer the other is that program in wrk's place, with bytes of its own (bench/perf_analyzer.py).
 
 With --together both ask at the same time, with as many connections each, so that they meet the same server on the same
 machine, however busy: a server that answers in turn gives both as much, so differences are the clients' own.
 """
 
 import argparse
-import csv
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -30,11 +27,12 @@ from pathlib import Path
 from statistics import median
 
 from bench.errors import BenchmarkError
-from bench.load import Target, Wrk
+from bench.load import Target, Wrk, children_cpu_s
 from bench.measure import foreign_cpu_s, wait_for_quiet
 from bench.peers import NUM_CPUS, SHOAL_PYTHON, launch_shoal
+from bench.perf_analyzer import run_perf_analyzer
 from bench.server import Server
-from bench.workloads import ADD_SUB, IDENTITY_16, MLP_512, BenchModel, Request, v2_request
+from bench.workloads import ADD_SUB, IDENTITY_16, MLP_512, WAITING, BenchModel, Request, v2_request
 from shoal.cli.bench.loads import Load
 from shoal.cli.bench.targets import http_body, target
 from shoal.cli.remote import RemoteServer
@@ -75,6 +73,7 @@ SITUATIONS = (
     *(Situation(model, number, is_apart=True) for model in (IDENTITY_16, MLP_512) for number in (1, 16, 64)),
     *(Situation(model, number, is_apart=False) for model in (IDENTITY_16, MLP_512) for number in (1, 16, 64)),
     Situation(ADD_SUB, 16, is_apart=True),
+    *(Situation(WAITING, number, is_apart=True) for number in (1, 16)),
 )
 
 
@@ -109,20 +108,11 @@ def by_wrk(
     return Seen(seen.requests_per_s, seen.p50_us / 1000, seen.p99_us / 1000, seen.cpu_s / seen.duration_s)
 
 
-def by_perf_analyzer(port: int, situation: Situation, prefix: list[str], program: Path, report: Path) -> Seen:
+def by_perf_analyzer(port: int, situation: Situation, prefix: list[str], program: Path) -> Seen:
     """A turn of perf_analyzer: the mean of three windows, the fewest it takes."""
-    command = [str(program), "-m", situation.model.name, "-u", f"127.0.0.1:{port}", "-i", "http", "-f", str(report)]
-    command += [f"--concurrency-range={situation.connections}", "--input-data=zero", "--stability-percentage=999"]
-    command += [f"--measurement-interval={SECONDS * 1000}", "--percentile=50"]
-    before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise BenchmarkError(f"perf_analyzer: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    (found,) = csv.DictReader(report.read_text().splitlines())
-    p50_ms, p99_ms = (float(found[f"{each} latency"]) / 1000 for each in ("p50", "p99"))
-    return Seen(float(found["Inferences/Second"]), p50_ms, p99_ms, cpu_s / (time.monotonic() - start_s))
+    before_s, start_s = children_cpu_s(), time.monotonic()
+    found = run_perf_analyzer(program, situation.model.name, port, situation.connections, SECONDS, prefix=prefix)
+    return Seen(*found, (children_cpu_s() - before_s) / (time.monotonic() - start_s))
 
 
 @contextmanager
@@ -187,7 +177,7 @@ def measure(
         prefix = bound(clients)
         other: Callable[[], Seen] = partial(by_wrk, server.port, situation, prefix, request, body)
         if perf_analyzer is not None:
-            other = partial(by_perf_analyzer, server.port, situation, prefix, perf_analyzer, folder / "report.csv")
+            other = partial(by_perf_analyzer, server.port, situation, prefix, perf_analyzer)
         ways: list[Callable[[], Seen]] = [partial(by_bench, server.port, situation, prefix), other]
         found: tuple[list[Seen], list[Seen]] = ([], [])
         for turn in range(num_turns * MOST_TRIES):

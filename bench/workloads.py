@@ -72,6 +72,8 @@ MLP_512 = BenchModel("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
 ADD_SUB = BenchModel(
     "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
 )
+#: A model whose own time decides the rate: clients of any cost measure the same.
+WAITING = BenchModel("waiting", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0, _SERVED / "waiting_model.py")
 #: A table's numbers, row by row: 0, 1, 2 … up to what a float holds exactly, and again.
 TABLE_MODULO = 2**24
 #: 512 MB. Triton has no backend for tables, so it is a model.py there.
