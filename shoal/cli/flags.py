@@ -100,7 +100,7 @@ SERVER = (
     honour(
         "upgrade-timeout-secs",
         integer(1),
-        "seconds in which the new server of an upgrade must be ready; then this one goes on",
+        "seconds that an upgrade waits for the new server to be ready; then the old one goes on serving",
     ),
 )
 LOGGING = (
@@ -165,21 +165,21 @@ MODELS = (
     ),
     honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
     honour("model-config-name", CONFIG_NAME, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
-    honour("model-load-thread-count", integer(1), "models loaded at once; a load counts for its first 30 s"),
+    honour("model-load-thread-count", integer(1), "most models that load at once; a load counts for its first 30 s"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(
         "model-execution-timeout-secs",
         integer(0),
-        "seconds for one batch, or one response of a stream, before the instance is ended; 0: no limit",
+        "most seconds for one batch, or one response of a stream; then the instance is restarted; 0: no limit",
     ),
     honour(
         "latency-target",
         integer(0, MAX_MS),
-        "milliseconds an answer may take; from it follow the batches of models with dynamic_batching that set neither "
-        "sizes nor a delay; 0: none",
+        "milliseconds an answer may take: models with dynamic_batching that set neither sizes nor a delay form batches "
+        "that meet it; 0: no target",
     ),
     honour("model-load-retry-count", integer(0), "more attempts to load a model version that failed"),
-    honour("model-namespacing", BOOLEAN, "models of one name in several repositories are several models"),
+    honour("model-namespacing", BOOLEAN, "let several repositories have models of the same name"),
     ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),
 )
 HTTP = (
@@ -195,43 +195,43 @@ HTTP = (
     honour(
         "default-max-tokens",
         integer(1),
-        "tokens of text where a request to OpenAI's endpoints names no number: docs/openai.md",
+        "most tokens of an answer where a request to OpenAI's endpoints sets no max_tokens: docs/openai.md",
     ),
     honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
     honour(
         "http-process-count",
         integer(0, 64),
-        "lanes, the HTTP processes; each has its own slab of shared memory; 0: 2, or half the cores, but at most 4",
+        "number of lanes, the HTTP processes, each with a slab of shared memory; 0: half the cores, from 2 to 4",
     ),
     honour(
         "http-thread-count",
         integer(1, 1024),
         "HTTP threads as Triton counts them; each stands for 8 requests at once to a model",
     ),
-    honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
-    honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
-    honour("max-control-bytes", integer(1), "bytes of the body of a request that neither asks nor loads a model"),
-    honour("max-expansion", integer(0), "times its size that a body over 1 MiB may have when decompressed; 0: any"),
+    honour("http-max-input-size", integer(1), "most bytes of a request's JSON, or of one tensor made from it"),
+    honour("max-request-bytes", integer(1), "most bytes of a request's body, binary tensors included"),
+    honour("max-control-bytes", integer(1), "most bytes of a body, but for inference and loads of models"),
+    honour("max-expansion", integer(0), "most times that a body may grow by decompression beyond 1 MiB; 0: any"),
     honour("http-use-ssl", BOOLEAN, "TLS on HTTP's port"),
     honour("http-use-ssl-mutual", BOOLEAN, "TLS on HTTP's port, and clients must show a certificate"),
     honour("http-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
     honour("http-server-key", ANY_TEXT, "file of the server's private key, PEM"),
     honour("http-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
-    honour("timing-percent", integer(0, 100), "percentage of responses with Server-Timing whose clients did not ask"),
-    honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
+    honour("timing-percent", integer(0, 100), "percent of responses with Server-Timing where clients do not ask"),
+    honour("ui", BOOLEAN, "serve browsers a page at / and /ui: models, their figures, a form to try them"),
     honour(
         "max-upload-mib",
         integer(0),
-        "memory for HTTP requests that lanes do not take, or do not get whole in time, while they arrive and are "
-        "decompressed; 0: a quarter of what is available at the start, at least 64",
+        "most MiB for HTTP requests that arrive in chunks, compressed or slowly, until they are whole; 0: a quarter of "
+        "what is available at the start, at least 64",
     ),
     honour(
         "upload-timeout-secs",
         integer(1),
-        "seconds for a request's body, or a message of gRPC, and one more for each --min-upload-rate bytes of it; "
-        "then 408, or UNAVAILABLE",
+        "seconds in which a request's body or a gRPC message must arrive, and one for each --min-upload-rate bytes of "
+        "it; then 408, or UNAVAILABLE",
     ),
-    honour("min-upload-rate", integer(1), "bytes a second, see --upload-timeout-secs"),
+    honour("min-upload-rate", integer(1), "bytes of a body for which --upload-timeout-secs is a second longer"),
     honour(
         "allow-remote-admin",
         BOOLEAN,
@@ -246,8 +246,8 @@ HTTP = (
 )
 GRPC = (
     honour("allow-grpc", BOOLEAN, "serve gRPC"),
-    honour("grpc-address", TEXT, "address to listen on; unix:/path for a socket in the file system"),
-    honour("grpc-port", INTEGER, "port to listen on; 0 for any free one"),
+    honour("grpc-address", TEXT, "address to listen on for gRPC; unix:/path for a socket in the file system"),
+    honour("grpc-port", INTEGER, "port to listen on for gRPC; 0 for any free one"),
     honour("reuse-grpc-port", BOOLEAN, _REUSE),
     honour("grpc-header-forward-pattern", PATTERN, "metadata whose keys match go to the model as parameters"),
     honour(
@@ -258,31 +258,31 @@ GRPC = (
     ignore("grpc-infer-thread-count", integer(2, 128), 2, _GRPC_THREADS, in_force=2),
     ignore("grpc-infer-allocation-pool-size", INTEGER, 8, _GRPC_POOL, in_force=8),
     ignore("grpc-max-response-pool-size", INTEGER, 2147483647, _GRPC_POOL, in_force=2147483647),
-    honour("grpc-use-ssl", BOOLEAN, "TLS"),
-    honour("grpc-use-ssl-mutual", BOOLEAN, "TLS, and clients must show a certificate"),
+    honour("grpc-use-ssl", BOOLEAN, "TLS on gRPC's port"),
+    honour("grpc-use-ssl-mutual", BOOLEAN, "TLS on gRPC's port, and clients must show a certificate"),
     honour("grpc-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
     honour("grpc-server-key", ANY_TEXT, "file of the server's private key, PEM"),
     honour("grpc-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
     honour(
         "grpc-infer-response-compression-level", choice("none", "low", "medium", "high"), "how replies are compressed"
     ),
-    honour("grpc-keepalive-time", integer(1), "milliseconds of silence, then the server sends a ping"),
-    honour("grpc-keepalive-timeout", integer(1), "milliseconds for its answer, then the connection ends"),
-    honour("grpc-keepalive-permit-without-calls", BOOLEAN, "pings where no call is open, too"),
-    honour("grpc-http2-max-pings-without-data", integer(0), "pings in a row without data between; 0 for no limit"),
+    honour("grpc-keepalive-time", integer(1), "milliseconds of silence after which the server sends a ping"),
+    honour("grpc-keepalive-timeout", integer(1), "milliseconds for the answer to a ping; then a connection ends"),
+    honour("grpc-keepalive-permit-without-calls", BOOLEAN, "send pings on connections without open calls, too"),
+    honour("grpc-http2-max-pings-without-data", integer(0), "pings of the server in a row without data; 0: any"),
     honour(
         "grpc-http2-min-recv-ping-interval-without-data",
         integer(0),
-        "milliseconds between two pings of a client without data; sooner is a strike",
+        "least milliseconds between two pings of a client that sends no data; a sooner one is a strike",
     ),
-    honour("grpc-http2-max-ping-strikes", integer(0), "strikes that end a connection; 0 for no limit"),
+    honour("grpc-http2-max-ping-strikes", integer(0), "too frequent pings that end a connection; 0: any"),
     honour(
         "grpc-max-connections",
         integer(0),
-        "connections of one process, then idle ones make room; 0 for 10,000, or as many as descriptors allow",
+        "most connections of one process, beyond which idle ones are closed; 0: 10,000, or as descriptors allow",
     ),
-    honour("grpc-max-connection-age", integer(0), "milliseconds, then a connection takes no new calls; 0 for no limit"),
-    honour("grpc-max-connection-age-grace", integer(0), "milliseconds for its open calls after that; 0 for no limit"),
+    honour("grpc-max-connection-age", integer(0), "milliseconds until a connection takes no new calls; 0: no limit"),
+    honour("grpc-max-connection-age-grace", integer(0), "milliseconds for its calls beyond that age; 0: no limit"),
     honour(
         "grpc-restricted-protocol",
         restriction("grpc-restricted-protocol", "protocol", "triton-grpc-protocol-"),
@@ -304,25 +304,25 @@ CLOUD_ENDPOINTS = (
 TORCHSERVE = (
     honour("allow-torchserve", BOOLEAN, "serve TorchServe's APIs: /predictions, /models, its metrics"),
     honour("torchserve-inference-address", TEXT, "address to listen on for TorchServe's inference API"),
-    honour("torchserve-inference-port", INTEGER, "its port; 0 for any free one"),
+    honour("torchserve-inference-port", INTEGER, "port of TorchServe's inference API; 0 for any free one"),
     honour("torchserve-management-address", TEXT, "address to listen on for TorchServe's management API"),
-    honour("torchserve-management-port", INTEGER, "its port; 0 for any free one; equal addresses share one listener"),
+    honour("torchserve-management-port", INTEGER, "port of its management API, which may share a listener"),
     honour("torchserve-metrics-address", TEXT, "address to listen on for TorchServe's metrics"),
-    honour("torchserve-metrics-port", INTEGER, "its port; 0 for any free one"),
+    honour("torchserve-metrics-port", INTEGER, "port of TorchServe's metrics; 0 for any free one"),
     honour("allow-torchserve-grpc", BOOLEAN, "serve TorchServe's APIs over gRPC, too"),
     honour("torchserve-grpc-inference-address", TEXT, "address to listen on for TorchServe's inference API over gRPC"),
-    honour("torchserve-grpc-inference-port", INTEGER, "its port; 0 for any free one"),
+    honour("torchserve-grpc-inference-port", INTEGER, "port of that API over gRPC; 0 for any free one"),
     honour(
         "torchserve-grpc-management-address", TEXT, "address to listen on for TorchServe's management API over gRPC"
     ),
-    honour("torchserve-grpc-management-port", INTEGER, "its port; 0 for any free one"),
+    honour("torchserve-grpc-management-port", INTEGER, "port of that API over gRPC; 0 for any free one"),
 )
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),
     honour("allow-gpu-metrics", BOOLEAN, "metrics of the GPUs that nvidia-ml-py (the extra gpu-metrics) finds"),
     honour("allow-cpu-metrics", BOOLEAN, "metrics of the machine's CPU and memory"),
-    honour("metrics-address", TEXT, "address to listen on"),
-    honour("metrics-port", INTEGER, "port to listen on; 0 for any free one"),
+    honour("metrics-address", TEXT, "address to listen on for GET /metrics"),
+    honour("metrics-port", INTEGER, "port to listen on for GET /metrics; 0 for any free one"),
     honour("metrics-use-ssl", BOOLEAN, "TLS on the metrics port, with the files of --http-server-cert and its like"),
     honour("metrics-interval-ms", integer(0), "milliseconds for which figures of CPU and GPUs are reused"),
     honour(
@@ -380,12 +380,10 @@ BACKENDS = (
     honour(
         "cpu-fallback",
         BOOLEAN,
-        "an instance_group of a kind that its backend cannot use, KIND_GPU for a forest, runs on the CPU, with a "
-        "warning; false: the model is refused",
+        "run instances on the CPU, with a warning, where the backend cannot use the kind of their instance_group, as "
+        "KIND_GPU of a forest; false: refuse the model",
     ),
-    honour(
-        "install-requirements", BOOLEAN, "a requirements.txt beside a Python model is installed, for that model alone"
-    ),
+    honour("install-requirements", BOOLEAN, "install the requirements.txt beside a Python model, for that model alone"),
     honour(
         "environment-cache-directory",
         ANY_TEXT,
@@ -404,7 +402,7 @@ BACKENDS = (
         choice("off", "execution_count"),
         "execution_count: instances execute when there are the resources that their groups ask for",
     ),
-    honour("rate-limit-resource", LIMIT, "how much there is of a resource; repeat it for others, and list all"),
+    honour("rate-limit-resource", LIMIT, "amount of a resource of the rate limiter; repeat it, and list all"),
     ignore("pinned-memory-pool-byte-size", INTEGER, 268435456, _NO_POOL),
     honour(
         "cuda-memory-pool-byte-size",
@@ -435,35 +433,35 @@ SHARED_MEMORY = (
         "allow-client-shm", BOOLEAN, "tensors may lie in shared memory of the clients, which the server opens by name"
     ),
     honour("shm-client-slab-mib", integer(1, 4095), "most MiB of requests per front-end process"),
-    honour("shm-worker-slab-mib", integer(1, 4095), "MiB of results per instance, at most"),
+    honour("shm-worker-slab-mib", integer(1, 4095), "most MiB of results per instance"),
     honour(
         "client-socket",
         ANY_TEXT,
-        "socket of shoal.Client, on this host and for this user; empty: none; unless given, PORT.sock for the HTTP "
-        "port in $XDG_RUNTIME_DIR/shoal, or in /run/shoal or /tmp/shoal-UID",
+        "path of the socket for shoal.Client, on this host and for this user; empty: none; default: PORT.sock, of the "
+        "HTTP port, in $XDG_RUNTIME_DIR/shoal, or in /run/shoal or /tmp/shoal-UID",
     ),
-    honour("client-count", integer(0, 128), "clients that may be connected to that socket at once"),
-    honour("client-slab-mib", integer(1, 4095), "MiB of requests per client; it takes them as it uses them"),
-    honour("shm-oversize-mib", integer(0), "MiB of all requests and results together that are too large for a slab"),
+    honour("client-count", integer(0, 128), "most shoal.Client that are connected at once"),
+    honour("client-slab-mib", integer(1, 4095), "most MiB of requests per shoal.Client, taken as they are used"),
+    honour("shm-oversize-mib", integer(0), "most MiB of all requests and results that are too large for a slab"),
 )
 BOUNDS = (
     honour(
         "max-in-flight",
         integer(1, 65536),
-        "requests of one model at once in one front-end process; of all models four times as many, of which one model "
-        "gets less than twice what is free; further ones get 503",
+        "most requests of one model in flight in one front-end process; of all models four times as many, and of one "
+        "model less than twice as many as are free; further ones get 503",
     ),
-    honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
+    honour("default-max-queue-size", integer(1), "most waiting requests to a model whose configuration sets no bound"),
     honour(
         "request-deadline-ms",
         integer(0),
-        "milliseconds in which every request must be answered; one that cannot be is refused, or leaves the queue; "
+        "milliseconds in which each request must be answered; one that cannot be is refused, or leaves the queue; "
         "0: no deadline but those of clients and models",
     ),
     honour(
         "poison-refusal-secs",
         integer(0, 86400),
-        "seconds for which requests are refused after equal ones have ended instances, twice as long each further "
+        "seconds for which a request is refused after equal ones have ended instances, twice as long each further "
         "time; 0: never",
     ),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
