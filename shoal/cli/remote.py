@@ -175,6 +175,8 @@ class RemoteServer:
             raise self._not_a_model_server() from None
         if response.status != 200:
             title = f"status {response.status} {response.reason}"
+            if answer.lstrip().startswith(b"<"):  # a page of a web server's, or of a proxy's
+                raise UnreachableError(f"What answers at {self.url} is not a model server: {title}.")
             raise RefusedError(response.status, sentence_of(answer, title))
         return answer
 

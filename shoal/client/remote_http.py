@@ -43,13 +43,18 @@ class HttpClient(RemoteClient):
         with suppress(ValueError):  # from the JSON decoder
             answer = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments))
         if not isinstance(answer, dict):
-            raise ConnectionLostError(f"what answers at {self._address} is not a model server")
+            raise self._no_model_server()
         return answer
+
+    def _no_model_server(self) -> ConnectionLostError:
+        return ConnectionLostError(f"what answers at {self._address} is not a model server")
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
         del details
         if "timed out" in sentence:
             return TimedOutError(sentence)
+        if "while decoding the response" in sentence:  # tritonclient's words
+            return self._no_model_server()
         return _BY_STATUS.get(status, InvalidArgumentError)(sentence)  # 400 is most often a wrong argument
 
 

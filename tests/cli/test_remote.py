@@ -158,6 +158,18 @@ def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixtur
     assert r"\x1b[2J" in first
 
 
+@pytest.mark.parametrize("verb", ["models", "load m", "top", "bench m", "infer m"])
+@pytest.mark.parametrize("title", ["404 Not Found", "502 Bad Gateway"])
+def test_the_page_of_a_web_server_is_not_shown(verb: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = b"\r\nContent-Length: 21\r\n\r\n<!DOCTYPE html>\n<p>no"
+    with saying(b"HTTP/1.1 " + title.encode() + page) as url:
+        assert main([*verb.split(), "--url", url]) == 3
+    said, *_ = capsys.readouterr().err.splitlines()
+    address = url.partition("://")[2] if verb == "infer m" else url
+    more = "" if verb == "infer m" else f": status {title}."
+    assert said.lower() == f"what answers at {address} is not a model server{more}".lower()
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
