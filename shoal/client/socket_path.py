@@ -62,6 +62,15 @@ def client_paths(environ: Mapping[str, str]) -> list[str]:
     return [str(directory / socket_name(DEFAULT_HTTP_PORT)) for directory in found]
 
 
+def other_paths(environ: Mapping[str, str]) -> list[str]:
+    """The sockets of this user's servers at other HTTP ports."""
+    if environ.get(SOCKET_VARIABLE):
+        return []
+    paths = client_paths(environ)
+    found = [str(each) for path in paths for each in sorted(Path(path).parent.glob("*.sock"))]
+    return [each for each in found if each not in paths]
+
+
 def sweep(directory: Path) -> None:
     """Remove sockets that killed servers have left in a directory; a server listens on each of the others."""
     for path in directory.glob("*.sock"):

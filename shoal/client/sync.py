@@ -24,7 +24,7 @@ from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedErro
 from shoal.client.request_arguments import RequestArguments, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
-from shoal.client.socket_path import client_paths
+from shoal.client.socket_path import client_paths, other_paths
 from shoal.control import GONE
 from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
 from shoal.messages.message import MessageError
@@ -236,9 +236,10 @@ def connect(place: str | None) -> Connection:
             reasons.append(f"{path}: {error.strerror or error}" if isinstance(error, OSError) else f"{path}: {error}")
         except MessageError as error:
             reasons.append(f"{path}: the server there is of another version ({error})")
+    others = other_paths(os.environ) if place is None else []
+    remedy = f"give the path of another one: {', '.join(others)}" if others else "give the path that its log names"
     raise ConnectionLostError(
-        f"no server is found at {', '.join(reasons) or 'any place of this user'}. Start one, as this user, or give the "
-        "path that its log names"
+        f"no server is found at {', '.join(reasons) or 'any place of this user'}. Start one, as this user, or {remedy}"
     )
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from shoal.client import socket_path
-from shoal.client.socket_path import client_paths, directories, is_private, server_path, sweep
+from shoal.client.socket_path import client_paths, directories, is_private, other_paths, server_path, sweep
+from shoal.client.sync import connect
 from shoal.control import Listener, connect_guest
+from shoal.errors import ConnectionLostError
 from shoal.messages.from_client import GuestConnected
 from tests.messages import receive
 
@@ -30,6 +32,25 @@ def test_server_and_client_agree(runtime: dict[str, str], tmp_path: Path) -> Non
     assert os.stat(tmp_path / "shoal").st_mode & 0o777 == 0o700
     assert client_paths(runtime)[0] == path
     assert client_paths({**runtime, "SHOAL_CLIENT_SOCKET": "/x"}) == ["/x"]
+
+
+def test_servers_at_other_ports_are_found(runtime: dict[str, str], tmp_path: Path) -> None:
+    server_path(runtime, 8000)
+    for name in ("9000.sock", "8000.sock", "notes"):
+        (tmp_path / "shoal" / name).touch()
+    assert other_paths(runtime)[:1] == [str(tmp_path / "shoal" / "9000.sock")]
+    assert other_paths({**runtime, "SHOAL_CLIENT_SOCKET": str(tmp_path / "shoal" / "1.sock")}) == []
+
+
+def test_the_error_without_a_server_names_others(
+    runtime: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_path, "directories", lambda _environ, _uid: [tmp_path / "shoal"])
+    monkeypatch.delenv("SHOAL_CLIENT_SOCKET", raising=False)
+    server_path(runtime, 8000)
+    (tmp_path / "shoal" / "9000.sock").touch()
+    with pytest.raises(ConnectionLostError, match=r"8000\.sock: .*give the path of another one: .*/shoal/9000\.sock$"):
+        connect(None)
 
 
 def test_a_directory_that_others_can_write_to_is_passed_over(
