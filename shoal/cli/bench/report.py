@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.cli.bench.arguments import Goal
-from shoal.cli.bench.measurement import Measured, Ratios
+from shoal.cli.bench.measurement import NUM_AGREEING, Measured, Ratios
 from shoal.cli.bench.picture import sparkline
 from shoal.cli.models import table
 
@@ -70,7 +70,9 @@ def notes(measured: Measured) -> list[str]:
     """Sentences of warning about a level: figures that do not mean what they seem to, and the errors that occurred."""
     whole, title = measured.whole, measured.level.title
     found = []
-    if not measured.is_stable:
+    if not measured.is_stable and len(measured.windows) < NUM_AGREEING:
+        found.append(f"{title}: not known to be stable: that takes {NUM_AGREEING} --windows that agree.")
+    elif not measured.is_stable:
         found.append(f"{title}: not stable: the last windows differ, in throughput or p50, by more than --stability.")
     num_ended = len(whole.latencies_ns) + whole.num_errors
     if measured.is_clients_limit and num_ended:

@@ -117,11 +117,19 @@ def test_the_table_has_the_servers_share_and_notes_what_a_reader_must_know() -> 
     assert "250 ms" in lines[2]
     assert lines[4] == "requests/s ▅█   p99 ▁█"
     notes = "\n".join(lines[5:])
-    assert "500/s Poisson: not stable" in notes
+    assert "500/s Poisson: not known to be stable: that takes 3 --windows that agree." in notes
     assert "the client was the bottleneck: 97% busy, 49.3 µs of CPU a request, so it asks at most 20,300/s" in notes
     assert "7 requests were due and waited for a connection" in notes
     assert "500/s Poisson: 3 errors: no" in notes
     assert "4 at once:" not in notes
+
+
+def test_windows_that_differ_are_told_apart_from_too_few() -> None:
+    differing = [window(100, 5), window(200, 5), window(400, 5)]
+    (note,) = report.notes(measured(*differing, is_stable=False))
+    assert note == "4 at once: not stable: the last windows differ, in throughput or p50, by more than --stability."
+    (note,) = report.notes(measured(*differing[:2], is_stable=False))
+    assert note == "4 at once: not known to be stable: that takes 3 --windows that agree."
 
 
 def test_the_goal_is_met_by_the_fastest_level_that_meets_it() -> None:
