@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from statistics import median
 
 from bench.errors import BenchmarkError
 from bench.load import Target, Wrk, children_cpu_s
-from bench.measure import foreign_cpu_s, wait_for_quiet
-from bench.peers import NUM_CPUS, SHOAL_PYTHON, launch_shoal
+from bench.measure import quiet_turn
+from bench.peers import SHOAL_PYTHON, launch_shoal
 from bench.perf_analyzer import run_perf_analyzer
 from bench.server import Server
 from bench.workloads import ADD_SUB, IDENTITY_16, MLP_512, WAITING, BenchModel, Request, v2_request
@@ -43,8 +43,6 @@ SECONDS = 2
 #: The largest share of the machine's time that other programs may take in a pair of turns, and how many pairs are
 #: measured at most for one that is wanted (ours).
 MOST_FOREIGN, MOST_TRIES = 0.04, 5
-#: The most seconds that a pair of turns waits for a machine on which others do little (ours).
-MOST_WAIT_S = 20.0
 _BIND = (
     "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); os.execvp(sys.argv[2], sys.argv[2:])"
 )
@@ -182,11 +180,8 @@ def measure(
         found: tuple[list[Seen], list[Seen]] = ([], [])
         for turn in range(num_turns * MOST_TRIES):
             order = (1, 0) if turn % 2 else (0, 1)
-            wait_for_quiet(MOST_FOREIGN, MOST_WAIT_S)
-            before_s, start_s = foreign_cpu_s(), time.monotonic()
-            pair = {way: ways[way]() for way in order}
-            taken_s = foreign_cpu_s() - before_s
-            if taken_s <= MOST_FOREIGN * (time.monotonic() - start_s) * NUM_CPUS:
+            pair, is_quiet = quiet_turn(partial(_pair, ways, order), MOST_FOREIGN)
+            if is_quiet:
                 found[0].append(pair[0])
                 found[1].append(pair[1])
             if len(found[0]) == num_turns:
@@ -194,6 +189,10 @@ def measure(
     if not found[0]:
         raise BenchmarkError("other programs take too much of this machine")
     return found
+
+
+def _pair(ways: Sequence[Callable[[], Seen]], order: Sequence[int]) -> dict[int, Seen]:
+    return {way: ways[way]() for way in order}
 
 
 def row(situation: Situation, mine: list[Seen], theirs: list[Seen]) -> str:

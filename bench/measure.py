@@ -5,9 +5,15 @@ Only reads. CPU time includes children that have ended, where their parent has w
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+#: The most seconds that a turn waits for a machine on which others do little (ours).
+MOST_WAIT_S = 20.0
+T = TypeVar("T")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 on every system: a resolution of 10 ms, fine over seconds
 
 
@@ -84,14 +90,19 @@ def pss_bytes(root: int) -> int:
     return total
 
 
-def wait_for_quiet(most_share: float, timeout_s: float) -> None:
-    """Wait until other programs take no more than a share of the machine for half a second, or the time is over."""
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        before_s, start_s = foreign_cpu_s(), time.monotonic()
-        time.sleep(0.5)
-        if foreign_cpu_s() - before_s <= most_share * (time.monotonic() - start_s) * (os.cpu_count() or 1):
-            return
+def quiet_turn(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
+    """The result of a measurement, and whether other programs took no more than a share of the machine meanwhile. It
+    begins when they have taken no more for half a second, or after MOST_WAIT_S."""
+    end_s = time.monotonic() + MOST_WAIT_S
+    while time.monotonic() < end_s and not _is_quiet(partial(time.sleep, 0.5), most_foreign)[1]:
+        pass
+    return _is_quiet(turn, most_foreign)
+
+
+def _is_quiet(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
+    before_s, start_s = foreign_cpu_s(), time.monotonic()
+    found = turn()
+    return found, foreign_cpu_s() - before_s <= most_foreign * (time.monotonic() - start_s) * (os.cpu_count() or 1)
 
 
 def machine_cpu_s() -> float:

@@ -18,13 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.measure import foreign_cpu_s, wait_for_quiet
-from bench.peers import NUM_CPUS, ROOT, SHOAL_PYTHON
+from bench.measure import quiet_turn
+from bench.peers import ROOT, SHOAL_PYTHON
 from shoal.cli.bench.arguments import Goal, latency_goal
 from shoal.cli.bench.measurement import Level, Plan, measure
 from shoal.cli.bench.targets import target
@@ -40,8 +41,6 @@ FINAL_LEVELS, FINAL_S, NUM_FINALISTS = (8, 32, 64), 0.4, 5
 #: The largest share of the machine's time that other programs may take in a turn of a setting, and how often it is
 #: measured at most (ours).
 MOST_FOREIGN, MOST_TRIES = 0.06, 4
-#: The most seconds that a turn waits for a machine on which others do little (ours).
-MOST_WAIT_S = 20.0
 
 
 class Sweep:
@@ -67,10 +66,8 @@ class Sweep:
         """The score by longer windows at more levels, on a machine that is quiet meanwhile or becomes so."""
         found = 0.0
         for _ in range(MOST_TRIES):
-            wait_for_quiet(MOST_FOREIGN, MOST_WAIT_S)
-            before_s, start_s = foreign_cpu_s(), time.monotonic()
-            found = self.score(settings, FINAL_LEVELS, FINAL_S)
-            if foreign_cpu_s() - before_s <= MOST_FOREIGN * (time.monotonic() - start_s) * NUM_CPUS:
+            found, is_quiet = quiet_turn(partial(self.score, settings, FINAL_LEVELS, FINAL_S), MOST_FOREIGN)
+            if is_quiet:
                 break
         return found
 
