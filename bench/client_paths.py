@@ -9,16 +9,15 @@ compare only within one run, and rather the stable figures: instructions, and th
 import argparse
 import asyncio
 import dataclasses
-import http
 import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -40,9 +39,9 @@ from bench.client_ways import (
 )  # fmt: skip
 from bench.errors import BenchmarkError
 from bench.peers import ROOT, launch_shoal
-from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
+from bench.server import Server, ask, free_ports
 from bench.triton_beside import triton_beside
-from bench.workloads import BenchModel
+from bench.workloads import READY, BenchModel
 from shoal import AsyncClient, Client
 from shoal.cli.bench.picture import Series, svg
 
@@ -88,20 +87,6 @@ def serve(folder: Path, every: Sequence[BenchModel]) -> tuple[Server, Places]:
     flags = ["--allow-grpc=true", f"--grpc-port={grpc_port}", f"--client-socket={path}"]
     server = launch_shoal(folder, every[0], "regions", every[1:], python=Path(sys.executable), flags=flags)
     return server, Places(server.port, grpc_port, 0, path)
-
-
-def wait_until_ready(port: int) -> None:
-    """Wait until the server is ready. Raises BenchmarkError where that takes too long."""
-    end_s, url = time.monotonic() + START_DEADLINE_S, f"http://127.0.0.1:{port}/v2/health/ready"
-    while time.monotonic() < end_s:
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(url, timeout=10) as answer,
-        ):
-            if answer.status == http.HTTPStatus.OK:
-                return
-        time.sleep(POLL_S)
-    raise BenchmarkError(f"the server at port {port} is not ready within {START_DEADLINE_S:.0f} s")
 
 
 def measure_times(places: Places, every: Sequence[BenchModel], num_rounds: int) -> Times:
@@ -263,10 +248,7 @@ def run(
         if with_triton:
             triton = stack.enter_context(triton_beside(folder, repository.write_onnx_for_triton(folder, every)))
             places = dataclasses.replace(places, triton=triton)
-        stack.callback(server.stop)
-        server.start()
-        for port in filter(None, (places.http, places.triton)):
-            wait_until_ready(port)
+        stack.enter_context(server.running(READY, partial(ask, method="GET")))
         times = measure_times(places, every, num_rounds)
         num_each = max(10, num_requests // AT_ONCE)
         costs = [

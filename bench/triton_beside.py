@@ -2,24 +2,27 @@
 
     .venv-bench/bin/python -m bench.triton_beside FOLDER REPOSITORY
 
-prints the port when Triton has been started, and stops it when standard input ends.
+prints the port when Triton is ready, and stops it when standard input ends.
 """
 
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.errors import BenchmarkError
 from bench.peers import ROOT, serve_with_triton
+from bench.server import ask
+from bench.workloads import READY
 
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 
 @contextmanager
 def triton_beside(folder: Path, repository: Path) -> Iterator[int]:
-    """A context with a starting Triton; yields its HTTP port. Raises BenchmarkError where Triton is not installed."""
+    """A context with Triton; yields its HTTP port. Raises BenchmarkError where Triton is not installed."""
     if not PEERS_PYTHON.exists():
         raise BenchmarkError("Triton is not installed; scripts/bench --quick does that")
     command = [str(PEERS_PYTHON), "-m", __name__, str(folder), str(repository)]
@@ -37,13 +40,9 @@ def triton_beside(folder: Path, repository: Path) -> Iterator[int]:
 
 def main(folder: Path, repository: Path) -> None:
     """Run Triton until standard input ends."""
-    server = serve_with_triton(folder, repository)
-    server.start()
-    try:
+    with serve_with_triton(folder, repository).running(READY, partial(ask, method="GET")) as server:
         print(server.port, flush=True)
         sys.stdin.read()
-    finally:
-        server.stop()
 
 
 if __name__ == "__main__":

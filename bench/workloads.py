@@ -139,6 +139,10 @@ class Request:
     body: bytes
 
 
+#: Asked by GET: whether a server of Triton's protocol can answer.
+READY = Request("/v2/health/ready", {}, b"")
+
+
 def v2_request(model: BenchModel, encoding: str) -> Request:
     """An inference in Triton's protocol: JSON, or a JSON head and then the tensor's bytes, or a JSON that names regions
     of shared memory for both."""

@@ -20,7 +20,7 @@ from bench.isolation.crowd import Callers, Crowd, Guests
 from bench.isolation.probe import GrpcProbe, HttpProbe, Probe, infer, message, paced
 from bench.measure import process_tree
 from bench.server import Server, ask, free_ports
-from bench.workloads import Request
+from bench.workloads import READY
 
 #: Seconds for anything that takes milliseconds: a standby's start, the beginning of an execution.
 DEADLINE_S = 15.0
@@ -209,7 +209,7 @@ def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: 
     command += [f"--grpc-port={grpc_port}"] if is_grpc else ["--allow-grpc=false"]
     command += [f"--client-socket={folder / SOCKET}", *flags]
     server = Server(command, os.environ, http_port, folder / "log", folder=checkout.folder)
-    with server.running(Request("/v2/health/ready", {}, b""), partial(ask, method="GET")):
+    with server.running(READY, partial(ask, method="GET")):
         site = Site(checkout, server, folder, http_port, grpc_port, metrics_port)
         site.wait_for_standby()
         yield site
