@@ -124,8 +124,8 @@ def _frameworks(facts: MachineFacts) -> Iterator[Row]:
             yield Row(GOOD, f"backend {backend}", f"{framework.distribution} {framework.version}")
     missing = {backend: each for backend, each in facts.frameworks.items() if not each.version}
     if missing:
-        extras = ", ".join(f"shoal[{each.extra}]" for each in missing.values())
-        yield Row(GOOD, "backends", f"not installed: {', '.join(missing)} (pip install {extras})")
+        extras = ",".join(each.extra for each in missing.values())
+        yield Row(GOOD, "backends", f"not installed: {', '.join(missing)} (pip install 'shoal[{extras}]')")
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------

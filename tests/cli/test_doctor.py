@@ -38,7 +38,7 @@ def rows(**changed: Any) -> dict[str, Row]:
 def test_nothing_is_wrong_with_a_healthy_machine() -> None:
     assert {row.state for row in rows().values()} == {GOOD}
     assert rows()["backend onnxruntime"].found == "onnxruntime 1.32.0"
-    assert rows()["backends"].found == "not installed: fil (pip install shoal[fil])"
+    assert rows()["backends"].found == "not installed: fil (pip install 'shoal[fil]')"
     assert rows()["cores"].found == "4 (0-3)"
 
 
