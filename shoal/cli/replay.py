@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +154,7 @@ def _ask_server(
     requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> "list[Answer]":
     from shoal.cli.replay_targets import RunningServer
+    from shoal.testing import Server
 
     with client_at(arguments.against, environ) as client:
         return RunningServer(client, arguments.version).replay(requests, arguments.speed)
@@ -168,7 +168,8 @@ def _ask_locally(
 
     models = sorted({each.model for each in requests})
     answers: dict[int, Answer] = {}
-    with closing(LocalModels.load(arguments.repo, models, arguments.version)) as local:
+    with Server(arguments.repo, models) as server:
+        local = LocalModels(server, arguments.version)
         for batch in batches(requests) if exact else [[each] for each in requests]:
             for request, answer in zip(batch, local.replay_batch(batch), strict=True):
                 answers[request.number] = answer

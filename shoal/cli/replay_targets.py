@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.recorded_inputs import recorded_inputs
@@ -116,20 +115,6 @@ class LocalModels:
         self._version = version
         #: Batches that could not be formed as they were recorded.
         self.num_split = 0
-
-    @classmethod
-    def load(
-        cls, repository: Path, models: Sequence[str], version: int | None, *, raises: bool = False
-    ) -> "LocalModels":
-        """Load models of a repository, or the model with that directory. Raises the ShoalError of one that cannot be
-        loaded."""
-        from shoal.testing import Server
-
-        return cls(Server(repository, models, raise_errors=raises), version)
-
-    def close(self) -> None:
-        """Unload the models."""
-        self._server.close()
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
         """The answers to requests that are executed as one batch, as far as the model's configuration has it."""
