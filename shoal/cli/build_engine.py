@@ -6,22 +6,52 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.errors import ShoalError
 
-PROG = "shoal build-engine"
-_EXAMPLES = """\
+_HELP = """\
+Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of TensorRT that built it, so do
+this where it will be served. The GPU used is the first of CUDA_VISIBLE_DEVICES, else CUDA's device 0. An engine is
+kept, and taken again for the same file, options, GPU and version.
+
 Examples:
   shoal build-engine model.onnx model_repository/m/1/model.plan
   shoal build-engine model.onnx model.plan --max-batch-size 32 --fp16
   shoal build-engine model.onnx model.plan --shape X=1x16:8x128:32x512    # least:best:most, of one input
+
+Options:
+  --shape <input>=<least>:<best>:<most>  shapes of an input; needed where more than its first dimension is dynamic;
+                                         repeat it for several
+  --max-batch-size <integer>     most of a dynamic first dimension, for which the engine is made fastest (default: 8)
+  --fp16                         let TensorRT compute in FP16 (TensorRT 10 only)
+  --workspace-mib <integer>      MiB the build may use (default: all there is)
+  --cache-directory <directory>  where engines are kept (default: the user's cache)
+  --json                         print JSON: {"wrote": [engine]}
+  --help                         print this and exit
+
+Exit codes: 0 done; 1 the command is wrong, or no engine can be built.
 """
 
 
 def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Build an engine, or copy the one built before; returns the exit code."""
-    from shoal.workers.backends.tensorrt.build import Order, build  # imported here: it brings numpy
+    from shoal.workers.backends.tensorrt.build import Order, build, read_shape  # imported here: it brings numpy
+
+    def shape(text: str) -> object:
+        try:
+            return read_shape(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    parser = VerbParser("build-engine", "<model.onnx> <model.plan> [options]", _HELP)
+    parser.add_asked("onnx", "Of which model? Name its ONNX file, then the file of the engine.")
+    parser.add_asked("plan", "Into which file? Name that of the engine, as in model.plan.")
+    parser.add_argument("--shape", action="append", type=shape, default=[])
+    parser.add_argument("--max-batch-size", type=int, default=8)
+    parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--workspace-mib", type=int, default=0)
+    parser.add_argument("--cache-directory", default="")
 
     def work(given: argparse.Namespace) -> int:
         order = Order(
@@ -39,7 +69,7 @@ def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         show({"wrote": [str(target)]}, f"Wrote {target}", as_json=given.json)
         return EXIT_DONE
 
-    return run_verb(_parser(), argv, "", work, ShoalError, OSError)
+    return run_verb(parser, argv, work, ShoalError, OSError)
 
 
 def _file(text: str) -> Path:
@@ -52,54 +82,3 @@ def _file(text: str) -> Path:
 def _cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
     user = environ.get("XDG_CACHE_HOME", "")
     return Path(flag or Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "engines"))
-
-
-def _parser() -> Parser:
-    from shoal.workers.backends.tensorrt.build import read_shape
-
-    parser = Parser(
-        prog=PROG,
-        usage=f"{PROG} <model.onnx> <model.plan> [options]",
-        description="Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of\n"
-        "TensorRT that built it, so do this where it will be served. The GPU used is the first of\n"
-        "CUDA_VISIBLE_DEVICES, else CUDA's device 0. An engine is kept, and taken again for the same file,\n"
-        "options, GPU and version.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
-    parser.add_argument("onnx", help=argparse.SUPPRESS)
-    parser.add_argument("plan", help=argparse.SUPPRESS)
-
-    def shape(text: str) -> object:
-        try:
-            return read_shape(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    options = parser.add_argument_group("Options")
-    options.add_argument(
-        "--shape", action="append", type=shape, default=[], metavar="<input>=<least>:<best>:<most>",
-        help="shapes of an input; needed where more than its first dimension is dynamic; repeat it for several",
-    )  # fmt: skip
-    options.add_argument(
-        "--max-batch-size", type=int, default=8, metavar="<integer>",
-        help="most of a dynamic first dimension, for which the engine is made fastest (default: 8)",
-    )  # fmt: skip
-    options.add_argument("--fp16", action="store_true", help="let TensorRT compute in FP16 (TensorRT 10 only)")
-    options.add_argument(
-        "--workspace-mib",
-        type=int,
-        default=0,
-        metavar="<integer>",
-        help="MiB the build may use (default: all there is)",
-    )
-    options.add_argument(
-        "--cache-directory",
-        default="",
-        metavar="<directory>",
-        help="where engines are kept (default: the user's cache)",
-    )
-    options.add_argument("--json", action="store_true", help='print JSON: {"wrote": [engine]}')
-    options.add_argument("--help", "-h", action="help", help="print this and exit")
-    return parser

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.colour import BAD, NOTE, coloured
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
 EXIT_FOUND = 2
 _COLOURS = {r"^\S.*?: (error): ": BAD, r"^\S.*?: (warning): ": NOTE}
 
-_USAGE = "shoal check <repository or model directory> … [options]"
 _HELP = """\
 Say what is wrong with the models of a repository, without loading them: layout, config.pbtxt, ensembles, files, names,
 datatypes and shapes in ONNX files, settings of frameworks, Python environments, warm-up, the source of every model.py.
@@ -40,16 +39,10 @@ Each finding is a line `path:line: error: text`. Exit codes: 0 no errors; 1 the 
 
 def check(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the findings; returns the exit code."""
-    del environ
-    return run_verb(_parser(), argv, _HELP, _check)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal check", usage=_USAGE, add_help=False)
+    parser = VerbParser("check", "<repository or model directory> … [options]", _HELP)
     parser.add_argument("places", nargs="*", type=Path)
     parser.add_argument("--strict", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, _check)
 
 
 def _check(arguments: argparse.Namespace) -> int:

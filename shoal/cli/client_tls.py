@@ -15,10 +15,10 @@ HELP = """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, without lines in argparse's own help."""
+    """Add the flags."""
     for flag in ("--ca", "--cert", "--key"):
-        parser.add_argument(flag, default="", help=argparse.SUPPRESS)
-    parser.add_argument("--insecure", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument(flag, default="")
+    parser.add_argument("--insecure", action="store_true")
 
 
 def context_of(arguments: argparse.Namespace) -> "ssl.SSLContext | None":

@@ -45,7 +45,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
         for action in parser._actions:
             if action.dest in ("model", "what", "shown"):
                 action.completer = _models  # type: ignore[attr-defined]  # argcomplete's own place for it
-    argcomplete.autocomplete(parser, print_suppressed=True)
+    argcomplete.autocomplete(parser)
 
 
 def _models(prefix: str, **_: Any) -> list[str]:

@@ -12,15 +12,13 @@ from shoal.cli import colour
 from shoal.cli.colour import coloured
 from shoal.cli.machine_facts import MachineFacts, read_facts
 from shoal.cli.models import table
-from shoal.cli.serve import Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
 from shoal.placement import format_cores
 
 EXIT_FOUND = 2
 GOOD, NOTE, BAD = "ok", "note", "BAD"
 _COLOURS = {rf"^{BAD}\b": colour.BAD, rf"^{NOTE}\b": colour.NOTE, rf"^{GOOD}\b": colour.GOOD}
 
-_USAGE = "shoal doctor [options]"
 _HELP = """\
 Look at this machine and this installation as a server would find them: interpreter, frameworks, cores, memory,
 /dev/shm, descriptors, ports, GPUs. A row says what was found; a `note` costs speed or a feature, `BAD` keeps a server
@@ -60,7 +58,10 @@ class Row(NamedTuple):
 
 def doctor(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the findings; returns the exit code."""
-    return run_verb(_parser(), argv, _HELP, lambda arguments: _doctor(arguments, environ))
+    parser = VerbParser("doctor", "[options]", _HELP)
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        parser.add_argument(f"--{name}-port", type=_port, default=port)
+    return run_verb(parser, argv, lambda arguments: _doctor(arguments, environ))
 
 
 def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -81,14 +82,6 @@ def as_text(rows: Sequence[Row]) -> str:
     for line, row in zip(lines[1:], rows, strict=True):
         printed += [line, *([f"{indent}→ {row.advice}"] if row.advice else [])]
     return "\n".join(printed)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal doctor", usage=_USAGE, add_help=False)
-    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        parser.add_argument(f"--{name}-port", type=_port, default=port)
-    parser.add_argument("--json", action="store_true")
-    return parser
 
 
 def _port(text: str) -> int:

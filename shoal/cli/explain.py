@@ -8,6 +8,7 @@ from shoal.cli.colour import printable, printable_lines
 from shoal.cli.models import table
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer, Row
+from shoal.cli.verb import WHICH_MODEL
 
 _DESCRIPTION = """\
 Say why the last batches of a model had their size, how often each reason was given, and how long batches of each size
@@ -29,7 +30,7 @@ _HOW = {
 def explain(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Explain a model's batches; returns the exit code."""
     parser = OperatingParser("explain", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
-    parser.add_argument("model", help=argparse.SUPPRESS)
+    parser.add_asked("model", WHICH_MODEL)
     return operate(parser, argv, environ, _explain)
 
 

@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 
-_USAGE = "shoal fleet haproxy --server <host[:http port[:gRPC port]]> [--server …] [options]"
 _HELP = """\
 Print a configuration of HAProxy (2.4 or newer) that puts several servers behind one address, over HTTP and gRPC.
 
@@ -69,8 +68,7 @@ class Fleet(NamedTuple):
 
 def fleet(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the configuration; returns the exit code."""
-    del environ
-    parser = Parser(prog="shoal fleet", usage=_USAGE, add_help=False)
+    parser = VerbParser("fleet", "haproxy --server <host[:http port[:gRPC port]]> [--server …] [options]", _HELP)
     parser.add_argument("balancer", nargs="?")
     parser.add_argument("--server", action="append", default=[])
     parser.add_argument("--bind", default="*:8000")
@@ -78,8 +76,7 @@ def fleet(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--admin-socket", default="haproxy.sock")
     parser.add_argument("--sequence-header", default="x-sequence-id")
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, argv, _HELP, _print)
+    return run_verb(parser, argv, _print)
 
 
 def _print(arguments: argparse.Namespace) -> int:

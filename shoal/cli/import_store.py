@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.serve import CommandLineError
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
 from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.model_config import files
 from shoal.repository.found import FoundModel
 from shoal.store_settings import ALL, StoreSettings
@@ -26,7 +26,6 @@ from shoal.torchserve_errors import torchserve_fault
 
 EXIT_FOUND = 2
 
-_USAGE = "shoal import <model store or config.properties> [--output <directory>]"
 _HELP = """\
 Print what would be served of TorchServe's model store, or of a config.properties, and how; every key of the file that
 is ignored, with the reason; every archive that would be refused. Nothing is changed.
@@ -53,19 +52,16 @@ class _Source(NamedTuple):
 
 def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the report; returns the exit code."""
-    parser = Parser(prog="shoal import", usage=_USAGE, add_help=False)
-    parser.add_argument("source", nargs="?", type=Path)
+    parser = VerbParser("import", "<model store or config.properties> [--output <directory>]", _HELP)
+    parser.add_asked("source", "Which store? Name its directory, or a config.properties.", type=Path)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, argv, _HELP, lambda arguments: _import(arguments, environ), PropertiesError, OSError)
+    return run_verb(parser, argv, lambda arguments: _import(arguments, environ), PropertiesError, OSError)
 
 
 def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from shoal.repository.torchserve.configuration import Machine
     from shoal.repository.torchserve.store import TorchServeStore
 
-    if arguments.source is None:
-        raise CommandLineError("Which store? Name its directory, or a config.properties.")
     if arguments.output is not None and arguments.output.exists():
         raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
     source = _source(arguments.source, environ)

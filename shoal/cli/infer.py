@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.operate import client_at, seconds
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
-from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.timing_text import timing_text
-from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
+from shoal.cli.verb import EXIT_DONE, WHICH_MODEL, VerbParser, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
     from shoal.client.result import Result
     from shoal.client.sync import Client
 
-_USAGE = "shoal infer <model> [<input>=<value> …] [options]"
 _HELP = """\
 Ask a model of a running server once. Without --url the request goes through the shared memory of this user's server on
 this machine; with one, over the network.
@@ -62,29 +60,18 @@ _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priorit
 
 def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
-
-    def work(arguments: argparse.Namespace) -> int:
-        return _infer(arguments, environ)
-
-    return ask_server("shoal infer …", argv, lambda: run_verb(_parser(), argv, _HELP, work))
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal infer", usage=_USAGE, add_help=False)
-    add_requests(parser)
+    parser = VerbParser("infer", "<model> [<input>=<value> …] [options]", _HELP)
+    add_requests(parser, WHICH_MODEL)
     parser.add_argument("--input", action="append", default=[], type=name_and_value)  # as `shoal run` takes it
     parser.add_argument("--version", default="")
     parser.add_argument("--url")
     parser.add_argument("--timeout", type=seconds, default=60.0)
     parser.add_argument("--repeat", type=count, default=1)
     parser.add_argument("--timing", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, lambda arguments: _infer(arguments, environ))
 
 
 def _infer(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    if arguments.model is None:
-        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     from shoal.cli.answers import CONFIG
     from shoal.cli.remote import answered
     from shoal.cli.run_inputs import read_requests

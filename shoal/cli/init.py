@@ -13,15 +13,14 @@ from shlex import quote
 from typing import Any
 
 from shoal.cli.config_text import as_pbtxt, quoted
-from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.serve import CommandLineError
 from shoal.cli.served_paths import CHECKPOINT, FORESTS, forest
 from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
-from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
+from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, run_verb, show
 from shoal.errors import ShoalError
 from shoal.model_config.files import CONFIG_FILENAME
 
-_USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
 Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
 --from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan, scikit-learn's .skops,
@@ -80,19 +79,15 @@ _PYTHON: dict[str, Any] = {
 
 def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the directory; returns the exit code."""
-    del environ
-    parser = Parser(prog="shoal init", usage=_USAGE, add_help=False)
-    parser.add_argument("directory", nargs="?", type=Path)
+    parser = VerbParser("init", "<model directory> [--from <model file>]", _HELP)
+    parser.add_asked("directory", "Which model? Name the directory to write, as in models/doubler.", type=Path)
     parser.add_argument("--from", dest="source", type=Path)
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, argv, _HELP, _init)
+    return run_verb(parser, argv, _init)
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    directory: Path | None = arguments.directory
+    directory: Path = arguments.directory
     source: Path | None = arguments.source
-    if directory is None:
-        raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
     if directory.exists():
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
     if source is not None:

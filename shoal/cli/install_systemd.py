@@ -16,13 +16,12 @@ from importlib.resources import files
 from ipaddress import ip_network
 from pathlib import Path
 
-from shoal.cli.serve import CommandLineError, Parser, parse
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.request_arguments import divided
+from shoal.cli.serve import CommandLineError, parse
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.cloud_url import is_cloud
 from shoal.options import Endpoint, ServerOptions, endpoints
 
-PROG = "shoal install-systemd"
-USAGE = f"{PROG} --model-repository <directory or URL> [options] [-- serve flags]"
 UNIT = Path("/etc/systemd/system/shoal.service")
 INSTANCES = UNIT.with_name("shoal@.service")
 #: The directory of the files with the flags of one instance each.
@@ -33,18 +32,42 @@ STOP_MARGIN_S = 15
 _HOMES = ("/home", "/root", "/run/user")
 _NAMED_ADDRESSES = frozenset({"any", "localhost", "link-local", "multicast"})
 
+_HELP = f"""\
+Write the unit that runs this server as a service of systemd. What follows -- is given to `shoal serve` as it stands.
 
-_EXAMPLES = f"""\
 Examples:
-  {PROG} --model-repository /srv/models --output -        # look at it first
-  sudo {PROG} --model-repository /srv/models --socket -- --http-address 0.0.0.0
+  shoal install-systemd --model-repository /srv/models --output -        # look at it first
+  sudo shoal install-systemd --model-repository /srv/models --socket -- --http-address 0.0.0.0
+
+Options:
+  --model-repository <directory or URL>  directory of models, or where in cloud storage it lies; repeat it for several
+  --user <name>          who the service runs as (default: you, also under sudo)
+  --output <file>        where to write the unit; - prints it (default: {UNIT})
+  --socket               also write a .socket unit: systemd holds the ports while the server restarts
+  --gpu                  also write a drop-in that gives the service NVIDIA's devices
+  --instances            write the template {INSTANCES.name}: each instance adds SHOAL_FLAGS of
+                         {FLAGS_DIRECTORY}/<instance>.env
+  --clients <addresses>  exchange packets with these alone, name servers included: networks, or localhost, separated by
+                         commas
+  --force                overwrite a unit that is there already
+  --json                 print JSON: {{"units": {{path: text}}, "wrote": [paths], "next": [commands to type]}}
+  --help                 print this and exit
+
+Exit codes: 0 done; 1 the command is wrong, or a unit cannot be written.
 """
 
 
 def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the unit, or print it; returns the exit code."""
-    own, serve_flags = _split(argv)
-    return run_verb(_parser(), own, "", lambda arguments: _install(arguments, serve_flags, environ))
+    own, serve_flags = divided(argv)
+    parser = VerbParser("install-systemd", "--model-repository <directory or URL> [options] [-- serve flags]", _HELP)
+    parser.add_argument("--model-repository", action="append", default=[])
+    parser.add_argument("--user")
+    parser.add_argument("--output", default="")
+    parser.add_argument("--clients", default="")
+    for flag in ("--socket", "--gpu", "--instances", "--force"):
+        parser.add_argument(flag, action="store_true")
+    return run_verb(parser, own, lambda arguments: _install(arguments, serve_flags, environ))
 
 
 def _install(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -74,69 +97,12 @@ def _install(arguments: argparse.Namespace, serve_flags: Sequence[str], environ:
     return EXIT_DONE
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the arguments into this verb's and, after `--`, those of `shoal serve`."""
-    own = list(argv)
-    if "--" not in own:
-        return own, []
-    at = own.index("--")
-    return own[:at], own[at + 1 :]
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog=PROG,
-        usage=USAGE,
-        description="Write the unit that runs this server as a service of systemd. What follows -- is given to\n"
-        "`shoal serve` as it stands.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
-    parser.add_argument(
-        "--model-repository",
-        action="append",
-        required=True,
-        metavar="<directory or URL>",
-        help="directory of models, or where in cloud storage it lies; repeat it for several",
-    )
-    parser.add_argument("--user", metavar="<name>", help="who the service runs as (default: you, also under sudo)")
-    parser.add_argument(
-        "--output", default="", metavar="<file>", help=f"where to write the unit; - prints it (default: {UNIT})"
-    )
-    parser.add_argument(
-        "--socket",
-        action="store_true",
-        help="also write a .socket unit: systemd holds the ports while the server restarts",
-    )
-    parser.add_argument(
-        "--gpu", action="store_true", help="also write a drop-in that gives the service NVIDIA's devices"
-    )
-    parser.add_argument(
-        "--instances",
-        action="store_true",
-        help=f"write the template {INSTANCES.name}: each instance adds SHOAL_FLAGS of {FLAGS_DIRECTORY}/<instance>.env",
-    )
-    parser.add_argument(
-        "--clients",
-        default="",
-        metavar="<addresses>",
-        help="exchange packets with these alone, name servers included: networks, or localhost, separated by commas",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite a unit that is there already")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help='print JSON: {"units": {path: text}, "wrote": [paths], "next": [commands to type]}',
-    )
-    parser.add_argument("--help", "-h", action="help", help="print this and exit")
-    return parser
-
-
 def render(
     arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str], path: Path
 ) -> dict[Path, str]:
     """The units' texts, by their paths. Raises CommandLineError for arguments with which no server could start."""
+    if not arguments.model_repository:
+        raise CommandLineError("Which models? Name their directory by --model-repository.")
     if arguments.instances and arguments.socket:
         raise CommandLineError("--socket has no place in a template: each instance has ports of its own")
     served = [f"--model-repository={_repository(each)}" for each in arguments.model_repository] + list(serve_flags)

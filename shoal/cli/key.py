@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.api_keys import LIMITS, SCOPES, entry_of, new_key, parse_keys
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, run_verb, show
 from shoal.errors import InvalidArgumentError
 
-_USAGE = "shoal key <name> [options]"
 _HELP = """\
 Make an API key. The key goes to stdout and is kept nowhere: give it to those who are to use it. Its entry for the file
 of --api-keys goes to stderr or, with --file, into that file, which is made if there is none. A server that uses the
@@ -45,21 +44,18 @@ Exit codes: 0 done; 1 the command is wrong; 2 the file could not be changed.
 
 def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Make a key; returns the exit code."""
-    parser = Parser(prog="shoal key", usage=_USAGE, add_help=False)
-    parser.add_argument("name", nargs="?")
+    parser = VerbParser("key", "<name> [options]", _HELP)
+    parser.add_asked("name", "Whose key? Name who uses it, as in: shoal key shop --file keys.json")
     parser.add_argument("--scope", action="append", choices=SCOPES)
     parser.add_argument("--model", action="append")
     parser.add_argument("--rate", dest="requests_per_second", type=float)
     parser.add_argument("--burst", type=int)
     parser.add_argument("--max-in-flight", type=int)
     parser.add_argument("--file")
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, argv, _HELP, _make)
+    return run_verb(parser, argv, _make)
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    if arguments.name is None:
-        raise CommandLineError("Whose key? Name who uses it, as in: shoal key shop --file keys.json")
     text = new_key()
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     entry = entry_of(text, arguments.scope or ["infer"], arguments.model or ["*"], limits)

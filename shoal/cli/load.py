@@ -8,6 +8,7 @@ from shoal.cli.models import show_models
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import WHICH_MODEL
 
 _DESCRIPTION = """\
 Load a model, or load it again after its files have changed. While the new version starts and warms up, the old one
@@ -26,8 +27,8 @@ Options:
 def load(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Load a model; returns the exit code."""
     parser = OperatingParser("load", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)
-    parser.add_argument("model", help=argparse.SUPPRESS)
-    parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    parser.add_asked("model", WHICH_MODEL)
+    parser.add_argument("--config", type=Path)
     return operate(parser, argv, environ, _load)
 
 

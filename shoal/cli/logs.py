@@ -42,8 +42,8 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> int:
     """Print lines; returns the exit code."""
     parser = OperatingParser("logs", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
-    parser.add_argument("--lines", type=count, default=20, help=argparse.SUPPRESS)
-    parser.add_argument("--follow", "-f", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lines", type=count, default=20)
+    parser.add_argument("--follow", "-f", action="store_true")
 
     def show(arguments: argparse.Namespace, server: RemoteServer) -> str:
         if urlsplit(server.url).hostname not in _HERE:

@@ -32,7 +32,7 @@ def models(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """List models, or the instances of one; returns the exit code."""
     description = "List the models of a running server, or the instances of one model."
     parser = OperatingParser("models", "[<model>] [options]", description, _EXAMPLES, timeout_s=10)
-    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("model", nargs="?")
     return operate(parser, argv, environ, _models)
 
 

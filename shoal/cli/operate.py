@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from shoal.cli import client_tls
 from shoal.cli.remote import DEFAULT_URL, RemoteServer
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -27,24 +27,16 @@ Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.
 """
 
 
-class OperatingParser(Parser):
-    """The arguments of one verb. `usage` follows the verb; `examples` are lines of shell, with comments."""
+class OperatingParser(VerbParser):
+    """The arguments of a verb that operates a server. `examples` are lines of shell, with comments."""
 
     def __init__(self, verb: str, usage: str, description: str, examples: str, *, timeout_s: int) -> None:
-        super().__init__(
-            prog=f"shoal {verb}",
-            usage=f"shoal {verb} {usage}",
-            description=f"{description}\n\nExamples:\n{examples}",
-            epilog=_ENDING.format(url=DEFAULT_URL, timeout=timeout_s, tls=client_tls.HELP.lstrip("\n")),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=False,
-        )
-        self.add_argument("--url", help=argparse.SUPPRESS)
-        self.add_argument("--header", action="append", default=[], type=_header, help=argparse.SUPPRESS)
+        ending = _ENDING.format(url=DEFAULT_URL, timeout=timeout_s, tls=client_tls.HELP.lstrip("\n"))
+        super().__init__(verb, usage, f"{description}\n\nExamples:\n{examples}{ending}")
+        self.add_argument("--url")
+        self.add_argument("--header", action="append", default=[], type=_header)
         client_tls.add_arguments(self)
-        self.add_argument("--timeout", type=seconds, default=float(timeout_s), help=argparse.SUPPRESS)
-        self.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-        self.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
+        self.add_argument("--timeout", type=seconds, default=float(timeout_s))
 
 
 def operate(
@@ -60,7 +52,7 @@ def operate(
             print(work(arguments, server))
         return EXIT_DONE
 
-    return ask_server(parser.prog, argv, lambda: run_verb(parser, argv, "", ask))
+    return run_verb(parser, argv, ask)
 
 
 def client_at(given: str | None, environ: Mapping[str, str]) -> "Client":

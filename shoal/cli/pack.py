@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.repository.torchserve.torch_use import BUILT_IN
 
-_USAGE = "shoal pack --model-name <name> --handler <file or name> --version <version> [options]"
 _HELP = """\
 Write NAME.mar, an archive that TorchServe's model store takes: `shoal serve --model-store` and `torchserve`.
 
@@ -54,19 +53,7 @@ _SKIPPED = frozenset({"__pycache__", "__MACOSX"})
 
 def pack(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the archive; returns the exit code."""
-    del environ
-    return run_verb(_parser(), argv, _HELP, _write, OSError)
-
-
-def _write(arguments: argparse.Namespace) -> int:
-    archive = str(_pack(arguments))
-    told = {"model": arguments.model_name, "version": arguments.version, "wrote": [archive]}
-    show(told, f"Wrote {archive}", as_json=arguments.json)
-    return EXIT_DONE
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal pack", usage=_USAGE, add_help=False)
+    parser = VerbParser("pack", "--model-name <name> --handler <file or name> --version <version> [options]", _HELP)
     for flags in (
         ("--model-name",), ("--version", "-v"), ("--handler",), ("--serialized-file",), ("--model-file",),
         ("--extra-files",), ("--requirements-file", "-r"), ("--config-file", "-c"),
@@ -74,8 +61,14 @@ def _parser() -> Parser:
         parser.add_argument(*flags, default="")
     parser.add_argument("--export-path", type=Path, default=Path())
     parser.add_argument("--force", "-f", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, _write, OSError)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    archive = str(_pack(arguments))
+    told = {"model": arguments.model_name, "version": arguments.version, "wrote": [archive]}
+    show(told, f"Wrote {archive}", as_json=arguments.json)
+    return EXIT_DONE
 
 
 def _pack(arguments: argparse.Namespace) -> Path:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, FailedError, run_verb, show
+from shoal.cli.request_arguments import divided
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, run_verb, show
 
 EXIT_FAILED, EXIT_LATE = 2, 3
 
-_USAGE = "shoal ray deploy <repository> [options] [-- <flags of shoal serve>]  |  shoal ray status|delete [options]"
 _HELP = """\
 Run servers on a cluster of Ray, behind Ray Serve. Needs the extra shoal[ray], here and on every node.
 
@@ -52,12 +52,10 @@ _POLL_S = 0.5
 
 def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Deploy, show or delete an application; returns the exit code."""
-    del environ
-    words, flags = list(argv), list[str]()
-    if "--" in words:
-        at = words.index("--")
-        words, flags = words[:at], words[at + 1 :]
-    parser = Parser(prog="shoal ray", usage=_USAGE, add_help=False)
+    words, flags = divided(argv)
+    parser = VerbParser(
+        "ray", "deploy <repository> [options] [-- <flags of shoal serve>]  |  shoal ray status|delete [options]", _HELP
+    )
     parser.add_argument("verb", nargs="?")
     parser.add_argument("repository", nargs="*")
     parser.add_argument("--address", default="auto")
@@ -70,8 +68,7 @@ def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--num-cpus", type=float, default=1.0)
     parser.add_argument("--num-gpus", type=float, default=0.0)
     parser.add_argument("--yaml", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, words, _HELP, lambda arguments: _run(arguments, flags))
+    return run_verb(parser, words, lambda arguments: _run(arguments, flags))
 
 
 def _run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from shoal.cli.colour import printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import WHICH_MODEL
 
 _DESCRIPTION = """\
 Have a running server record the requests to a model for a time, into files in its own folder: that of --record, or
@@ -30,11 +31,11 @@ _EXAMPLES = """\
 def record(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin or end a recording; returns the exit code."""
     parser = OperatingParser("record", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
-    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--for", dest="time", help=argparse.SUPPRESS)
-    parser.add_argument("--sample", help=argparse.SUPPRESS)
-    parser.add_argument("--max", help=argparse.SUPPRESS)
-    parser.add_argument("--stop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--for", dest="time")
+    parser.add_argument("--sample")
+    parser.add_argument("--max")
+    parser.add_argument("--stop", action="store_true")
     return operate(parser, argv, environ, _record)
 
 
@@ -42,7 +43,7 @@ def _record(arguments: argparse.Namespace, server: RemoteServer) -> str:
     given = {"for": "0" if arguments.stop else arguments.time, "sample": arguments.sample, "max": arguments.max}
     asked = {name: value for name, value in given.items() if value is not None}
     if arguments.model is None and asked:
-        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
+        raise CommandLineError(WHICH_MODEL)
     told = server.recording({"model": arguments.model, **asked} if arguments.model else None)
     if arguments.json:
         return json.dumps(told)

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
 from shoal.cli.request_arguments import count, writable, write
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.bf16 import Array
     from shoal.recorder.recorded import RecordedRequest, RecordedTensor, Recording
 
+#: The error of a verb that is given no recording.
+WHICH_RECORDING = "Which recording? Name a file, or the folder of --record."
 #: Exit code for a recording that could be read only up to some damage.
 EXIT_DAMAGED = 2
 
-_USAGE = "shoal records <file or folder>[#<number>] [options]"
 _HELP = """\
 List the requests of a recording, show one of them, or write them in another form. A recording is a file, or the folder
 of --record with all its files. A file that is damaged, or was being written, is read up to the damage.
@@ -49,29 +50,21 @@ Exit codes: 0 done; 1 the command is wrong; 2 part of the recording cannot be re
 
 def records(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """List, show or export a recording; returns the exit code."""
-    del environ
-    return run_verb(_parser(), argv, _HELP, _records)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal records", usage=_USAGE, add_help=False)
-    parser.add_argument("recording", nargs="?")
+    parser = VerbParser("records", "<file or folder>[#<number>] [options]", _HELP)
+    parser.add_asked("recording", WHICH_RECORDING)
     parser.add_argument("--model")
     parser.add_argument("--failed", action="store_true")
     parser.add_argument("--limit", type=count)
     parser.add_argument("--export", choices=("npz", "json", "perf-analyzer", "parquet"))
     parser.add_argument("--output", type=writable)
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, _records)
 
 
-def open_recording(text: str | None) -> "tuple[Recording, int]":
+def open_recording(text: str) -> "tuple[Recording, int]":
     """A recording and the number behind its `#`, 0 without one. Raises CommandLineError."""
     from shoal.recorder.folder import SUFFIX, files_of
     from shoal.recorder.recorded import Recording
 
-    if not text:
-        raise CommandLineError("Which recording? Name a file, or the folder of --record.")
     path, number = Path(text), 0
     if not path.exists():
         name, mark, digits = text.rpartition("#")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
 from shoal.cli.operate import client_at
-from shoal.cli.records import complain, open_recording, read
+from shoal.cli.records import WHICH_RECORDING, complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, ask_server, models_on_stderr, run_verb
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, models_on_stderr, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.replay_comparison import Answer, Difference
@@ -21,7 +21,6 @@ EXIT_DIFFERENT = 2
 #: Differences that are printed (ours); --json has all.
 _NUM_SHOWN = 10
 
-_USAGE = "shoal replay <file or folder>[#<number>] [options]"
 _HELP = """\
 Ask the requests of a recording again, with the spacing that they had, each at its time whatever becomes of the others
 (open loop), and compare outcomes, values and latencies with the recorded ones. Without --against the requests go to
@@ -56,16 +55,8 @@ Exit codes: 0 all is as it was; 1 the command is wrong; 2 outcomes or values dif
 
 def replay(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Replay a recording; returns the exit code."""
-
-    def work(arguments: argparse.Namespace) -> int:
-        return _replay(arguments, environ)
-
-    return ask_server("shoal replay …", argv, lambda: run_verb(_parser(), argv, _HELP, work), "--against")
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal replay", usage=_USAGE, add_help=False)
-    parser.add_argument("recording", nargs="?")
+    parser = VerbParser("replay", "<file or folder>[#<number>] [options]", _HELP, server_flag="--against")
+    parser.add_asked("recording", WHICH_RECORDING)
     parser.add_argument("--against")
     parser.add_argument("--repo", type=Path)
     parser.add_argument("--exact-batches", action="store_true")
@@ -75,8 +66,7 @@ def _parser() -> Parser:
     parser.add_argument("--limit", type=count)
     parser.add_argument("--compare")
     parser.add_argument("--report", type=writable)
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, lambda arguments: _replay(arguments, environ))
 
 
 def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -154,7 +144,6 @@ def _ask_server(
     requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> "list[Answer]":
     from shoal.cli.replay_targets import RunningServer
-    from shoal.testing import Server
 
     with client_at(arguments.against, environ) as client:
         return RunningServer(client, arguments.version).replay(requests, arguments.speed)
@@ -165,6 +154,7 @@ def _ask_locally(
 ) -> "tuple[list[Answer], int]":
     from shoal.cli.replay_targets import LocalModels
     from shoal.recorder.recorded import batches
+    from shoal.testing import Server
 
     models = sorted({each.model for each in requests})
     answers: dict[int, Answer] = {}

@@ -1,12 +1,14 @@
-"""The kinds of arguments that several verbs take: pairs, parameters, how often to ask, and files to write."""
+"""The kinds of arguments that several verbs take: requests, parameters, counts, files to write, flags of a server."""
 
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import VerbParser
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -24,16 +26,22 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_requests(parser: argparse.ArgumentParser, sample: str | None = None, *, is_whole: bool = True) -> None:
-    """The arguments of a verb that is given requests to a model: `sample` is the default of --sample; `is_whole`:
-    outputs and parameters are among them."""
-    parser.add_argument("model", nargs="?")
+def add_requests(parser: VerbParser, question: str, sample: str | None = None, *, is_whole: bool = True) -> None:
+    """The arguments of a verb that is given requests to a model: `question` is the error without a model, `sample` the
+    default of --sample; `is_whole`: outputs and parameters are among them."""
+    parser.add_asked("model", question)
     parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
     parser.add_argument("--data", "--input-data", type=Path)
     parser.add_argument("--sample", choices=("zeros", "ones", "random"), default=sample)
     if is_whole:
         parser.add_argument("--output", action="append", default=[])
         parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
+
+
+def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a verb, and those behind `--`, which are of `shoal serve`."""
+    at = [*argv, "--"].index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def writable(text: str) -> Path:

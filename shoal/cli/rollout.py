@@ -10,6 +10,7 @@ from shoal.cli.colour import printable, printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import WHICH_MODEL
 from shoal.rollout_settings import DEFAULT_EVERY, DEFAULT_GUARDS, DEFAULT_MIN_REQUESTS, DEFAULT_STEPS
 
 #: Exit code where the rollout was rolled back.
@@ -55,13 +56,13 @@ class _RolledBackError(Exception):
 def rollout(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin, change or show a rollout; returns the exit code."""
     parser = OperatingParser("rollout", "<model> [<version>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
-    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("version", nargs="?", type=int, help=argparse.SUPPRESS)
+    parser.add_asked("model", WHICH_MODEL)
+    parser.add_argument("version", nargs="?", type=int)
     for name in ("--steps", "--every", "--guard", "--sticky-header"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument("--min-requests", type=int, help=argparse.SUPPRESS)
+        parser.add_argument(name)
+    parser.add_argument("--min-requests", type=int)
     for name in ("--no-retry", "--detach", *[f"--{each}" for each in _ACTIONS]):
-        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument(name, action="store_true")
     try:
         return operate(parser, argv, environ, _rollout)
     except _RolledBackError as error:
@@ -72,8 +73,6 @@ def rollout(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def _rollout(arguments: argparse.Namespace, server: RemoteServer) -> str:
     actions = [each for each in _ACTIONS if getattr(arguments, each)]
     plan = _plan(arguments)
-    if arguments.model is None:
-        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     if len(actions) + (arguments.version is not None) > 1:
         raise CommandLineError("One thing at a time: a version begins a rollout, each of these options changes one.")
     if arguments.version is None and (plan or arguments.detach):

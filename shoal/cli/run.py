@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, FailedError, models_on_stderr, run_verb, show_error
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, models_on_stderr, run_verb, show_error
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
 
 EXIT_FAILED = 2
 
-_USAGE = "shoal run <model directory> [<input>=<value> …] [options]"
 _HELP = """\
 Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
 one model, with its config.pbtxt and versions in it.
@@ -61,21 +60,15 @@ Exit codes: 0 done; 1 the command is wrong; 2 the model could not be loaded, or 
 
 def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Run a model once; returns the exit code."""
-    del environ
-    return run_verb(_parser(), argv, _HELP, _run)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
-    add_requests(parser)
+    parser = VerbParser("run", "<model directory> [<input>=<value> …] [options]", _HELP)
+    add_requests(parser, "Which model? Name its directory.")
     parser.add_argument("--input", action="append", default=[], type=name_and_value)  # the older form
     parser.add_argument("--version", type=int)
     parser.add_argument("--load", action="append", default=[])
     parser.add_argument("--record")
     parser.add_argument("--repeat", type=count)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--traceback", action="store_true")
-    return parser
+    return run_verb(parser, argv, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -84,8 +77,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from shoal.cli.run_inputs import read_requests
     from shoal.testing import Server
 
-    if arguments.model is None:
-        raise CommandLineError("Which model? Name its directory.")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
     model = Path(os.path.realpath(arguments.model))  # Path.resolve raises RuntimeError for a link to itself
     if not model.is_dir():

@@ -7,10 +7,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from shlex import quote
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb, show
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 
-_USAGE = "shoal samples <directory>"
 _HELP = """\
 Write the sample models into a directory, which must not be there yet: a model repository to serve, read and change. Its
 README.md says what each model takes, gives and shows.
@@ -28,16 +27,12 @@ Exit codes: 0 done; 1 the command is wrong, or the directory is there.
 
 def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the sample models; returns the exit code."""
-    del environ
-    parser = Parser(prog="shoal samples", usage=_USAGE, add_help=False)
-    parser.add_argument("directory", nargs="?")
-    parser.add_argument("--json", action="store_true")
-    return run_verb(parser, argv, _HELP, _write)
+    parser = VerbParser("samples", "<directory>", _HELP)
+    parser.add_asked("directory", "Into which directory? Name one that is not there yet.")
+    return run_verb(parser, argv, _write)
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    if arguments.directory is None:
-        raise CommandLineError("Into which directory? Name one that is not there yet.")
     directory = Path(arguments.directory)
     if directory.exists():
         raise CommandLineError(f"'{directory}' is there already, and stays as it is: name another directory.")

@@ -22,7 +22,7 @@ _EXAMPLES = """\
 def scale(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Scale a model; returns the exit code."""
     parser = OperatingParser("scale", "<model>=<instances> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)
-    parser.add_argument("what", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("what", nargs="*")
     return operate(parser, argv, environ, _scale)
 
 
@@ -33,7 +33,7 @@ def _scale(arguments: argparse.Namespace, server: RemoteServer) -> str:
 
 def _understood(words: Sequence[str]) -> tuple[str, int]:
     """A model and a number from `digits=4`, or `digits 4`. Raises CommandLineError."""
-    model, count = words if len(words) == 2 else words[0].rpartition("=")[::2]
+    model, count = words if len(words) == 2 else "".join(words[:1]).rpartition("=")[::2]
     if len(words) > 2 or not model or not (count.isascii() and count.isdecimal()):
         raise CommandLineError(f"Expected a model and a number of instances, as in digits=4, got '{' '.join(words)}'")
     return model, int(count)

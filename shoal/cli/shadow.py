@@ -32,12 +32,12 @@ _EXAMPLES = """\
 def shadow(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin, end or show a shadow; returns the exit code."""
     parser = OperatingParser("shadow", "[<model> [<version>]] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
-    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("version", nargs="?", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--share", help=argparse.SUPPRESS)
-    parser.add_argument("--compare", help=argparse.SUPPRESS)
-    parser.add_argument("--stop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("version", nargs="?", type=int)
+    parser.add_argument("--of", type=int)
+    parser.add_argument("--share")
+    parser.add_argument("--compare")
+    parser.add_argument("--stop", action="store_true")
     return operate(parser, argv, environ, _shadow)
 
 

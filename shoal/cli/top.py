@@ -80,11 +80,11 @@ def top(
 ) -> int:
     """Print figures until Ctrl-C, or for --count intervals; returns the exit code."""
     parser = OperatingParser("top", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
-    parser.add_argument("shown", nargs="?", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--interval", type=seconds, default=1.0, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=count, help=argparse.SUPPRESS)
-    parser.add_argument("--requests", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("shown", nargs="?", default="")
+    parser.add_argument("--interval", type=seconds, default=1.0)
+    parser.add_argument("--count", type=count)
+    parser.add_argument("--requests", action="store_true")
+    parser.add_argument("--model", default="")
 
     def sample(server: RemoteServer, model: str) -> StatisticsSample:
         rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}

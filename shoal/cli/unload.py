@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.cli.models import show_models
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import NoResponseError, RemoteServer, Row
+from shoal.cli.verb import WHICH_MODEL
 
 _DESCRIPTION = """\
 Unload a model. Requests that it has accepted are still answered, new ones are refused; the command ends when the model
@@ -35,8 +36,8 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
         return show_models(server, rows, as_json=arguments.json)
 
     parser = OperatingParser("unload", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)
-    parser.add_argument("model", help=argparse.SUPPRESS)
-    parser.add_argument("--dependents", action="store_true", help=argparse.SUPPRESS)
+    parser.add_asked("model", WHICH_MODEL)
+    parser.add_argument("--dependents", action="store_true")
     return operate(parser, argv, environ, work)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, FailedError, run_verb
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, FailedError, VerbParser, run_verb
 from shoal.control import ADDRESS_PREFIX, GONE, Channel, join, peer_of
 from shoal.messages.message import Message, MessageError
 from shoal.messages.upgrade import TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
 
-_DESCRIPTION = """\
+_HELP = """\
 Replace a running server by the version that is installed now. A new server is started with the command line and the
 environment of the old one, on the same sockets; once its models have loaded it takes over, and the old one answers what
 it has accepted, and ends. No request fails. If the new server does not come up, the old one goes on as if nothing had
@@ -28,9 +28,14 @@ Examples:
   shoal upgrade --pid 4711                       # one of several servers on this host
   shoal upgrade --pid-file /run/shoal/pid
   sudo -u shoal shoal upgrade                    # the service of systemd, whose main process changes
-"""
 
-_ENDING = """
+Options:
+  --pid <pid>        the server's process (default: the only server here)
+  --pid-file <file>  the file with the server's pid
+  --json             print JSON, a line for each event: {"event": "started", "pid", "limit_s"}, {"event": "serves",
+                     "pid", "version"}, {"event": "ended", "pid"}, or {"error"}
+  --help             print this and exit
+
 SIGUSR2 to the server does the same, and reports the result in the log alone. docs/operations.md: what is carried
 over, what is not, and when an upgrade is refused.
 
@@ -47,34 +52,16 @@ SLACK_S = 120.0
 
 def upgrade(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Upgrade a server; returns the exit code."""
+    parser = VerbParser("upgrade", "[--pid <pid> | --pid-file <file>]", _HELP)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pid", type=int)
+    which.add_argument("--pid-file")
 
     def work(given: argparse.Namespace) -> int:
         pid, address = _choose(given, servers(_SOCKETS.read_text()))
         return _ask(pid, address, as_json=given.json)
 
-    return run_verb(_parser(), argv, "", work)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="shoal upgrade",
-        usage="shoal upgrade [--pid <pid> | --pid-file <file>]",
-        description=_DESCRIPTION,
-        epilog=_ENDING,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--pid", type=int, metavar="<pid>", help="the server's process (default: the only server here)")
-    which.add_argument("--pid-file", metavar="<file>", help="the file with the server's pid")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help='print JSON, a line for each event: {"event": "started", "pid", "limit_s"}, '
-        '{"event": "serves", "pid", "version"}, {"event": "ended", "pid"}, or {"error"}',
-    )
-    parser.add_argument("--help", "-h", action="help", help="print this and exit")
-    return parser
+    return run_verb(parser, argv, work)
 
 
 def servers(sockets: str) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""The frame of verbs: parse the arguments, print the help, the result, an error in the command, or the server's words.
+"""The frame of verbs: their arguments and help, the result, and every error: the command's, a file's or the server's.
 
 With --json all that stdout gets is JSON: the result, or {"error": sentence}, as the server answers. What is for people
 goes to stderr.
@@ -18,6 +18,8 @@ from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
 
 EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
+#: The error where a verb is told no model of a server.
+WHICH_MODEL = "Which model? 'shoal models' lists those of a server."
 
 #: A part of the server's sentence → advice.
 _REMEDIES = {
@@ -81,64 +83,82 @@ def show_before(step: Callable[[], object], document: Any, text: str, *, as_json
         show(document, text, as_json=True)
 
 
-def run_verb(
-    parser: Parser,
-    argv: Sequence[str],
-    help_text: str,
-    work: Callable[[argparse.Namespace], int],
-    *misuse: type[Exception],
-) -> int:
-    """Call `work` with the arguments, and return the exit code that it returns; with --help, print `help_text` instead.
-    Without a text the parser has its own --help.
+class VerbParser(Parser):
+    """The arguments of a verb. `usage` follows its name; with --help, `text` is printed below the usage.
 
-    A CommandLineError, the OSError of a file, and exceptions of the classes `misuse`, are printed with the usage; the
-    exit code is then 1. Of a FailedError the code is its own.
+    `server_flag` names the server that the verb asks.
+    """
+
+    def __init__(self, verb: str, usage: str, text: str, *, server_flag: str = "--url", has_json: bool = True) -> None:
+        super().__init__(prog=f"shoal {verb}", usage=f"shoal {verb} {usage}", add_help=False)
+        self.server_flag = server_flag
+        self._text = text
+        self.questions: dict[str, str] = {}  # argument → the error where it is missing
+        if has_json:
+            self.add_argument("--json", action="store_true")
+        self.add_argument("--help", "-h", action="help")
+
+    def add_asked(self, name: str, question: str, **options: Any) -> None:
+        """Add an argument that must be given; `question` is the error where it is not."""
+        self.add_argument(name, nargs="?", **options)
+        self.questions[name] = question
+
+    def parse_args(  # type: ignore[override]  # as in Parser
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Like `Parser.parse_args`. Raises CommandLineError for an argument that is missing, too."""
+        found = super().parse_args(args, namespace)
+        for name, question in self.questions.items():
+            if getattr(found, name) is None:
+                raise CommandLineError(question)
+        return found
+
+    def format_help(self) -> str:
+        """The usage and the text."""
+        return f"Usage: {self.usage}\n\n{self._text}"
+
+
+def run_verb(
+    parser: VerbParser, argv: Sequence[str], work: Callable[[argparse.Namespace], int], *misuse: type[Exception]
+) -> int:
+    """Call `work` with the arguments, and return the exit code that it returns.
+
+    Errors are printed. A CommandLineError, the OSError of a file, and exceptions of the classes `misuse` come with the
+    usage; the exit code is then 1. Where a server refuses or does not answer, its sentence comes with advice; the exit
+    code is then 2 or 3. Of a FailedError the code is its own.
     """
     expected: tuple[type[Exception], ...] = (CommandLineError, *misuse)
     wrong: tuple[type[Exception], ...] = (OSError, *expected)
-    if help_text:
-        parser.add_argument("--help", "-h", action="store_true")
+
+    def complain(code: int, sentence: str, *advice: str) -> int:
+        show_error(sentence, *advice, as_json=is_json(argv))
+        return code
+
     try:
-        arguments = parser.parse_args(list(argv))
-        if help_text and arguments.help:
-            print(f"Usage: {parser.usage}\n\n{help_text}", end="")
-            return EXIT_DONE
-        return work(arguments)
+        return work(parser.parse_args(list(argv)))
     except FailedError as error:
-        return _complain(error.code, str(error), *error.advice, as_json=is_json(argv))
+        return complain(error.code, str(error), *error.advice)
     except wrong as error:
         if isinstance(error, OSError) and error.filename is None and not isinstance(error, expected):
             raise  # of a standard stream
         said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        explained = f"'{parser.prog} --help' explains it."
-        return _complain(EXIT_MISUSED, str(said), f"Usage: {parser.usage}", explained, as_json=is_json(argv))
-
-
-def ask_server(program: str, argv: Sequence[str], work: Callable[[], int], flag: str = "--url") -> int:
-    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models") with the arguments
-    `argv`; `flag` names the server.
-
-    Where the server refuses or does not answer, its sentence is printed with advice; the exit code is then 2 or 3.
-    """
-    try:
-        return work()
+        return complain(EXIT_MISUSED, str(said), f"Usage: {parser.usage}", f"'{parser.prog} --help' explains it.")
     except (UnreachableError, ConnectionLostError) as error:
-        return _complain(
+        command = f"{parser.prog} …" if parser.questions else parser.prog
+        return complain(
             EXIT_NO_ANSWER,
             str(error),
             *_remedies(str(error)),
-            "It accepts connections once its models have loaded. To start one, or to ask another:",
+            "A server accepts connections once its models have loaded. To start one, or to ask another:",
             "  shoal serve --model-repository <directory>",
-            f"  {program} {flag} http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
-            as_json=is_json(argv),
+            f"  {command} {parser.server_flag} http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
         )
     except (NoResponseError, TimedOutError) as error:
-        return _complain(EXIT_NO_ANSWER, str(error), as_json=is_json(argv))
+        return complain(EXIT_NO_ANSWER, str(error))
     except RefusedError as error:
-        return _complain(EXIT_REFUSED, str(error), *_remedies(str(error)), as_json=is_json(argv))
+        return complain(EXIT_REFUSED, str(error), *_remedies(str(error)))
     except ShoalError as error:
-        said = f"{error.words}: {error}"
-        return _complain(EXIT_REFUSED, said, *_remedies(str(error)), as_json=is_json(argv))
+        return complain(EXIT_REFUSED, f"{error.words}: {error}", *_remedies(str(error)))
 
 
 def _remedies(sentence: str) -> list[str]:
@@ -150,8 +170,3 @@ def show_error(sentence: str, *advice: str, as_json: bool, stdout: TextIO | None
     print(printable_lines(sentence), *advice, sep="\n", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": sentence}), file=stdout, flush=True)
-
-
-def _complain(code: int, sentence: str, *advice: str, as_json: bool) -> int:
-    show_error(sentence, *advice, as_json=as_json)
-    return code

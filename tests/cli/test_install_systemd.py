@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.cli.install_systemd import USAGE, _is_in_a_home, install, quote
+from shoal.cli.install_systemd import _is_in_a_home, install, quote
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -24,7 +24,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str)
     assert run(*arguments, **environ) == 1
     printed = capsys.readouterr()
     sentence, usage, _ = printed.err.split("\n", 2)
-    assert (printed.out, usage) == ("", f"Usage: {USAGE}")
+    assert (printed.out, usage) == (
+        "",
+        "Usage: shoal install-systemd --model-repository <directory or URL> [options] [-- serve flags]",
+    )
     return sentence
 
 

@@ -101,7 +101,7 @@ def test_without_a_server_the_command_says_what_to_type(capsys: pytest.CaptureFi
     assert capsys.readouterr() == (
         "",
         f"No server answers at {url}: Connection refused.\n"
-        "It accepts connections once its models have loaded. To start one, or to ask another:\n"
+        "A server accepts connections once its models have loaded. To start one, or to ask another:\n"
         "  shoal serve --model-repository <directory>\n"
         "  shoal models --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>\n",
     )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import add_requests, count, parameter, writable, write
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb, show_before
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, WHICH_MODEL, VerbParser, run_verb, show_before
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.model_config.signature import Signature
 
 EXIT_MISSED = 4
-_USAGE = "shoal bench <model> [<input>=<value> …] [options]"
 _HELP = """\
 Load a model of a running server, and show its throughput, its latencies, and how much of them the server's queue and
 model take. A closed loop keeps a number of requests under way; an open loop (--rate) sends at times that are set
@@ -79,15 +78,8 @@ wait. Exit codes: 0 done; 1 the command is wrong; 2 requests failed; 3 no answer
 
 def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Measure and print; returns the exit code."""
-    return ask_server(
-        "shoal bench …", argv, lambda: run_verb(bench_parser(), argv, _HELP, lambda given: _bench(given, environ))
-    )
-
-
-def bench_parser() -> Parser:
-    """The arguments of the verb."""
-    parser = Parser(prog="shoal bench", usage=_USAGE, add_help=False)
-    add_requests(parser, "random")
+    parser = VerbParser("bench", "<model> [<input>=<value> …] [options]", _HELP)
+    add_requests(parser, WHICH_MODEL, "random")
     levels = parser.add_mutually_exclusive_group()
     levels.add_argument("--concurrency", type=values.concurrencies, default=[1, 2, 4, 8, 16])
     levels.add_argument("--rate", type=values.rates)
@@ -108,8 +100,7 @@ def bench_parser() -> Parser:
     parser.add_argument("--stability", type=values.percent, default=10.0)
     parser.add_argument("--goal", action="append", default=[], type=values.goal)
     parser.add_argument("--svg", type=writable)
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, lambda given: _bench(given, environ))
 
 
 def _seconds_or_none(text: str) -> float:
@@ -117,8 +108,6 @@ def _seconds_or_none(text: str) -> float:
 
 
 def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    if given.model is None:
-        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     from shoal.cli.bench import measurement, report
     from shoal.cli.bench.targets import rows_of, target
     from shoal.model_config.signature import Signature

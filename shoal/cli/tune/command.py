@@ -17,8 +17,8 @@ from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
 from shoal.cli.request_arguments import add_requests, count, writable, write
-from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, ask_server, run_verb, show_before
+from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show_before
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -29,7 +29,7 @@ EXIT_MISSED = 4
 _WINDOW_S, _LEAST_WINDOW_S = 0.4, 0.1
 #: Bounds of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
-_USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [options]"
+_QUESTION = "Which model, and which goal? As in: shoal tune digits --goal p99=20ms"
 _HELP = """\
 Search the number of instances, their threads, the batch size and the queue delay with which a model answers the most
 requests under a latency goal. A server of its own, on a free port, loads the model from the repository with one setting
@@ -74,16 +74,8 @@ or the change was refused; 3 no answer; 4 no setting meets the goal.
 
 def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Search, print, and apply; returns the exit code."""
-
-    def work(given: argparse.Namespace) -> int:
-        return _tune(given, environ)
-
-    return ask_server("shoal tune …", argv, lambda: run_verb(_parser(), argv, _HELP, work))
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="shoal tune", usage=_USAGE, add_help=False)
-    add_requests(parser, "random", is_whole=False)
+    parser = VerbParser("tune", "<model> --model-repository <directory> --goal p99=20ms [options]", _HELP)
+    add_requests(parser, _QUESTION, "random", is_whole=False)
     parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
@@ -96,8 +88,7 @@ def _parser() -> Parser:
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--url")
     parser.add_argument("--svg", type=writable)
-    parser.add_argument("--json", action="store_true")
-    return parser
+    return run_verb(parser, argv, lambda given: _tune(given, environ))
 
 
 class _Outcome(NamedTuple):
@@ -115,8 +106,8 @@ class _Outcome(NamedTuple):
 
 
 def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    if given.model is None or given.goal is None:
-        raise CommandLineError("Which model, and which goal? As in: shoal tune digits --goal p99=20ms")
+    if given.goal is None:
+        raise CommandLineError(_QUESTION)
     if not (given.model_repository / given.model).is_dir():
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
     given.window = given.window or max(_LEAST_WINDOW_S, min(_WINDOW_S, given.budget / 100))
