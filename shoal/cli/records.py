@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
+from shoal.cli.models import table
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
@@ -192,24 +193,21 @@ def _date(wall_ns: int) -> str:
 
 
 def _listed(requests: "Sequence[RecordedRequest]") -> str:
-    rows = [("number", "arrival", "model", "outcome", "rows", "batch", "ms", "id or error")]
+    rows = []
     for each in requests:
         batch = (
             ""
             if each.execution is None
             else f"{each.execution.batch}[{each.execution.position}/{each.execution.num_requests}]"
         )
-        said = printable(each.id if each.error is None else str(each.error))
+        said = each.id if each.error is None else str(each.error)
         rows.append(
             (
                 str(each.number), _date(each.arrival_ns)[:23], f"{each.model}/{each.version}",
-                each.outcome.name.lower(), str(each.rows), batch, f"{each.total_ns / 1e6:.3f}", said[:60],
+                each.outcome.name.lower(), str(each.rows), batch, f"{each.total_ns / 1e6:.3f}", printable(said)[:60],
             )
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        ["  ".join([text.ljust(width) for text, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
-    )
+    return table(["number", "arrival", "model", "outcome", "rows", "batch", "ms", "id or error"], rows)
 
 
 def _shown(request: "RecordedRequest") -> str:
