@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.testing import Response, Server
 
 EXIT_FAILED = 2
+#: The logger of failed requests, whose errors the command prints itself.
+_FAILURE_LOG = "shoal.batcher.failure_log"
 
 _HELP = """\
 Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
@@ -77,7 +80,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from shoal.cli.run_inputs import read_requests
     from shoal.testing import Server
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
+    handler = logging.StreamHandler()  # to stderr
+    handler.addFilter(lambda record: record.name != _FAILURE_LOG)
+    logging.basicConfig(
+        level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s", handlers=[handler]
+    )
     model = Path(os.path.realpath(arguments.model))  # Path.resolve raises RuntimeError for a link to itself
     if not model.is_dir():
         if model.is_file():
@@ -106,12 +113,20 @@ def _run(arguments: argparse.Namespace) -> int:
         calls = "Failed for execute the inference request" in str(error)
         advice = ["What the model calls is loaded from beside it: --load <model>."] if calls else []
         raise FailedError(f"{error.words}: {error}", *advice) from None
-    except OSError:
-        if not arguments.traceback:
+    except Exception as error:
+        own = _own_frames(error.__traceback__)
+        if not arguments.traceback or own is None:
             raise
-        traceback.print_exc()  # the model's own
-        return EXIT_FAILED
+        traceback.print_exception(error.with_traceback(own))
+        raise FailedError(f"The model has raised {type(error).__name__}: {error}") from None
     return EXIT_DONE
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The frames of a traceback from the model's first on; None if the model has none there."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("shoal."):
+        frames = frames.tb_next
+    return frames
 
 
 def _run_record(server: "Server", model: str, arguments: argparse.Namespace, stdout: TextIO) -> int:

@@ -1,6 +1,7 @@
 """`shoal run`: one request from the shell, printed for a person or as JSON, and every mistake said."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.recorder.entry import Outcome
 from shoal.recorder.segment_file import file_head, pack_frame
+from tests.end_to_end.command_line import SHOAL
 from tests.recorder.entries import made
 from tests.testing.models import DECOUPLED, DOUBLE, SEQUENCES, SUMS, write_identity, write_python
 
@@ -117,8 +119,19 @@ def test_a_model_s_error_is_told_and_its_traceback_where_it_is_wanted(
     code, printed, complaint = run(capsys, tmp_path / "raises", "--sample", "ones")
     assert (code, printed) == (2, "")
     assert complaint.startswith("Internal: Failed to process the request(s) for model 'raises_0', message: KeyError:")
-    with pytest.raises(KeyError, match="no fish"):
-        main(["run", str(tmp_path / "raises"), "--sample", "ones", "--traceback"])
+    code, printed, complaint = run(capsys, tmp_path / "raises", "--sample", "ones", "--traceback", "--json")
+    assert (code, json.loads(printed)) == (2, {"error": "The model has raised KeyError: 'no fish'"})
+    head, frame, *_ = complaint.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert frame.endswith("in execute")
+    assert str(tmp_path) in frame
+
+
+def test_a_model_s_error_is_printed_once(tmp_path: Path) -> None:
+    write_python(tmp_path, "raises", "\n    def execute(self, requests):\n        raise KeyError('no fish')\n")
+    command = [*SHOAL, "run", str(tmp_path / "raises"), "--sample", "ones"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("no fish")) == (2, "", 1), done.stderr
 
 
 def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
