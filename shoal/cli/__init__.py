@@ -72,7 +72,7 @@ Verbs:
 
 Start with:
   shoal samples models && shoal serve models     the sample models; each has a page or a request to try
-  shoal serve --model-repository <directory>     then GET http://127.0.0.1:8000/v2/health/ready
+  shoal serve --model-repository <directory>     then open http://127.0.0.1:8000/ in a browser
   shoal serve model.onnx                         one model file, or the directory of one model
   shoal serve --help                             every flag, with its unit and default
   tritonserver --model-repository=<directory>    the same server, open to the network as Triton is (0.0.0.0)
@@ -144,8 +144,10 @@ def _run(arguments: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         arguments = _asked_by_shell()
     if not arguments or arguments[0] in ("--help", "-h", "help"):
+        from shoal.cli.help_text import for_terminal
+
         verbs = "\n".join(f"  {name:<16} {verb.text}" for name, verb in _VERBS.items())
-        print(_HELP.format(verbs=verbs), end="")
+        print(for_terminal(_HELP.format(verbs=verbs)), end="")
         return 0
     if arguments[0] == "--version":
         from shoal import interpreter

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any, TextIO
 
 from shoal.cli.colour import printable_lines
+from shoal.cli.help_text import for_terminal
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
@@ -114,8 +115,8 @@ class VerbParser(Parser):
         return found
 
     def format_help(self) -> str:
-        """The usage and the text."""
-        return f"Usage: {self.usage}\n\n{self._text}"
+        """The usage and the text, in lines that the terminal is wide enough for."""
+        return for_terminal(f"Usage: {self.usage}\n\n{self._text}")
 
 
 def run_verb(

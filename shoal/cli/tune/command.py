@@ -55,8 +55,8 @@ The search:
   --window <seconds>          length of one window of a trial; longer ones are less noisy (default: 0.4; with a --budget
                               below 40 a hundredth of it, at least 0.1)
 
-The requests, as of `shoal bench`:
-  <input>=<value>, --data <file>, --sample zeros|ones|random, --shape <input>:<size>,…, --batch-size <rows>
+The requests are given as to `shoal bench`: <input>=<value>, --data <file>, --sample zeros|ones|random,
+--shape <input>:<size>,…, --batch-size <rows>.
 
 The result:
   --apply                     write config.pbtxt, and have the server at --url load the model with it; if it refuses,

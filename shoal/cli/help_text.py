@@ -1,0 +1,56 @@
+"""Help in lines as wide as the terminal. It is written for 120 columns; a narrower terminal would break words."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+#: The columns for which help is written.
+WRITTEN_COLUMNS = 120
+#: The head of a row: a flag, a verb or a command up to two spaces, or a long flag with its value up to one. The usage
+#: is a row, too.
+_HEAD = re.compile(r" +(?:--[a-z, -]+ (?:<[^>]*>|[a-z]+(?:\|[a-z]+)+) |\S(?:.*?\S)?  +)(?=\S)|Usage: ")
+#: The least columns of a text beside its flag: with fewer it begins on the next line, with an indent of so many (ours).
+_LEAST_COLUMNS, _INDENT = 25, 6
+
+
+def for_terminal(text: str) -> str:
+    """A help text as the terminal shows it, or as it is written where there is none."""
+    return fitted(text, shutil.get_terminal_size((WRITTEN_COLUMNS, 0)).columns)
+
+
+def fitted(text: str, columns: int) -> str:
+    """The text with its paragraphs and rows wrapped anew. Commands that are too long alone stay as they are. Pure."""
+    if all(len(line) <= columns for line in text.splitlines()):
+        return text
+    return "".join(f"{line}\n" for part in _parts(text.splitlines()) for line in _wrapped(part, columns))
+
+
+def _parts(lines: list[str]) -> Iterator[list[str]]:
+    """The paragraphs, and the rows with the lines that continue them."""
+    part: list[str] = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        head = _HEAD.match(part[0]) if part else None
+        is_below = indent == head.end() if head else not indent and bool(part and part[0].strip() == part[0] != "")
+        if part and not (line and is_below):
+            yield part
+            part = []
+        part.append(line)
+    if part:
+        yield part
+
+
+def _wrapped(part: list[str], columns: int) -> list[str]:
+    found = _HEAD.match(part[0])
+    head = found[0] if found else ""
+    if max(map(len, part)) <= columns or (part[0].startswith(" ") and not found):
+        return part
+    is_beside = columns - len(head) >= _LEAST_COLUMNS
+    indent = " " * (len(head) if is_beside else _INDENT)
+    texts = [part[0][len(head) :], *map(str.strip, part[1:])]
+    mark = "# " if texts[0].startswith("# ") else ""  # of a comment, which each of its lines begins with
+    words = " ".join([text.removeprefix(mark) for text in texts])
+    lines = textwrap.wrap(words, columns - len(indent + mark), break_long_words=False, break_on_hyphens=False)
+    lines = [f"{indent}{mark}{line}" for line in lines]
+    return [head + lines[0].removeprefix(indent), *lines[1:]] if is_beside else [head.rstrip(), *lines]
