@@ -32,13 +32,15 @@ is ignored, with the reason; every archive that would be refused. Nothing is cha
 
 Examples:
   shoal import model_store
+  shoal import config.properties --model-store model_store
   shoal import config.properties --output models    # and write models/NAME/config.pbtxt and versions
 
 Options:
-  --output <directory>  write the models as a repository of Triton's layout, into a directory that is not there yet
-  --json                print JSON: {"models": [{"name", "version", "handler", …} or {"name", "error"}, …],
-                        "notes": [sentences, as about keys of the file], "wrote": [directory]}
-  --help                print this and exit
+  --model-store <directory>  the store of a config.properties that does not name it, as for `torchserve`
+  --output <directory>       write the models as a repository of Triton's layout, into a directory that is not there yet
+  --json                     print JSON: {"models": [{"name", "version", "handler", …} or {"name", "error"}, …],
+                             "notes": [sentences, as about keys of the file], "wrote": [directory]}
+  --help                     print this and exit
 
 Exit codes: 0 all is served; 1 the command is wrong; 2 an archive would be refused.
 """
@@ -54,6 +56,7 @@ def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the report; returns the exit code."""
     parser = VerbParser("import", "<model store or config.properties> [--output <directory>]", _HELP)
     parser.add_asked("source", "Which store? Name its directory, or a config.properties.", type=Path)
+    parser.add_argument("--model-store")
     parser.add_argument("--output", type=Path)
     return run_verb(parser, argv, lambda arguments: _import(arguments, environ), PropertiesError, OSError)
 
@@ -64,7 +67,7 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     if arguments.output is not None and arguments.output.exists():
         raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
-    source = _source(arguments.source, environ)
+    source = _source(arguments.source, arguments.model_store, environ)
     if not source.settings.directory.is_dir():
         raise CommandLineError(f"There is no model store '{source.settings.directory}'.")
     # All archives in the store, also those that the file does not load; nothing is downloaded.
@@ -88,8 +91,10 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return EXIT_FOUND if any("error" in row for row in rows) else EXIT_DONE
 
 
-def _source(path: Path, environ: Mapping[str, str]) -> _Source:
+def _source(path: Path, store: str | None, environ: Mapping[str, str]) -> _Source:
     if path.is_dir():
+        if store is not None:
+            raise CommandLineError(f"'{path}' is a store itself: --model-store belongs to a config.properties.")
         return _Source(StoreSettings(path), ())
     if not path.is_file():
         raise CommandLineError(f"There is no directory or file '{path}'.")
@@ -97,7 +102,7 @@ def _source(path: Path, environ: Mapping[str, str]) -> _Source:
     if len(raw) > _MAX_FILE_BYTES:
         raise CommandLineError(f"'{path}' is larger than {_MAX_FILE_BYTES} bytes.")
     given = with_variables(parse_properties(raw), environ)
-    values, warnings = read_values(given, {}, environ)
+    values, warnings = read_values(given, {} if store is None else {"model_store": store}, environ)
     fields, more = settings_of_options(values, "")
     honoured = [f"{name} is honoured" for name in given if name in KEYS and not KEYS[name].ignored]
     return _Source(fields["store"], [*honoured, *warnings, *more])

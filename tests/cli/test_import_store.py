@@ -75,3 +75,10 @@ def test_a_repository_is_written_that_the_server_reads(here: Path, capsys: pytes
         assert (found.versions[1].directory / "echo.py").read_text() == HANDLER
     assert main(["import", "store", "--output", "models"]) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+def test_the_store_of_a_configuration_may_be_given_beside_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "config.properties").write_text("vmargs=-Xmx1g\n")
+    assert main(["import", "config.properties", "--model-store", "store"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["vmargs is ignored: there is no Java virtual machine", *LINES]

@@ -62,6 +62,7 @@ WRONG = {
     "import": "Which store?",
     "import gone": "There is no directory or file 'gone'.",
     "import broken.properties": "Missing mandatory parameter --model-store",
+    "import folder --model-store folder": "'folder' is a store itself: --model-store belongs to a config.properties.",
     "import far.properties": "There is no model store 'gone'.",
     "init": "Which model? Name the directory to write",
     "init fresh --from none.onnx": "There is no file 'none.onnx'.",
