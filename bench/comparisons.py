@@ -48,31 +48,11 @@ class Comparison:
     target: float
 
 
-def _idle(port: int) -> QuietConnections:
-    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary")), stays=True)
-
-
-def _half_heads(port: int) -> QuietConnections:
-    whole = raw(v2_request(IDENTITY_16, "binary"))
-    return QuietConnections(port, NUM_GUESTS, whole[: whole.index(b"\r\n\r\n") // 2])
-
-
-def _half_bodies(port: int) -> QuietConnections:
-    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary"))[:-32])
-
-
-def _half_images(port: int) -> QuietConnections:
-    whole = raw(v2_request(IDENTITY_IMAGE, "binary"))
-    return QuietConnections(port, NUM_GUESTS, whole[: len(whole) // 2])
-
-
-def _slow_readers(port: int) -> QuietConnections:
-    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_IMAGE, "binary")), sips=True)
-
-
-def _slow_large_readers(port: int) -> QuietConnections:
-    any_size = replace(ANY_SIZE, dims=(2_000_000,))
-    return QuietConnections(port, NUM_LARGE_READERS, raw(v2_request(any_size, "binary")), sips=True)
+def _guests(
+    model: BenchModel, part: Callable[[bytes], bytes] = bytes, size: int = NUM_GUESTS, **how: bool
+) -> Callable[[int], QuietConnections]:
+    """Connections that each send a part of a request to a model; `how` as of QuietConnections."""
+    return lambda port: QuietConnections(port, size, part(raw(v2_request(model, "binary"))), **how)
 
 
 def _large_bodies(port: int) -> RepeatedRequest:
@@ -109,25 +89,30 @@ def _setting(
     record: str = "",
 ) -> Peer:
     """A setting of Shoal; `record` is a setting of --record-config, with which it records into the server's folder."""
-    launch = functools.partial(_launch, others=others, num_instances=num_instances, record=record)
+
+    def launch(folder: Path, model: BenchModel, encoding: str) -> Server:
+        flags = [f"--record={folder / 'recording'}", f"--record-config={record}"] if record else []
+        return launch_shoal(folder, model, encoding, others=others, num_instances=num_instances, flags=flags)
+
     return replace(PEERS[0], name=name, title=title, launch=launch, background=background)
-
-
-def _launch(
-    folder: Path, model: BenchModel, encoding: str, others: Sequence[BenchModel], num_instances: int, record: str
-) -> Server:
-    flags = [f"--record={folder / 'recording'}", f"--record-config={record}"] if record else []
-    return launch_shoal(folder, model, encoding, others=others, num_instances=num_instances, flags=flags)
 
 
 _PLAIN = _setting("plain", "plain")
 _ALONE = _setting("plain", "plain", ())
 _MODELS = [replace(DIGITS, name=f"{DIGITS.name}_{number}") for number in range(1, NUM_MODELS)]
 
+
+def _beside(
+    name: str, what: str, short: str, background: Callable[[int], AbstractContextManager[object]], figure: Figure,
+    target: float,
+) -> Comparison:  # fmt: skip
+    return Comparison(name, what, _PLAIN, _setting(name, f"with {short}", background=background), figure, target)
+
+
 COMPARISONS = (
-    Comparison(
-        "idle", "1,000 idle keep-alive connections",
-        _PLAIN, _setting("idle", "with 1,000 idle connections", background=_idle), Figure.RATE, 0.85,
+    _beside(
+        "idle", "1,000 idle keep-alive connections", "1,000 idle connections", _guests(IDENTITY_16, stays=True),
+        Figure.RATE, 0.85,
     ),
     Comparison(
         "models", f"{NUM_MODELS} loaded models instead of 1, the others in ONNX; the one is asked",
@@ -137,29 +122,29 @@ COMPARISONS = (
         "instances", f"{NUM_INSTANCES} instances of the model instead of 1",
         _ALONE, _setting("instances", f"{NUM_INSTANCES} instances", (), NUM_INSTANCES), Figure.RATE, 0.85,
     ),
-    Comparison(
-        "half-heads", "1,000 clients that sent half a head and fell silent",
-        _PLAIN, _setting("half-heads", "with 1,000 half heads", background=_half_heads), Figure.P99, 1.5,
+    _beside(
+        "half-heads", "1,000 clients that sent half a head and fell silent", "1,000 half heads",
+        _guests(IDENTITY_16, lambda whole: whole[: whole.index(b"\r\n\r\n") // 2]), Figure.P99, 1.5,
     ),
-    Comparison(
-        "half-bodies", "1,000 clients that sent half a body of 16 floats and fell silent",
-        _PLAIN, _setting("half-bodies", "with 1,000 half bodies", background=_half_bodies), Figure.P99, 1.5,
+    _beside(
+        "half-bodies", "1,000 clients that sent half a body of 16 floats and fell silent", "1,000 half bodies",
+        _guests(IDENTITY_16, lambda whole: whole[:-32]), Figure.P99, 1.5,
     ),
-    Comparison(
-        "half-images", "1,000 clients that sent half a body of 602 KB and fell silent",
-        _PLAIN, _setting("half-images", "with 1,000 half images", background=_half_images), Figure.P99, 1.5,
+    _beside(
+        "half-images", "1,000 clients that sent half a body of 602 KB and fell silent", "1,000 half images",
+        _guests(IDENTITY_IMAGE, lambda whole: whole[: len(whole) // 2]), Figure.P99, 1.5,
     ),
-    Comparison(
-        "slow-readers", "1,000 clients that read a response of 602 KB at 4 KB/s",
-        _PLAIN, _setting("slow-readers", "with 1,000 slow readers", background=_slow_readers), Figure.P99, 1.5,
+    _beside(
+        "slow-readers", "1,000 clients that read a response of 602 KB at 4 KB/s", "1,000 slow readers",
+        _guests(IDENTITY_IMAGE, sips=True), Figure.P99, 1.5,
     ),
-    Comparison(
-        "slow-large", "50 clients that read a response of 8 MB at 4 KB/s",
-        _PLAIN, _setting("slow-large", "with 50 slow readers of 8 MB", background=_slow_large_readers), Figure.P99, 1.5,
+    _beside(
+        "slow-large", "50 clients that read a response of 8 MB at 4 KB/s", "50 slow readers of 8 MB",
+        _guests(replace(ANY_SIZE, dims=(2_000_000,)), size=NUM_LARGE_READERS, sips=True), Figure.P99, 1.5,
     ),
-    Comparison(
-        "large-json", "60 MB of JSON on one connection, again and again",
-        _PLAIN, _setting("large-json", "with 60 MB of JSON", background=_large_bodies), Figure.P99, 2.0,
+    _beside(
+        "large-json", "60 MB of JSON on one connection, again and again", "60 MB of JSON", _large_bodies,
+        Figure.P99, 2.0,
     ),
     Comparison(
         "record-others", "a recording of other models: the one that is asked is not recorded",
