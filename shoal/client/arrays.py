@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shoal.client.request_arguments import RequestArguments, sent_parameters
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
+from shoal.model_config.signature import TensorSpec
 from shoal.request import InferResponse, Parameters, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.star.models import ModelEntry, client_shape
@@ -81,20 +82,8 @@ def prepare(
 ) -> OutgoingRequest:
     """Validate a request against its model. Raises InvalidArgumentError, mostly in Triton's words."""
     asked.check_numbers()
-    tensors = []
-    for name, array in arrays.items():
-        spec = entry.signature.inputs.get(name)
-        if array.dtype.kind in "OSU":
-            datatype, data = BYTES, memoryview(encode_bytes_tensor(elements(name, array)))
-        else:
-            is_bf16 = spec is not None and spec.datatype is BF16 and array.dtype == BF16.dtype
-            known = BF16 if is_bf16 else _DATATYPES.get(array.dtype)
-            if known is None:
-                raise InvalidArgumentError(f"input '{name}' is an array of {array.dtype}, which is no datatype")
-            datatype = known
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        where = lent.get(name, _NOWHERE)
-        tensors.append(Input(name, datatype, array.shape, data, where.ref, where.offset))
+    specs = entry.signature.inputs
+    tensors = [as_input(name, array, specs.get(name), lent.get(name, _NOWHERE)) for name, array in arrays.items()]
     sequence = (asked.sequence_id, asked.flags) if asked.sequence_id else (0, 0)
     outputs, parameters = tuple(asked.outputs or ()), sent_parameters(asked.parameters)
     return check(
@@ -103,6 +92,20 @@ def prepare(
 
 
 _NOWHERE = Lent(0, 0)
+
+
+def as_input(name: str, array: Array, spec: TensorSpec | None, where: Lent = _NOWHERE) -> Input:
+    """An array as an input of a request: BYTES where it holds strings, BF16 where the model takes that and the array
+    has its words. Raises InvalidArgumentError for an array that no tensor can hold."""
+    if array.dtype.kind in "OSU":
+        datatype, data = BYTES, memoryview(encode_bytes_tensor(elements(name, array)))
+    else:
+        is_bf16 = spec is not None and spec.datatype is BF16 and array.dtype == BF16.dtype
+        known = BF16 if is_bf16 else _DATATYPES.get(array.dtype)
+        if known is None:
+            raise InvalidArgumentError(f"input '{name}' is an array of {array.dtype}, which is no datatype")
+        datatype, data = known, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return Input(name, datatype, array.shape, data, where.ref, where.offset)
 
 
 def elements(name: str, array: Array) -> list[bytes]:

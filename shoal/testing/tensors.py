@@ -5,23 +5,20 @@ converted to what the model wants. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from shoal import bf16
-from shoal.client.arrays import copied, understood
-from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype
+from shoal.client.arrays import as_input, copied, understood
+from shoal.datatypes import BF16, BYTES, FP32
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.star.client import HeldResponse
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Input
-from shoal.workers.tensors import Array, encode_strings
+from shoal.workers.tensors import Array
 
-#: An output of a model: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
-Output: TypeAlias = tuple[str, Datatype, Array]
-_BY_DTYPE = {datatype.dtype: datatype for datatype in ALL if datatype not in (BF16, BYTES)}
 #: Kind of a tensor's numpy type → kinds of values that it may be made from, as in JSON: 1 is an FP32, 1.5 is no INT32.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
@@ -33,20 +30,9 @@ def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Input]
 
 def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
     array = np.asarray(value) if spec is None or hasattr(value, "__array__") else made(value, spec)
-    datatype = _datatype(array, spec)
-    if datatype is None:
-        raise InvalidArgumentError(f"input '{name}' is of numpy type {array.dtype}, which no tensor has")
-    if datatype is BYTES:
-        kinds = {type(element) for element in array.ravel().tolist()}
-        if others := kinds - {bytes, str}:
-            found = ", ".join(sorted(kind.__name__ for kind in others))
-            raise InvalidArgumentError(f"input '{name}': an element of a BYTES tensor is {found}, not bytes or str")
-        try:
-            return Input(name, datatype, array.shape, memoryview(encode_strings(array)))
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"input '{name}': {error}") from error
-    array = bf16.words_of(array) if datatype is BF16 else array
-    return Input(name, datatype, array.shape, memoryview(array.tobytes()))
+    if spec is not None and spec.datatype is BF16 and array.dtype == FP32.dtype:
+        array = bf16.words_of(array)  # numpy has no such type
+    return as_input(name, array, spec)
 
 
 def made(value: Any, spec: TensorSpec) -> Array:
@@ -61,14 +47,6 @@ def made(value: Any, spec: TensorSpec) -> Array:
     if array.size and array.dtype.kind not in _KINDS[datatype.dtype.kind]:
         raise InvalidArgumentError(f"input '{spec.name}': {value!r} cannot be a tensor of {spec.datatype.name}")
     return array.astype(datatype.dtype)
-
-
-def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
-    if array.dtype.kind in "OSU":
-        return BYTES
-    if spec is not None and spec.datatype is BF16 and array.dtype in (FP32.dtype, BF16.dtype):
-        return BF16  # numpy has no such type
-    return _BY_DTYPE.get(array.dtype)
 
 
 def as_arrays(entry: ModelEntry, answer: HeldResponse) -> dict[str, Array]:

@@ -46,8 +46,8 @@ def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tupl
         (INT32, [1.5], r"input 'X': \[1.5\] cannot be a tensor of INT32"),
         (FP32, ["1"], "cannot be a tensor of FP32"),
         (FP32, [[1], [2, 3]], "lists that differ in length"),
-        (FP32, np.array([1j]), "numpy type complex128, which no tensor has"),
-        (BYTES, [1], "an element of a BYTES tensor is int"),
+        (FP32, np.array([1j]), "input 'X' is an array of complex128, which is no datatype"),
+        (BYTES, [1], "an element of input 'X' is neither bytes nor text"),
     ],
 )
 def test_what_is_no_tensor_is_refused(datatype: Datatype, value: Any, sentence: str) -> None:
