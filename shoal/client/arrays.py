@@ -114,6 +114,8 @@ def elements(name: str, array: Array) -> list[bytes]:
         return [each if isinstance(each, bytes) else str.encode(each) for each in array.ravel().tolist()]
     except TypeError:
         raise InvalidArgumentError(f"an element of input '{name}' is neither bytes nor text") from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"an element of input '{name}' has no UTF-8: {error}") from None
 
 
 def template_of(
