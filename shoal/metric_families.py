@@ -239,7 +239,7 @@ ROLLOUT_STATE = _gauge(
 #: Figures of requests that are recorded.
 RECORDING = _cells(
     ("shoal_recorded_requests_total", "recorded", "Requests that were given to the recorder, to be written", 1),
-    ("shoal_record_dropped_total", "record_dropped", "Requests that were not recorded, for want of room", 1),
+    ("shoal_record_dropped_total", "record_dropped", "Requests that were not recorded for lack of room", 1),
 )
 #: Figures of each pair of versions that is or was mirrored, from the supervisor.
 SHADOW_FAMILIES = _figures(
@@ -249,11 +249,16 @@ SHADOW_FAMILIES = _figures(
     ("shoal_shadow_agreed_total", "agreed", "Requests whose answers agreed", 1),
     ("shoal_shadow_disagreed_total", "disagreed", "Requests whose answers disagreed, or whose shadow failed", 1),
     ("shoal_shadow_failed_total", "failed", "Requests whose shadow failed", 1),
-    ("shoal_shadow_primary_compute_seconds_total", "primary_ns", "Time of computing the answers compared", _S),
-    ("shoal_shadow_compute_seconds_total", "shadow_ns", "Time of computing the shadow's answers to the same", _S),
+    (
+        "shoal_shadow_primary_compute_seconds_total",
+        "primary_ns",
+        "Time that the mirrored version took for answers that were compared",
+        _S,
+    ),
+    ("shoal_shadow_compute_seconds_total", "shadow_ns", "Time that the shadow took for answers that were compared", _S),
 )
-INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
-INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
+INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that can execute batches")
+INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that the model is configured or scaled to have")
 #: The memory of all processes of a model version, from the supervisor.
 MODEL_MEMORY = _gauge("shoal_model_memory_bytes", MODEL, "Proportional set size of the model's processes")
 MODEL_GPU_MEMORY = _gauge(
@@ -262,7 +267,7 @@ MODEL_GPU_MEMORY = _gauge(
 #: Figures of each instance, from the supervisor; an instance that is not up lacks some.
 INSTANCE_FAMILIES = _figures(
     INSTANCE,
-    ("shoal_instance_up", "is_up", "Whether batches may go to the instance", 1),
+    ("shoal_instance_up", "is_up", "1 if the instance can execute batches, else 0", 1),
     ("shoal_instance_busy_seconds_total", "busy_ns", "Time the instance's worker has spent on ended batches", _S),
     (
         "shoal_instance_executing_seconds",
@@ -272,11 +277,21 @@ INSTANCE_FAMILIES = _figures(
     ),
     ("shoal_instance_batches_total", "batches", "Batches that the instance's worker has ended", 1),
     ("shoal_instance_restarts_total", "restarts", "How often the instance's worker was started again", 1),
-    ("shoal_instance_recycles_total", "recycles", "How often that was because of max_requests or max_rss", 1),
+    (
+        "shoal_instance_recycles_total",
+        "recycles",
+        "How often the instance's worker was started again because of max_requests or max_rss",
+        1,
+    ),
     ("shoal_instance_resident_memory_bytes", "rss_bytes", "Memory of the worker, what it shares included", 1),
-    ("shoal_instance_slab_used_bytes", "slab_used_bytes", "Results in the worker's slab", 1),
+    ("shoal_instance_slab_used_bytes", "slab_used_bytes", "Bytes of results in the worker's slab", 1),
     ("shoal_instance_slab_total_bytes", "slab_total_bytes", "Size of the worker's slab", 1),
-    ("shoal_instance_ring_used_ratio", "ring_used_ratio", "The fuller of the worker's two rings with the batcher", 1),
+    (
+        "shoal_instance_ring_used_ratio",
+        "ring_used_ratio",
+        "Used share of the fuller of the worker's two rings with the batcher, 0 to 1",
+        1,
+    ),
 )
 #: Figures of API keys with limits, which the road counts (frontend/access/key_limits.py).
 KEY_FAMILIES = _figures(
@@ -289,11 +304,13 @@ KEY_FAMILIES = _figures(
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = _figures(
     PROCESS,
-    ("shoal_front_end_slab_used_bytes", "slab_used_bytes", "Requests in front ends' slabs", 1),
+    ("shoal_front_end_slab_used_bytes", "slab_used_bytes", "Bytes of requests in front ends' slabs", 1),
     ("shoal_front_end_slab_total_bytes", "slab_total_bytes", "Size of front ends' slabs", 1),
 )
 FRONT_END_RINGS = _gauge(
-    "shoal_front_end_ring_used_ratio", PROCESS, "The fullest of front ends' rings with the batcher"
+    "shoal_front_end_ring_used_ratio",
+    PROCESS,
+    "Used share of the fullest of front ends' rings with the batcher, 0 to 1",
 )
 #: Shoal's version; `version` in GET /v2 is that of the Triton whose protocol Shoal implements.
 BUILD_INFO = _gauge("shoal_build_info", ("version",), "Always 1; the label is Shoal's version")
@@ -312,7 +329,7 @@ SERVER_FAMILIES = _figures(
     (),
     ("shoal_shared_memory_bytes", "shared_bytes", "Shared memory of all processes together", 1),
     ("shoal_batcher_takeovers_total", "num_takeovers", "How often a batcher took a dead one's place", 1),
-    ("shoal_record_lost_total", "num_records_lost", "Requests that the recorder had and the disk refused", 1),
+    ("shoal_record_lost_total", "num_records_lost", "Requests that the recorder could not write to the disk", 1),
     (
         "shoal_requests_abandoned_total",
         "num_abandoned",
