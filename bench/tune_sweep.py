@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -27,13 +26,11 @@ from typing import Any
 from bench.measure import quiet_turn
 from bench.peers import ROOT, SHOAL_PYTHON
 from shoal.cli.bench.arguments import Goal, latency_goal
-from shoal.cli.bench.measurement import Level, Plan, measure
-from shoal.cli.bench.targets import target
+from shoal.cli.bench.measurement import Plan
 from shoal.cli.remote import RefusedError, RemoteServer
-from shoal.cli.run_inputs import RunRequest, read_requests
-from shoal.cli.tune.search import Settings, applied, settings_of, space_of
-from shoal.cli.tune.trial_server import load, trial_server
-from shoal.model_config.signature import Signature
+from shoal.cli.run_inputs import read_requests
+from shoal.cli.tune.search import Settings, settings_of, space_of
+from shoal.cli.tune.trial_server import TrialModel, trial_server
 
 #: Levels and seconds of a combination's windows in the sweep, and of those that are measured again.
 SWEEP_LEVELS, SWEEP_S = (8, 64), 0.12
@@ -47,17 +44,14 @@ class Sweep:
     """A model on a server of its own, loaded with one setting after the other."""
 
     def __init__(self, server: RemoteServer, model: str, goal: Goal) -> None:
-        self._server = server
-        self._model = model
-        self._goal = goal
         self.config: dict[str, Any] = server.model_config(model)
-        self._requests: Sequence[RunRequest] = read_requests(self.config, [], None, "random")
+        self._model = TrialModel(server, self.config, read_requests(self.config, [], None, "random"))
+        self._goal = goal
 
     def score(self, settings: Settings, levels: Sequence[int], seconds: float) -> float:
         """The most requests a second at one of the levels that meets the goal; 0 if none does."""
-        wanted = applied(self.config, settings)
         try:
-            load(self._server, self._model, wanted)
+            wanted = self._model.load(settings)
         except RefusedError:
             return 0.0
         return max(self._rate(wanted, level, seconds) for level in levels)
@@ -71,13 +65,9 @@ class Sweep:
                 break
         return found
 
-    def _rate(self, config: Mapping[str, Any], level: int, seconds: float) -> float:
-        plan = Plan(seconds / 2, seconds, 20, 1, 100, 60)
-        with ExitStack() as stack:
-            asked = stack.enter_context(closing(target(self._server.url, None, self._model, "", 60)))
-            transport = stack.enter_context(closing(asked.connect(Signature.from_config(dict(config)), self._requests)))
-            (found,) = measure([asked], [transport], Level(level), plan)
-        return found.whole.requests_per_s if self._goal.is_met(found.whole) and not found.whole.num_errors else 0.0
+    def _rate(self, config: dict[str, Any], level: int, seconds: float) -> float:
+        whole = self._model.measure(config, level, Plan(seconds / 2, seconds, 20, 1, 100, 60))
+        return whole.requests_per_s if self._goal.is_met(whole) and not whole.num_errors else 0.0
 
 
 def tuned(model: str, repository: Path, goal: str, budget_s: float) -> tuple[Settings, int]:

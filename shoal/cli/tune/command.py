@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show_before
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
     from shoal.cli.tune.search import Point, Settings, Trial
+    from shoal.cli.tune.trial_server import TrialModel
 
 EXIT_MISSED = 4
 #: Seconds of a window (ours): of a search that has time, and of the shortest.
@@ -141,11 +142,12 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _search(given: argparse.Namespace, server: RemoteServer) -> _Outcome:
     """Try settings one after the other on a server that has the model, then measure the best ones again in turns."""
     from shoal.cli.tune import report, search
+    from shoal.cli.tune.trial_server import TrialModel
 
     trials: list[Trial] = []
     skipped: set[Settings] = set()
     config = server.model_config(given.model)
-    requests = _requests(given, config)
+    model = TrialModel(server, config, _requests(given, config))
     start = search.settings_of(config)
     space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
     budget = search.Budget(given.budget, given.turns, given.window * (_MOST_WINDOWS + 0.5))
@@ -163,14 +165,14 @@ def _search(given: argparse.Namespace, server: RemoteServer) -> _Outcome:
         skipped.add(settings)
         return False
 
-    try_out = partial(_try_out, given, server, config, requests, trials, is_over)
+    try_out = partial(_try_out, given, model, trials, is_over)
     for trial in search.search(start, space, try_out, is_enough, may_win):
         trials.append(trial)
         print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
     best = other = search.winner(trials)
     ratios: list[float] = []
     if again := search.finalists(trials, budget.num_finalists(time.monotonic() - start_s)):
-        index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]), again)
+        index, ratios = search.best_of_turns(_in_turns(given, model, again, trials[0]), again)
         other = again[index]
         best = other if search.is_gain(ratios) else again[0]
     is_compared = bool(again) and again[0] is trials[0]
@@ -206,9 +208,7 @@ def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[Run
 
 def _try_out(
     given: argparse.Namespace,
-    server: RemoteServer,
-    config: Mapping[str, Any],
-    requests: "Sequence[RunRequest]",
+    model: "TrialModel",
     earlier: "Sequence[Trial]",
     is_over: Callable[[], bool],
     settings: "Settings",
@@ -216,52 +216,41 @@ def _try_out(
     """Load the model with the settings, and look for the most throughput under the goal."""
     from shoal.cli.tune import search
     from shoal.cli.tune.curve import curve_of
-    from shoal.cli.tune.trial_server import load
 
-    wanted = search.applied(config, settings)
     try:
-        load(server, given.model, wanted)
+        wanted = model.load(settings)
     except RefusedError as error:
         if not earlier:
             raise  # the model's own configuration
         return search.Trial(settings, refusal=str(error))
-    measure = partial(_measure, given, server, wanted, requests)
+    measure = partial(_measure, given, model, wanted)
     # The level that was best before is where to begin.
     best = max(earlier, key=lambda trial: trial.score, default=None)
     first = best.best.concurrency if best is not None and best.best is not None else min(4, given.concurrency)
     points = search.climb(measure, given.goal.most_ms, first, given.concurrency, is_over)
     trial = search.trial_of(settings, points, given.goal.most_ms)
-    return replace(trial, curve=curve_of(server.explanation(given.model)))
+    return replace(trial, curve=curve_of(model.server.explanation(given.model)))
 
 
 def _measure(
     given: argparse.Namespace,
-    server: RemoteServer,
-    config: Mapping[str, Any],
-    requests: "Sequence[RunRequest]",
+    model: "TrialModel",
+    config: dict[str, Any],
     concurrency: int,
 ) -> "Point":
     """One level of load."""
-    from shoal.cli.bench.measurement import Level, Plan, measure
-    from shoal.cli.bench.targets import target
+    from shoal.cli.bench.measurement import Plan
     from shoal.cli.tune.search import Point
-    from shoal.model_config.signature import Signature
 
     plan = Plan(given.window / 2, given.window, _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S)
-    with ExitStack() as stack:
-        asked = stack.enter_context(closing(target(server.url, None, given.model, "", plan.timeout_s)))
-        transport = stack.enter_context(closing(asked.connect(Signature.from_config(dict(config)), requests)))
-        (found,) = measure([asked], [transport], Level(concurrency), plan)
-    whole = found.whole
+    whole = model.measure(config, concurrency, plan)
     latency_ms = whole.percentile_ms(given.goal.percent)
     return Point(concurrency, whole.requests_per_s, latency_ms, whole.num_errors)
 
 
 def _in_turns(
     given: argparse.Namespace,
-    server: RemoteServer,
-    config: Mapping[str, Any],
-    requests: "Sequence[RunRequest]",
+    model: "TrialModel",
     finalists: "Sequence[Trial]",
     start: "Trial",
 ) -> list[list[float]]:
@@ -269,9 +258,6 @@ def _in_turns(
 
     A turn in which the goal is missed counts as 0, but for the configuration's own settings.
     """
-    from shoal.cli.tune import search
-    from shoal.cli.tune.trial_server import load
-
     turns: list[list[float]] = []
     for number in range(given.turns):
         rates: dict[int, float] = {}
@@ -279,9 +265,7 @@ def _in_turns(
         for index in reversed(order) if number % 2 else order:
             trial = finalists[index]
             assert trial.best is not None, "it met the goal"
-            wanted = search.applied(config, trial.settings)
-            load(server, given.model, wanted)
-            point = _measure(given, server, wanted, requests, trial.best.concurrency)
+            point = _measure(given, model, model.load(trial.settings), trial.best.concurrency)
             rates[index] = point.requests_per_s if trial is start or point.meets(given.goal.most_ms) else 0.0
         turns.append([rates[index] for index in order])
         print(f"turn {number + 1}: " + ", ".join(f"{rate:,.0f}" for rate in turns[-1]), file=sys.stderr, flush=True)

@@ -5,12 +5,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.bench.measurement import Level, Plan, measure
+from shoal.cli.bench.targets import target
+from shoal.cli.bench.window import Window
 from shoal.cli.remote import NoResponseError, RemoteServer
+from shoal.cli.run_inputs import RunRequest
+from shoal.cli.tune.search import Settings, applied
+from shoal.model_config.signature import Signature
 
 #: The most seconds that a server may take to load the model, and to stop (ours).
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 30.0
@@ -61,6 +68,25 @@ def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     raise NoResponseError(f"The server for the trials did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
-def load(server: RemoteServer, model: str, config: Mapping[str, Any]) -> None:
-    """Load the model with a configuration. Raises RefusedError if it cannot be loaded."""
-    server.load(model, json.dumps(config))
+@dataclass(frozen=True, slots=True)
+class TrialModel:
+    """The model of a server for trials: its own configuration, and the requests that measure it."""
+
+    server: RemoteServer
+    config: Mapping[str, Any]
+    requests: Sequence[RunRequest]
+
+    def load(self, settings: Settings) -> dict[str, Any]:
+        """Load the model with these settings; returns its configuration then. Raises RefusedError if it cannot be
+        loaded."""
+        wanted = applied(self.config, settings)
+        self.server.load(self.config["name"], json.dumps(wanted))
+        return wanted
+
+    def measure(self, config: dict[str, Any], concurrency: int, plan: Plan) -> Window:
+        """Measure one level of load, while the model is loaded with this configuration."""
+        with ExitStack() as stack:
+            asked = stack.enter_context(closing(target(self.server.url, None, config["name"], "", plan.timeout_s)))
+            transport = stack.enter_context(closing(asked.connect(Signature.from_config(config), self.requests)))
+            (found,) = measure([asked], [transport], Level(concurrency), plan)
+        return found.whole
