@@ -162,20 +162,20 @@ class LiveProbe:
         """Do nothing: no connection stays open."""
 
 
-class StreamProbe:
+class StreamProbe(GrpcProbe):
     """ModelStreamInfer on one connection, with a stream for each request; the first response is the answer."""
 
     def __init__(self, port: int, packed: bytes) -> None:
-        self._packed = packed
-        self._channel = channel(port)
-        self._call: Any = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
+        super().__init__(port, packed)
+        self._call = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     def ask(self, timeout_s: float) -> int:
         """Open one stream and read its first response."""
         import tritonclient.grpc.service_pb2 as service
 
         def call() -> None:
-            answers = [service.ModelStreamInferResponse.FromString(each) for each in self._stream(timeout_s)]
+            stream = self._call(iter([self._packed]), timeout=timeout_s)
+            answers = [service.ModelStreamInferResponse.FromString(each) for each in stream]
             if not answers or answers[0].error_message:
                 raise ValueError("no answer")
 
@@ -183,13 +183,6 @@ class StreamProbe:
             return _outcome(call)
         except ValueError:
             return FAILED
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
-
-    def _stream(self, timeout_s: float) -> Any:
-        return self._call(iter([self._packed]), timeout=timeout_s)
 
 
 def _outcome(call: Callable[[], object]) -> int:
