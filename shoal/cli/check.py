@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.colour import BAD, NOTE, coloured
+from shoal.cli.models import counted
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
 from shoal.errors import ShoalError
@@ -76,14 +77,10 @@ def _summary(models: Sequence[str], found: "Sequence[Finding]", num_errors: int)
     num_faulty = len({each.model for each in found})
     if not models:
         return "There are no models: each is a directory in the repository."
-    counted = f"{_count(len(models), 'model')}: "
+    start = f"{counted(len(models), 'model')}: "
     if not found:
-        return f"{counted}nothing is wrong that shows without loading {'it' if len(models) == 1 else 'them'}."
+        return f"{start}nothing is wrong that shows without loading {'it' if len(models) == 1 else 'them'}."
     return (
-        counted + f"{_count(num_errors, 'error')} and {_count(len(found) - num_errors, 'warning')} in "
-        f"{_count(num_faulty, 'model')}."
+        start + f"{counted(num_errors, 'error')} and {counted(len(found) - num_errors, 'warning')} in "
+        f"{counted(num_faulty, 'model')}."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from shoal.cli.colour import BAD, GOOD, NOTE, coloured, printable
 from shoal.cli.operate import OperatingParser, operate
@@ -63,8 +62,9 @@ def show_instances(model: Row, *, as_json: bool) -> str:
     lines = []
     for version in model["versions"]:
         automatic = "scaled automatically " if version["autoscale"] else ""
+        instances = counted(len(version["instances"]), "instance")
         lines.append(
-            f"{model['model']}, version {version['version']}: {version['state']}, {_count(version['instances'])}, "
+            f"{model['model']}, version {version['version']}: {version['state']}, {instances}, "
             f"{automatic}between {version['min_instances']} and {version['max_instances']}{_memory(version)}"
         )
     head = ["INSTANCE", "VERSION", "STATE", "PID", "DEVICE", "CORES", "BUSY", "BATCHES", "RESTARTS", "RSS"]
@@ -102,8 +102,9 @@ def _line(reason: str | None) -> str:
     return " ".join((reason or "").split())
 
 
-def _count(instances: Sequence[Any]) -> str:
-    return f"{len(instances)} instance" + "s" * (len(instances) != 1)
+def counted(number: int, noun: str) -> str:
+    """A number of things, whose plural ends in s."""
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _instance(instance: Row, version: Row) -> list[str]:

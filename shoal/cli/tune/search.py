@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from shoal.cli.models import counted
 from shoal.cli.tune.curve import BatchCurve
 
 #: A setting must gain more than this share to be preferred (ours): less is the noise of short windows.
@@ -45,12 +46,8 @@ class Settings:
 
     def __str__(self) -> str:
         batching = "no batching" if self.delay_us is None else f"batches of {self.max_batch}, delay {self.delay_us} µs"
-        threads = f", {_counted(self.threads, 'thread')} each" if self.threads else ""
-        return f"{_counted(self.instances, 'instance')}{threads}, {batching}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+        threads = f", {counted(self.threads, 'thread')} each" if self.threads else ""
+        return f"{counted(self.instances, 'instance')}{threads}, {batching}"
 
 
 @dataclass(frozen=True, slots=True)
