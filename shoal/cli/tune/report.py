@@ -77,8 +77,8 @@ def explained(trials: Sequence[Trial], best: Trial, goal: Goal, gain: float | No
         return [f"No setting meets {goal.text}: the least p{goal.percent:g} was {ms(least)}."]
     if best is start:
         return [f"The configuration is best as it is: nothing gained more than {LEAST_GAIN:.0%}, which is noise."]
-    times = gain if gain is not None else best.score / start.score if start.score else None
-    said = f"{goal.text} is met" if times is None else f"{times:.2f} times as many requests/s"
+    ratio = gain if gain is not None else best.score / start.score if start.score else None
+    said = f"{goal.text} is met" if ratio is None else f"{ratio:.2f} times as many requests/s"
     found = [f"{best.settings}: {said} (now: {start.settings})."]
     by_settings = {trial.settings: trial for trial in trials}
     for name, title in _TITLES.items():
@@ -87,7 +87,9 @@ def explained(trials: Sequence[Trial], best: Trial, goal: Goal, gain: float | No
             continue
         without = next((t for s, t in by_settings.items() if _differ(s, best) == {name: now}), None)
         if without is not None and without.score:
-            change = best.score / without.score - 1
+            # The turns have measured the best settings beside the present ones again.
+            times = gain if gain is not None and without is start else best.score / without.score
+            change = times - 1
             worth = f"{change:+.0%} requests/s" if abs(change) > LEAST_GAIN else "within the noise"
             found.append(f"  {title}: {_said(name, now)} → {_said(name, new)}, all else equal: {worth}.")
         else:

@@ -239,6 +239,10 @@ def test_the_explanation_says_what_each_change_is_worth() -> None:
     assert "  instances: 1 → 2, all else equal: +60% requests/s." in text
     assert "  a queue delay: no batching → 500 µs." in text
     assert "4 of the combinations were not tried" in text
+    assert report.explained([start, one], one, goal, gain=1.2) == [
+        "1 instance, batches of 8, delay 500 µs: 1.20 times as many requests/s (now: 1 instance, no batching).",
+        "  a queue delay: no batching → 500 µs, all else equal: +20% requests/s.",
+    ]
     assert "best as it is" in report.explained([start], start, goal)[0]
     missed = Trial(Settings(1, 8, None), (Point(1, 10, 50),))
     assert report.explained([missed], missed, goal) == ["No setting meets p99=20ms: the least p99 was 50.00 ms."]
