@@ -30,7 +30,7 @@ from shoal.ledger import ledger_message
 from shoal.messages import to_batcher
 from shoal.messages.from_batcher import FinishedRequestsListed, ModelExplained
 from shoal.messages.message import Handlers, Kinds, close_descriptors, on, table
-from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
+from shoal.messages.shared import LedgerWanted, LogChanged, Ping, PoisonFound, SegmentGone
 from shoal.model_config.gpu_tensors import gpu_of_inputs
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.model_config.rate_limiter import Demand
@@ -109,7 +109,7 @@ class Batcher:
             on(to_batcher.ModelAdded, self._on_model),
             on(to_batcher.InstanceGroupsChanged, self._on_groups),
             on(to_batcher.ModelFailed, self._on_model_failed),
-            on(to_batcher.PoisonKnown, self._on_poison_known),
+            on(PoisonFound, self._on_poison_found),
             on(to_batcher.RetireModel, self._on_retire_model),
             on(to_batcher.ModelRemoved, self._on_model_removed),
             on(to_batcher.EnsembleAdded, self._on_ensemble),
@@ -337,7 +337,7 @@ class Batcher:
     def _on_model_failed(self, message: to_batcher.ModelFailed) -> None:
         self._exchange.fail_model(message.model_id, time.monotonic_ns())
 
-    def _on_poison_known(self, message: to_batcher.PoisonKnown) -> None:
+    def _on_poison_found(self, message: PoisonFound) -> None:
         if (model := self._exchange.models.get(message.model_id)) is not None and self._exchange.poison is not None:
             self._exchange.poison.restore(model, message)
 

@@ -15,9 +15,8 @@ from shoal.batcher.peers import OpenRequest, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.suspects import Content, Suspect, Suspects
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.errors import InternalError
-from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
-from shoal.messages.to_batcher import PoisonKnown
+from shoal.messages.shared import PoisonFound
 from shoal.reasons import DeathDetail, Reason, has_died_with_others
 from shoal.shm.counters import CELL
 from shoal.shm.layout import unpack_span
@@ -161,7 +160,7 @@ class Poison:
             )
         )  # fmt: skip
 
-    def restore(self, model: ScheduledModel, known: PoisonKnown | PoisonFound) -> None:
+    def restore(self, model: ScheduledModel, known: PoisonFound) -> None:
         """Refuse requests that a dead batcher refused, as the supervisor remembers them, until the time it had set."""
         suspect = Suspect()
         suspect.convicted = known.digest_low, known.digest_high

@@ -20,7 +20,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
 from shoal.messages.message import Handlers, on, table
-from shoal.messages.shared import LogSettings
+from shoal.messages.shared import LogSettings, PoisonFound
 from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -138,7 +138,7 @@ class Supervisor:
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._batcher_questions.receive),
-            on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
+            on(PoisonFound, self._models.all_versions.on_poison),
             on(from_batcher.FinishedRequestsListed, self._batcher_questions.receive),
             on(from_batcher.RequestsMirrored, self._admin.shadows.on_mirrored),
             on(from_batcher.SplitFigures, self._admin.rollouts.traffic.receive),

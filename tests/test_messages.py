@@ -140,7 +140,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     clients = client_handlers(rig.star, supervisor._clients._questions, rig.client_a)
     wishes = {shared.SegmentWanted, shared.PayloadWanted, shared.PayloadMapped, shared.PayloadReleased}
     of_all = {shared.SegmentGone, shared.LedgerWanted, shared.LogChanged}
-    of_batcher = declared(to_batcher, BatcherActivated) | of_all | {shared.Ping}
+    of_batcher = declared(to_batcher, BatcherActivated) | of_all | {shared.Ping, shared.PoisonFound}
     of_worker = declared(to_worker, LoadModel, ConfigFinished, MemoryGranted) | of_all | set(shared.PAYLOAD_NEWS)
     of_worker |= {shared.SegmentAnnounced, shared.SegmentMissing, shared.BatcherReplaced}
     tables: list[tuple[Mapping[Any, Callable[[Any], object]], set[Any]]] = [
@@ -149,7 +149,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
         (Poller(NONE, NONE).handlers, {*get_args(to_poller.Order), Forget, shared.LogChanged}),
         (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, shared.LogChanged}),
         (instance.worker.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
-        (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
+        (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected) | {shared.PoisonFound}),
         (supervisor._admin.repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
         (clients, {QuestionAsked} | wishes),
         (supervisor._guests._handlers(rig.client_a), {QuestionAsked} | wishes),

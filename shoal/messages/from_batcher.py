@@ -31,21 +31,6 @@ class ModelRetired(Message):
     model_id: int
 
 
-class PoisonFound(Message):
-    """A request has ended so many instances that equal ones are refused. The supervisor passes this on to a successor
-    (to_batcher.PoisonKnown)."""
-
-    model_id: int
-    sample_low: int  # digests of the request's content (batcher/scheduling/suspects.py)
-    sample_high: int
-    digest_low: int
-    digest_high: int
-    num_deaths: int
-    num_refusals: int
-    refused_until_ns: int  # monotonic
-    until_ns: int  # when it is no suspect any more
-
-
 class ModelExplained(Message):
     """The reasons for the sizes of a version's last batches; answers ExplainModel. The explanation is for clients, as
     JSON (batcher/scheduling/contract.py)."""

@@ -94,6 +94,21 @@ class BatcherReplaced(Message):
     """Sent by the supervisor to clients and workers: another batcher serves, and does not know their requests."""
 
 
+class PoisonFound(Message):
+    """Sent by the batcher, and by the supervisor to the batcher's successor: a request has ended so many instances that
+    equal ones are refused."""
+
+    model_id: int
+    sample_low: int  # digests of the request's content (batcher/scheduling/suspects.py)
+    sample_high: int
+    digest_low: int
+    digest_high: int
+    num_deaths: int
+    num_refusals: int
+    refused_until_ns: int  # monotonic
+    until_ns: int  # when it is no suspect any more
+
+
 class SegmentWanted(Message):
     """Sent to the supervisor: a record names a segment that the sender does not know; SegmentAnnounced or
     SegmentMissing answers."""

@@ -98,21 +98,6 @@ class ModelFailed(Message):
     model_id: int
 
 
-class PoisonKnown(Message):
-    """To a successor: a request that the dead batcher has found to end instances. The fields are those of
-    from_batcher.PoisonFound."""
-
-    model_id: int
-    sample_low: int
-    sample_high: int
-    digest_low: int
-    digest_high: int
-    num_deaths: int
-    num_refusals: int
-    refused_until_ns: int
-    until_ns: int
-
-
 class RetireModel(Message):
     """A model version gets no more requests; ModelRetired answers when none of its requests is queued or running."""
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 
 from shoal import errors
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
-from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
+from shoal.messages.shared import PoisonFound
 from shoal.messages.to_batcher import (
     InstanceGroupsChanged,
     ModelAdded,
     ModelFailed,
     ModelRemoved,
-    PoisonKnown,
     RetireModel,
 )
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
@@ -74,7 +73,7 @@ class ServedVersion:
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = False
         self.is_ending = False  # the last request has been answered; instances end or have ended
-        self._poison: dict[tuple[int, int], PoisonKnown] = {}  # by the sample of the request; the last one is the last
+        self._poison: dict[tuple[int, int], PoisonFound] = {}  # by the sample of the request; the last one is the last
         self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # those that instances share
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
@@ -408,7 +407,7 @@ class ServedVersion:
         """Remember a request that ends instances, for the batcher's successor."""
         key = message.sample_low, message.sample_high
         self._poison.pop(key, None)
-        self._poison[key] = PoisonKnown(*message.values)
+        self._poison[key] = message
         if len(self._poison) > _MAX_POISON:
             del self._poison[next(iter(self._poison))]
 

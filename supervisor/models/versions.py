@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import UnavailableError
-from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
-from shoal.messages.shared import Ping
+from shoal.messages.shared import Ping, PoisonFound
 from shoal.model_config.ensemble import is_ensemble
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier

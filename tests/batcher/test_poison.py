@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal.datatypes import BY_NAME
-from shoal.messages.from_batcher import PoisonFound
+from shoal.messages.shared import PoisonFound
 from shoal.reasons import SHARED_PROCESS, DeathDetail, Reason
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.shm import layout
