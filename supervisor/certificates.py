@@ -77,8 +77,7 @@ class Certificates:
             self._expiries[protocol] = expires
         _log.info("certificates for %s are read again; connections from now on have the new ones", NAMES[protocol])
         self._warn(protocol)
-        message = CertificatesChanged()
-        self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
+        self._star.acknowledgements.announce(self._star.to_front_ends(CertificatesChanged()))
 
     def _read_expiry(self, protocol: str) -> int | None:
         from shoal.certificate_expiry import expires_s  # here, as above

@@ -50,8 +50,7 @@ class KeyFile:
     def _admit(self, keys: tuple[ApiKey, ...]) -> None:
         self.keys = keys
         _log.info("%d API keys are in force, read from '%s'", len(keys), self._path)
-        members = [(client.member, self._message()) for client in self._star.front_ends]
-        self._star.acknowledgements.announce(members)
+        self._star.acknowledgements.announce(self._star.to_front_ends(self._message()))
 
     def send_to(self, client: Participant) -> None:
         """Send the present keys to a front end that has joined: the keys in its welcome may be older."""

@@ -60,7 +60,7 @@ class Ledger:
             "descriptors": num_open(),
             "children": num_children(),
             "shared_bytes": shared_bytes(),
-            **self._star.payloads.counts,
+            **self._star.payloads.segments.counts,
         }
 
 

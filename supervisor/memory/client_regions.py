@@ -131,10 +131,8 @@ class ClientRegions:
         return self._star.acknowledgements.announce([], briefly=recipients)
 
     def _announce(self, message: Message) -> Future[None]:
-        members = [client.member for client in self._star.front_ends]
-        if self._follower is not None:
-            members.append(self._follower)
-        return self._star.acknowledgements.announce([(member, message) for member in members])
+        follower = [] if self._follower is None else [(self._follower, message)]
+        return self._star.acknowledgements.announce([*self._star.to_front_ends(message), *follower])
 
 
 def _message(region: ClientRegion | CudaRegion) -> RegionRegistered | CudaRegionRegistered:

@@ -7,6 +7,7 @@ the supervisor, part of the star (star.py).
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
 from shoal.messages import shared
@@ -15,29 +16,24 @@ from shoal.messages.to_batcher import PayloadAnnounced
 from shoal.shared_settings import MIB
 from shoal.shm import segment
 from shoal.supervisor.memory.available_memory import available_nbytes
-from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Member, Recipient
 
+if TYPE_CHECKING:
+    from shoal.supervisor.memory.star import Star
+
 
 class Payloads:
-    """The segments for single payloads of a star; `take_owner` returns an owner id that no segment has, `is_scarce`
-    whether descriptors are kept for other things."""
+    """The segments for single payloads of a star; `is_scarce` returns whether descriptors are kept for other things."""
 
-    def __init__(self, star: Participants, take_owner: Callable[[], int], is_scarce: Callable[[], bool]) -> None:
+    def __init__(self, star: "Star", is_scarce: Callable[[], bool]) -> None:
         self._star = star
-        self._take_owner = take_owner
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes, is_scarce)
         #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.
         self.ensembles: set[int] = set()
         #: Whether requests are recorded, which the batcher reads, too. Changed by the recorder's process.
         self.are_recorded = False
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """For the ledger: how many such segments there have been, and how many are gone."""
-        return self.segments.counts
 
     def receive(
         self, asker: Participant, message: shared.PayloadWanted | shared.PayloadMapped | shared.PayloadReleased
@@ -72,12 +68,12 @@ class Payloads:
             model_id = message.model_id if has_readers else ASKED_FOR
         try:
             made = self.segments.create(
-                self._take_owner(), asker.owner, model_id, message.nbytes, is_guests=asker.is_guest
+                star.take_owner(), asker.owner, model_id, message.nbytes, is_guests=asker.is_guest
             )
         except ShoalError as refusal:
             if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):
                 # The worker has given up room, which its readers unmap before they acknowledge a ping.
-                briefly = [*star.to_batcher(shared.Ping()), *[(each.member, shared.Ping()) for each in star.front_ends]]
+                briefly = [*star.to_batcher(shared.Ping()), *star.to_front_ends(shared.Ping())]
                 unmapped = star.acknowledgements.announce([], briefly=briefly)
                 star.loop.after(unmapped, lambda: self._make_late(asker, message))
                 return

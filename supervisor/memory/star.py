@@ -12,16 +12,16 @@ Runs in the supervisor and touches no segment's contents. Two rules:
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from shoal.messages.message import Message
-from shoal.messages.shared import BatcherReplaced, SegmentAnnounced
+from shoal.messages.shared import BatcherReplaced, LogSettings, Ping, SegmentAnnounced
 from shoal.messages.to_batcher import ClientCaughtUp, ClientLeft, Resume, RetireWorker, WorkerCaughtUp, WorkerReady
 from shoal.messages.to_client import ClientWelcomed
 from shoal.messages.to_worker import MemoryGranted
+from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.reasons import Reason
 from shoal.shm import layout, segment
@@ -29,10 +29,10 @@ from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.shm.segment import unreserved_nbytes
 from shoal.supervisor.descriptors import Descriptors
-from shoal.supervisor.event_loop import Future, Task, shared
+from shoal.supervisor.event_loop import EventLoop, Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory, CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
-from shoal.supervisor.memory.joined import Participants
+from shoal.supervisor.memory.loans import Loans
 from shoal.supervisor.memory.memory_plan import (
     batcher_geometry,
     caller_geometry,
@@ -42,7 +42,6 @@ from shoal.supervisor.memory.memory_plan import (
     worker_link_geometry,
 )
 from shoal.supervisor.memory.oversize import RESULT
-from shoal.supervisor.memory.owner_ids import OwnerIds
 from shoal.supervisor.memory.participant import (
     Participant,
     batcher_activated,
@@ -59,34 +58,93 @@ from shoal.supervisor.processes.members import Acknowledgements, Member, Recipie
 Welcome = Callable[..., ClientWelcomed]
 
 
-@dataclass(slots=True)
-class Star(Participants):
-    """The batcher in the middle, clients and workers around it."""
+class Star:
+    """The batcher in the middle, clients and workers around it, by owner id."""
 
-    # Changed by the join_ and leave_ methods.
-    nbytes: int = 0
-    #: `promised_nbytes` of the old server at an upgrade, until that has ended.
-    promised_elsewhere_nbytes: int = 0
-    #: The requests of TorchServe's protocol that ended front ends had answered (layout.ANSWERED_WORD).
-    answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
-    #: The other counters of ended front ends (layout.NOTED_WORD).
-    noted_before: list[int] = field(default_factory=lambda: [0] * layout.NOTED_WORDS)
-    descriptors: Descriptors = field(default_factory=Descriptors)
-    owner_ids: OwnerIds = field(default_factory=OwnerIds)
-    batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
-    _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
-    #: The key of the hash that turns string correlation ids into numbers, equal in all clients (shoal/sequences.py).
-    correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    counter_memory: CounterMemory = field(default_factory=CounterMemory)
-    payloads: Payloads = field(init=False)
-    dead_workers: DeadWorkers = field(init=False)
-    _introduced: Future[None] = field(init=False)  # done when the batcher knows all clients and workers
+    def __init__(
+        self, options: ServerOptions, log_settings: LogSettings, loop: EventLoop, descriptors: Descriptors | None = None
+    ) -> None:
+        self.options = options
+        self.log_settings = log_settings
+        self.loop = loop
+        self.descriptors = descriptors or Descriptors()
+        self.acknowledgements = Acknowledgements(loop)
+        #: The key of the hash that makes numbers of string correlation ids, equal in all clients (shoal/sequences.py).
+        self.correlation_key = secrets.token_bytes(16)
+        self._batcher_bell = Doorbell.create()
+        # Changed by the join_ and leave_ methods.
+        self.batcher: Member | None = None
+        self.clients: dict[int, Participant] = {}
+        self.workers: dict[int, Participant] = {}
+        self.nbytes = 0
+        #: `promised_nbytes` of the old server at an upgrade, until that has ended.
+        self.promised_elsewhere_nbytes = 0
+        #: The requests of TorchServe's protocol that ended front ends had answered (layout.ANSWERED_WORD), and their
+        #: other counters (layout.NOTED_WORD).
+        self.answered_before = [0] * layout.ANSWERED_WORDS
+        self.noted_before = [0] * layout.NOTED_WORDS
+        self.next_owner = 1
+        self.loans = Loans()
+        self.batcher_memory = BatcherMemory()
+        self.counter_memory = CounterMemory()
+        self.payloads = Payloads(self, self.descriptors.is_scarce)
+        self.dead_workers = DeadWorkers(self)
+        self._introduced = self.acknowledgements.announce([])  # done when the batcher knows all clients and workers
 
-    def __post_init__(self) -> None:
-        self.acknowledgements = Acknowledgements(self.loop)
-        self.payloads = Payloads(self, self.take_owner, self.descriptors.is_scarce)
-        self.dead_workers = DeadWorkers(self, self.payloads.release_all)
-        self._introduced = self.acknowledgements.announce([])
+    # --- the processes that have joined ---
+
+    def members(self) -> Iterator[list[Member]]:
+        """The processes that have joined, in the order in which memory goes back: front ends, the batcher, workers."""
+        yield [client.member for client in self.joined if not client.is_guest]
+        yield [] if self.batcher is None else [self.batcher]
+        yield [worker.member for worker in self.workers.values() if worker.is_joined]
+
+    @property
+    def joined(self) -> list[Participant]:
+        """Clients that have been sent all segments and are announced."""
+        return [client for client in self.clients.values() if client.is_joined]
+
+    @property
+    def front_ends(self) -> list[Participant]:
+        """Front ends that have been sent all segments and are announced."""
+        return [client for client in self.joined if client.is_front_end]
+
+    def to_front_ends(self, message: Message) -> list[Recipient]:
+        """A message to all front ends, for an announcement."""
+        return [(client.member, message) for client in self.front_ends]
+
+    def to_batcher(self, *messages: Message) -> list[Recipient]:
+        """Messages to the batcher, if there is one, for an announcement."""
+        return [] if self.batcher is None else [(self.batcher, message) for message in messages]
+
+    def send_to_batcher(self, message: Message) -> None:
+        """Send the batcher, if there is one, a message that need not be acknowledged."""
+        if self.batcher is not None:
+            self.batcher.send(message)
+
+    def send_to_guests(self, message: Message) -> None:
+        """Send a message to every guest that has joined."""
+        for client in self.joined:
+            if client.is_guest:
+                client.member.send(message)
+
+    def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
+        """Send messages to every client that has joined. The future is done when front ends have applied them, and the
+        batcher what was sent to it before: it might read a request that follows sooner than those messages.
+
+        Models that call others are waited for briefly, guests not at all. Such a client may still ask for a segment or
+        model that is gone: it is refused, and asks again when it has applied the messages.
+        """
+        recipients = self.to_batcher(Ping())
+        briefly: list[Recipient] = []
+        for client in self.joined:
+            if client.is_guest:
+                for each in messages:
+                    client.member.send(each)
+            else:
+                group = recipients if client.is_front_end else briefly
+                group += [(client.member, each) for each in messages]
+        return self.acknowledgements.announce(recipients, briefly=briefly)
 
     # --- the batcher ---
 
@@ -376,7 +434,14 @@ class Star(Participants):
         return sum([unreserved_nbytes(each.read_only_fd) for each in participants if not each.is_guest])
 
     def take_owner(self) -> int:
-        """An owner id that no segment has."""
+        """An owner id that no segment has. Each payload beyond a slab takes one, so the numbers start again from 1."""
         taken = {self.counter_memory.owner, *self.clients, *self.workers}
         others = self.batcher_memory, self.dead_workers, self.payloads.segments
-        return self.owner_ids.take(lambda owner: owner in taken or any(owner in each for each in others))
+        while (owner := self.next_owner) in taken or any(owner in each for each in others):
+            self.next_owner = _after(owner)
+        self.next_owner = _after(owner)
+        return owner
+
+
+def _after(owner: int) -> int:
+    return owner % (layout.MIRROR_OWNER - 1) + 1  # no owner is 0, nor that of mirrored requests

@@ -155,10 +155,8 @@ class Traffic:
         """The figures of these models' splits since their present steps began; without those for which no batcher
         answers."""
         asked = {each: self._divisions[each] for each in identifiers if each in self._divisions}
-        recipients = [
-            recipient for each in asked.values() for recipient in self._star.to_batcher(CountSplit(each.split_id))
-        ]
-        await self._star.acknowledgements.announce(recipients)
+        counts = [CountSplit(each.split_id) for each in asked.values()]
+        await self._star.acknowledgements.announce(self._star.to_batcher(*counts))
         found = {identifier: self._figures.pop(each.split_id, None) for identifier, each in asked.items()}
         return {
             identifier: figures

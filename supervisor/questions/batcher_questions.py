@@ -44,9 +44,8 @@ class BatcherQuestions:
         self._num_asked = number = self._num_asked + 1
         messages = ask(number)
         answers = self._answers[number] = list[Any]()
-        recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
         try:
-            await self._star.acknowledgements.announce(recipients)
+            await self._star.acknowledgements.announce(self._star.to_batcher(*messages))
         finally:
             del self._answers[number]
         if len(answers) < len(messages):

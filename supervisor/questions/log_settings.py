@@ -44,8 +44,5 @@ class LogControl:
         star = self._star
         for worker in star.workers.values():
             worker.member.send(message)
-        listening = [client.member for client in star.front_ends]
-        if star.batcher is not None:
-            listening.append(star.batcher)
-        await star.acknowledgements.announce([(member, message) for member in listening])
+        await star.acknowledgements.announce([*star.to_front_ends(message), *star.to_batcher(message)])
         return now

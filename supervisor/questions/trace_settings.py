@@ -53,8 +53,7 @@ class TraceControl:
         return describe(self._settings.of(model), self._config.options)
 
     async def _put_in_force(self) -> None:
-        message = self._message()
-        await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
+        await self._star.acknowledgements.announce(self._star.to_front_ends(self._message()))
         await shared(self._send_to_tracer())
 
     @property

@@ -40,7 +40,7 @@ class Watched:
         self.announced = 0
         self.now_s = float(self.expiry_s - 15 * DAY_S)
         self._clock, self._loop = clock, LooksByHand(clock)
-        star: Any = SimpleNamespace(acknowledgements=self, front_ends=())
+        star: Any = SimpleNamespace(acknowledgements=self, to_front_ends=lambda _message: [])
         options = ServerOptions(
             http_use_ssl=True, http_server_cert=str(self.files.server_cert), http_server_key=str(self.files.server_key)
         )

@@ -51,7 +51,7 @@ def test_nothing_waits_for_a_caller(rig: StarRig) -> None:
         rig.acknowledge(each)
     assert announced.done()
     assert rig.third.heard() == [shared.PayloadReady(result)]
-    assert rig.star.payloads.counts["oversize_acquired"] == 1
+    assert rig.star.payloads.segments.counts["oversize_acquired"] == 1
     successor = rig.replace_batcher()
     rig.acknowledge(successor)
     assert successor.heard() == [Resume()]
@@ -141,7 +141,7 @@ def test_a_dead_batchers_memory_can_be_had_until_every_caller_has_acknowledged(r
     rig.replace_batcher()
     assert shared.SegmentGone(owner) in rig.a.heard()
     assert process.heard() == [shared.SegmentGone(owner)]
-    rig.star.owner_ids.next = owner
+    rig.star.next_owner = owner
     assert rig.star.take_owner() != owner
     rig.star.lend_to_client(caller, owner)
     rig.star.lend(rig.worker_of_3, owner)
@@ -198,9 +198,9 @@ def test_a_borrowed_payload_takes_room_until_its_borrowers_have_let_go(rig: Star
     rig.star.payloads.receive(caller, shared.PayloadReleased(owner))
     assert rig.fourth.heard() == [shared.SegmentGone(owner)]
     assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadRefused)
-    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 0}
+    assert rig.star.payloads.segments.counts == {"oversize_acquired": 1, "oversize_released": 0}
     rig.acknowledge(rig.fourth)
-    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert rig.star.payloads.segments.counts == {"oversize_acquired": 1, "oversize_released": 1}
     assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadGranted)
 
 
@@ -211,4 +211,4 @@ def test_a_dead_borrower_is_not_waited_for(rig: StarRig) -> None:
     rig.star.payloads.receive(caller, shared.PayloadReleased(owner))
     rig.star.acknowledgements.gone(rig.fourth.member)
     rig.clock.settle()
-    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert rig.star.payloads.segments.counts == {"oversize_acquired": 1, "oversize_released": 1}

@@ -200,7 +200,7 @@ def test_a_worker_that_dies_before_it_has_the_room_gets_none(rig: StarRig) -> No
     rig.star.payloads.receive(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 77)
     rig.settle()
-    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert rig.star.payloads.segments.counts == {"oversize_acquired": 1, "oversize_released": 1}
 
 
 def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(rig: StarRig) -> None:
@@ -237,7 +237,7 @@ def test_owner_ids_come_round_and_skip_who_is_there(rig: StarRig) -> None:
     taken |= {rig.star.batcher_memory.owner, 1}  # the counters came first
     held = rig.make(rig.a, rig.client_a)
     rig.star.leave_worker(rig.worker_of_4, Reason.INSTANCE_DIED, 0)  # its last answers are still to be passed on
-    rig.star.owner_ids.next = (1 << 24) - 2
+    rig.star.next_owner = (1 << 24) - 2
     owners = [rig.star.take_owner() for _ in range(16)]
     assert owners[0] == (1 << 24) - 2  # the last one is that of mirrored requests
     assert 0 not in owners
