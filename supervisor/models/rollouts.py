@@ -28,7 +28,6 @@ from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout,
 from shoal.supervisor.models.rollout_file import ROLLOUTS, SavedRollout, rollout_file
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
-from shoal.supervisor.models.versions import Served
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.state_file import StateFile, StateWriter, state_path
 
@@ -311,7 +310,7 @@ class Rollouts:
 
     # --- plans in models' directories ---
 
-    def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
+    def hold_back(self, model: Model, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
         """Have a new version, which is about to serve, get no requests before the rollout in the model's directory
         begins, nor one with which a rollout of before a restart has not ended."""
         kept = self._unresumed.get(model.identifier)
@@ -327,7 +326,7 @@ class Rollouts:
         below = [number for number in others if number < plan.version]
         self.traffic.pin(model, max(below or others), fresh)
 
-    def follow(self, model: Served, found: FoundModel) -> None:
+    def follow(self, model: Model, found: FoundModel) -> None:
         """Begin the rollout in the model's directory, once for each plan: one that was rolled back is not tried again
         before the file says something else."""
         plan = _plan_of(found)

@@ -5,8 +5,8 @@
 The models are checked whenever one of them has changed. Runs in the supervisor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
@@ -26,24 +26,12 @@ from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_version import ServedVersion
 
-
-class ComposingModel(Protocol):
-    """The model that a step names (implemented in model.py)."""
-
-    identifier: ModelIdentifier
-
-    @property
-    def is_loading(self) -> bool: ...
-    @property
-    def versions(self) -> Mapping[int, ServedVersion]: ...
-    @property
-    def serving(self) -> Mapping[int, ServedVersion]: ...
-    @property
-    def rows(self) -> Sequence[ModelVersion]: ...
+if TYPE_CHECKING:
+    from shoal.supervisor.models.model import Model
 
 
 #: Finds the model that a name means in the ensemble's own repository; None where none or several could be meant.
-Find = Callable[[ModelIdentifier], ComposingModel | None]
+Find = Callable[[ModelIdentifier], "Model | None"]
 
 
 class ServedEnsemble(ServedVersion):
@@ -238,13 +226,13 @@ class ServedEnsemble(ServedVersion):
         )
 
 
-def _default(model: ComposingModel) -> int | None:
+def _default(model: "Model") -> int | None:
     """The number of the version that a step means which names none; None if none serves."""
     chosen = [number for number, each in model.serving.items() if each.version.means_none]
     return chosen[0] if chosen else max(model.serving, default=None)
 
 
-def _missing(ensemble: str, model: ComposingModel, wanted: int) -> str:
+def _missing(ensemble: str, model: "Model", wanted: int) -> str:
     """Triton's sentence for a step whose version is not loaded, with the reason."""
     depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
     if wanted != LATEST and model.serving:

@@ -17,7 +17,6 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
-from shoal.supervisor.models.versions import Served
 
 #: Hundredths of a percent, the unit of shares in messages, in a percent.
 _PER_PERCENT = 100
@@ -73,7 +72,7 @@ class Traffic:
         # Until here the batcher has divided as in the last step: clients have known the old version by the split's id.
         self._send(model, division)
 
-    def pin(self, model: Served, stable: int, fresh: Iterable[ServedVersion]) -> None:
+    def pin(self, model: Model, stable: int, fresh: Iterable[ServedVersion]) -> None:
         """Have requests that name no version mean this one once the model is announced next. `fresh` are copies of
         versions that are about to serve."""
         self._divisions[model.identifier] = Division(stable)

@@ -5,10 +5,10 @@ Runs in the supervisor.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.errors import UnavailableError
 from shoal.messages.message import Message
@@ -28,26 +28,8 @@ from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 from shoal.supervisor.models.served_version import ServedVersion
 
-
-class Served(Protocol):
-    """A model and its versions (implemented in model.py)."""
-
-    @property
-    def identifier(self) -> ModelIdentifier: ...
-    @property
-    def versions(self) -> Mapping[int, ServedVersion]: ...
-    @property
-    def serving(self) -> Mapping[int, ServedVersion]: ...
-
-
-class UnversionedTraffic(Protocol):
-    """The version for requests that name none; implemented and described in traffic.py."""
-
-    def mark(self, version: ModelVersion) -> None: ...
-    def refresh(self) -> None: ...
-    def introduce(self) -> None: ...
-    def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None: ...
-    def follow(self, model: Served, found: FoundModel) -> None: ...
+if TYPE_CHECKING:
+    from shoal.supervisor.models.rollouts import Rollouts
 
 
 class Versions:
@@ -67,8 +49,8 @@ class Versions:
         forget: Callable[[Collection[Path]], None],
     ) -> None:
         self.loop = context.loop
-        #: The version for requests that name none (traffic.py). Set once.
-        self.traffic: UnversionedTraffic | None = None
+        #: The rollouts, which say what requests mean that name no version. Set once.
+        self.traffic: Rollouts | None = None
         self._context = context
         self._roster = roster
         self._find = find

@@ -6,10 +6,9 @@ that a model's code may write: a figure may be wrong, and does no other harm.
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.placement import Placement
-from shoal.repository.lifecycle import ModelVersion
 from shoal.shm import layout
 from shoal.shm.layout import HEAD_WORD, TAIL_WORD, LayoutError
 from shoal.shm.segment import SegmentView
@@ -18,33 +17,13 @@ from shoal.supervisor.ledger import shared_bytes, title_of
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.process_memory import MemoryFigures, total
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.processes.progress import rss_bytes
 
 Figures = dict[str, Any]
 
 
-class ObservedInstance(Protocol):
-    """The attributes of a model instance that are read for its figures."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> ModelVersion: ...
-    @property
-    def placement(self) -> Placement: ...
-    @property
-    def num_starts(self) -> int: ...
-    @property
-    def num_recycles(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def progress(self) -> WorkerProgress | None: ...
-    @property
-    def participant(self) -> Participant | None: ...
-
-
-def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
+def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
     """All figures of the supervisor for /metrics, as msgpack can carry them."""
     # While a version is reloaded there are two instances of one name: the figures are those of the one that serves.
     by_name = {}
@@ -69,7 +48,7 @@ def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int
     }
 
 
-def memory_of_models(instances: Iterable[ObservedInstance], measured: Mapping[int, MemoryFigures]) -> list[Figures]:
+def memory_of_models(instances: Iterable[Instance], measured: Mapping[int, MemoryFigures]) -> list[Figures]:
     """The memory of all processes of each model version, as far as it was measured; a process that several instances
     share counts once."""
     pids: dict[tuple[str, int], set[int]] = {}
@@ -83,7 +62,7 @@ def memory_of_models(instances: Iterable[ObservedInstance], measured: Mapping[in
     return found
 
 
-def _instance(instance: ObservedInstance, now_ns: int) -> Figures:
+def _instance(instance: Instance, now_ns: int) -> Figures:
     """The figures of one instance; without a worker that is up it has neither batches nor memory."""
     figures: Figures = {
         "model": instance.version.name,
