@@ -39,7 +39,6 @@ from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.models.workflows import Workflows
 from shoal.supervisor.processes.mps import Mps, mps_directory
 from shoal.supervisor.processes.repository import RepositoryPoller
-from shoal.supervisor.processes.ring_readers import RingReaders
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.log_settings import LogControl
@@ -121,10 +120,9 @@ class Observation:
         star, options = foundation.star, foundation.options
         self.tracing = TraceControl(*common, understand(options.trace_config, os.environ), star)
         self.recording = RecordingControl(*common, options, star)
-        self.ring_readers = RingReaders(self.recording.recorder, administration.shadows.comparator)
-        self.log_control = LogControl(
-            foundation.log_settings, star, administration.repository, self.tracing.tracer, self.ring_readers
-        )
+        self.ring_readers = administration.shadows.comparator, self.recording.recorder
+        others = administration.repository, self.tracing.tracer, *self.ring_readers
+        self.log_control = LogControl(foundation.log_settings, star, *others)
 
     @property
     def verbs(self) -> dict[str, Verb]:

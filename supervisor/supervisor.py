@@ -21,6 +21,8 @@ from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings, PoisonFound
+from shoal.messages.to_comparator import ComparatorConnected
+from shoal.messages.to_recorder import RecorderConnected
 from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -105,9 +107,10 @@ class Supervisor:
         self._guests = Guests(loop, star, options, Questions(loop, guest_questions.verbs), self._clients.send_models)
         is_main, timeout_s = origin.predecessor is None, options.model_load_timeout_secs
         self._service = Service(loop, star, notifier, timeout_s, is_main=is_main)
+        self._state_writers = admin.rollouts.writer, admin.shadows.writer
         self._upgrade = Upgrade(
             loop, options, star.acknowledgements, address, origin, self._carried, listeners, self._guests,
-            self._service, (admin.rollouts.writer, admin.shadows.writer),
+            self._service, self._state_writers,
         )  # fmt: skip
         self._certificates = Certificates(loop, options, star)
         self._reload = Reload(
@@ -165,8 +168,8 @@ class Supervisor:
             each.close()
         for measuring in (foundation.gpu_memory, foundation.memory):
             measuring.close()
-        self._admin.rollouts.close()
-        self._admin.shadows.close()
+        for writer in self._state_writers:
+            writer.close()
         return living.result()
 
     # --- phases ---
@@ -308,7 +311,8 @@ class Supervisor:
         self._zygotes.stop()
         await self._admin.repository.close()
         await self._batchers.stop()  # after the workers, whose last answers it forwards
-        await self._observation.ring_readers.close()  # last, so that nothing that batchers left in their rings is lost
+        for reader in self._observation.ring_readers:  # last, so that nothing that batchers left in rings is lost
+            await reader.close()
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)
@@ -332,7 +336,7 @@ class Supervisor:
 
     def join_handlers(self, member: Member) -> Handlers:
         """The handlers of the first message of each kind of process."""
-        start = self._loop.start
+        start, (comparator, recorder) = self._loop.start, self._observation.ring_readers
         return table(
             on(from_batcher.BatcherConnected, lambda _message: self._batchers.join(member)),
             on(from_worker.WorkerConnected, lambda message: self._roster.join(message.instance, member)),
@@ -342,27 +346,33 @@ class Supervisor:
             on(to_tracer.TracerConnected, lambda _message: self._observation.tracing.tracer.join(member)),
             on(upgrade.NewServerConnected, lambda message: self._upgrade.join(member, message)),
             on(upgrade.UpgradeWanted, lambda _message: self._upgrade.on_command(member)),
-        ) | self._observation.ring_readers.join_handlers(member)
+            on(ComparatorConnected, lambda _message: comparator.join(member)),
+            on(RecorderConnected, lambda _message: recorder.join(member)),
+        )
 
     def _join_batcher(self, member: Member) -> None:
         """Activate a batcher; each but the first is sent what its predecessor had. Raises where a later one cannot have
         its memory."""
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
-            self._star.join_batcher(member)
-            self._observation.ring_readers.join_batcher(member)
+            self._join_memory(member)
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
             self._loop.start(self._guests.disconnect_late(member, serves))
             return
         try:
-            self._star.join_batcher(member)
-            self._observation.ring_readers.join_batcher(member)
+            self._join_memory(member)
         except (OutOfSharedMemoryError, OSError) as error:
             self._has_memory.set_exception(error)
         else:
             self._has_memory.set_result(None)
+
+    def _join_memory(self, batcher: Member) -> None:
+        """Send a batcher its memory and rings, before it is sent models. Raises OutOfSharedMemoryError or OSError."""
+        self._star.join_batcher(batcher)
+        for each in self._observation.ring_readers:
+            each.join_batcher(batcher)
 
     def _gives_up(self, error: Exception) -> bool:
         """Handle an error that leaves the server without a resource: before the server serves, log it and end the

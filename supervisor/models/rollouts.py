@@ -350,10 +350,6 @@ class Rollouts:
 
     # --- restarts ---
 
-    def close(self) -> None:
-        """Write the last changes to the file, at the end of the server."""
-        self.writer.close()
-
     def _keep(self) -> None:
         """Write the file; an error is logged, and the rollout goes on."""
         kept = [

@@ -18,7 +18,6 @@ from shoal.messages import to_batcher, to_comparator, to_recorder
 from shoal.messages.message import Handlers, Message, on, table
 from shoal.messages.shared import LogSettings
 from shoal.recording_settings import RecordLimits, RecordRule
-from shoal.shadow import ShadowRule
 from shoal.shm import layout, segment
 from shoal.shm.layout import Geometry
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -104,7 +103,7 @@ class RingReaderProcess(OutsideProcess):
     def _handlers(self) -> Handlers:
         return table(on(to_recorder.RingDrained, self._on_drained))
 
-    def _follow(self, rules: Sequence[tuple[Any, ...]]) -> None:
+    def follow(self, rules: Sequence[tuple[Any, ...]]) -> None:
         """Have batchers act on these rules from now on; the first rule starts the process. Raises
         OutOfSharedMemoryError or OSError, and changes nothing."""
         before, self.rules = self.rules, rules
@@ -190,7 +189,7 @@ class RecorderProcess(RingReaderProcess):
             if self._member is not None:
                 self._member.send(to_recorder.BoundChanged(limits.max_bytes))
         try:
-            self._follow(rules)
+            self.follow(rules)
         finally:
             self._star.payloads.are_recorded = bool(self.rules)
 
@@ -223,11 +222,6 @@ class ComparatorProcess(RingReaderProcess):
         )
         self._on_compared = on_compared
 
-    def mirror(self, rules: Sequence[ShadowRule]) -> None:
-        """Mirror and compare from now on as these rules say; the first one starts the process. Raises
-        OutOfSharedMemoryError or OSError, and changes nothing."""
-        self._follow(rules)
-
     def _send_rules(self, batcher: Member) -> None:
         if self._member is not None:  # first: answers of a pair without a rule are compared exactly
             self._member.send(to_comparator.ComparisonsChanged(self._plain_rules))
@@ -238,33 +232,3 @@ class ComparatorProcess(RingReaderProcess):
 
     def _handlers(self) -> Handlers:
         return super()._handlers() | table(on(to_comparator.AnswersCompared, self._on_compared))
-
-
-class RingReaders:
-    """The recorder and the comparator: what the supervisor does with both alike."""
-
-    def __init__(self, recorder: RecorderProcess, comparator: ComparatorProcess) -> None:
-        self._recorder = recorder
-        self._comparator = comparator
-
-    def configure_log(self) -> None:
-        """Send both the changed log settings."""
-        self._recorder.configure_log()
-        self._comparator.configure_log()
-
-    def join_batcher(self, batcher: Member) -> None:
-        """Give a batcher its rings and rules; before it is sent models. Raises OutOfSharedMemoryError or OSError."""
-        self._recorder.join_batcher(batcher)
-        self._comparator.join_batcher(batcher)
-
-    def join_handlers(self, member: Member) -> Handlers:
-        """The handlers of the first message of either process."""
-        return table(
-            on(to_recorder.RecorderConnected, lambda _message: self._recorder.join(member)),
-            on(to_comparator.ComparatorConnected, lambda _message: self._comparator.join(member)),
-        )
-
-    async def close(self) -> None:
-        """End both, after the last batcher; both have then read all that is left in its rings."""
-        await self._comparator.close()
-        await self._recorder.close()

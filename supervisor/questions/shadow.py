@@ -98,10 +98,6 @@ class ShadowControl:
         """Take up what clients of the server before this one had asked for; to be called before models are loaded."""
         self._asked.update(self._file.read())
 
-    def close(self) -> None:
-        """Write the last changes to the file, at the end of the server."""
-        self.writer.close()
-
     def begin(self, rule: ShadowRule) -> None:
         """Begin to mirror by a rule. Raises InvalidArgumentError, or UnavailableError without memory for it."""
         checked_rule(rule)
@@ -161,7 +157,7 @@ class ShadowControl:
         now = [self._with_function(each) for each in list(rules.values())[:MAX_PAIRS]]
         if now == self._rules:
             return
-        self.comparator.mirror(now)
+        self.comparator.follow(now)
         self._rules = now
         for rule in now:
             self._found.setdefault(rule.pair, _Found())
