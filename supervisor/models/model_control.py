@@ -4,7 +4,9 @@
     explicit  what --load-model names at start, then what clients request
     poll      everything at start, then every change of the repositories
 
-Runs in the supervisor. The rules and sentences are those of Triton's model management.
+A model that is loaded only because an ensemble needs it is remembered as such: where the client asks for that, it is
+unloaded with the last ensemble that needs it. Runs in the supervisor. The rules and sentences are those of Triton's
+model management.
 """
 
 import json
@@ -12,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,8 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, gather, shared, sleep
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.models.ensembles import Dependencies
 from shoal.supervisor.models.model import Model
-from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.models import Models, steps_of
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
 
@@ -77,10 +78,11 @@ class ModelControl:
         self._mode = options.model_control_mode
         self._repository = repository
         self._models = models
-        self._dependencies = Dependencies(repository, models)
         # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
         self._copies: list[Path] = []  # of files that came with requests, for a new server
+        #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
+        self._implicit: set[ModelIdentifier] = set()
         #: False if the repositories could not be read at the start. Changed by start.
         self.has_repositories = True
 
@@ -110,7 +112,7 @@ class ModelControl:
         try:
             poll = await polled
             if names is not None:
-                poll = await self._dependencies.complete(names, poll)
+                poll = await self._with_steps(names, poll)
         except ShoalError as error:
             if self._options.exit_on_error:
                 raise
@@ -208,7 +210,7 @@ class ModelControl:
     ) -> None:
         """Load the model of a name, with namespacing all models of that name; returns or raises when each has loaded or
         failed."""
-        self._dependencies.asked_for(name)
+        self._implicit = {each for each in self._implicit if each.name != name}
         models = await self._repository.look_all(name, config=config, directory=directory, repository=repository)
         if not models:
             raise InternalError(f"failed to load '{name}', failed to poll from model repository")
@@ -221,7 +223,7 @@ class ModelControl:
             if found.error is not None and has_config:
                 raise found.error  # the request's fault; the model's state does not change
             found = self._models.with_kept_config(found)
-            await self._dependencies.begin_to_load(found)
+            await self._begin_to_load_steps(found)
             await self._models.load(found)
         except ShoalError as error:
             raise _in_words(found, error) from error
@@ -236,7 +238,61 @@ class ModelControl:
         for model in self._models.find_all(arguments["model"]):
             await model.unload()
             if arguments.get("unload_dependents"):
-                await self._dependencies.unload(model)
+                await self._unload_steps(model)
+
+    # --- the models of ensembles' steps ---
+
+    async def _with_steps(self, names: Collection[str], poll: PollResult) -> PollResult:
+        """A poll of these models, and of all that ensembles among them are made of; `poll` is of these models alone."""
+        wanted = set(names)
+        while (
+            more := {each.name for found in poll.models.values() for each in steps_of(found.config, found.namespace)}
+            - wanted
+        ):
+            wanted |= more
+            poll = await self._repository.poll(wanted)
+        self._implicit |= {each for each in poll.models if each.name not in names}
+        return poll
+
+    async def _begin_to_load_steps(self, found: FoundModel, seen: set[ModelIdentifier] | None = None) -> None:
+        """Begin to load the models that an ensemble lacks; those in `seen` have been looked for already."""
+        seen = set() if seen is None else seen
+        for identifier in steps_of(found.config, found.namespace):
+            if identifier in seen or self._is_there(identifier):
+                continue
+            seen.add(identifier)
+            try:
+                lacking = await self._repository.look(identifier.name, preferred=identifier.namespace)
+            except ShoalError:
+                continue  # the ensemble's own load reports what is missing
+            if lacking is None:
+                continue
+            await self._begin_to_load_steps(lacking, seen)
+            if not self._is_there(lacking.identifier):
+                self._implicit.add(lacking.identifier)
+                self._models.load(lacking)
+
+    def _is_there(self, identifier: ModelIdentifier) -> bool:
+        model = self._models.models.get(identifier)
+        return model is not None and (model.is_loading or bool(model.serving))
+
+    async def _unload_steps(self, ensemble: Model) -> None:
+        """Unload the models that came with an unloaded ensemble and that no other model needs."""
+        others = [each for each in self._models.models.values() if each is not ensemble and each.is_wanted]
+        kept = {model.identifier for each in others for model in self._composing(each)}
+        going = [model for model in self._composing(ensemble) if model.identifier in self._implicit - kept]
+        going.sort(key=lambda model: model.identifier)
+        for model in [each for each in going if not each.is_loading]:
+            self._implicit.discard(model.identifier)
+            await model.unload()
+            await self._unload_steps(model)
+
+    def _composing(self, ensemble: Model) -> list[Model]:
+        """The models that an ensemble's steps name, each once."""
+        sources = [served.source for served in ensemble.versions.values()]
+        meant = [each for source in sources for each in steps_of(source.config, ensemble.identifier.namespace)]
+        found = [self._models.find_composing(each) for each in meant]
+        return list(dict.fromkeys([model for model in found if model is not None]))
 
     # --- upgrades ---
 
@@ -250,7 +306,7 @@ class ModelControl:
         repositories = {each.repository for each in self._registered.values()}
         own = {each: model for each, model in serving.items() if each.namespace not in repositories}
         given = [each for each in map(self._given, own.values()) if each is not None]
-        plain = {each.name for each in own if not self._dependencies.is_implicit(each)} - {name for name, *_ in given}
+        plain = {each.name for each in own if each not in self._implicit} - {name for name, *_ in given}
         return sorted(plain), given, [(name, each.repository) for name, each in self._registered.items()]
 
     def _given(self, model: Model) -> Given | None:
@@ -317,8 +373,9 @@ class ModelControl:
         models, repository = self._models.models, registration.repository
         own = [models[each] for each in (ModelIdentifier(name, repository), ModelIdentifier(name)) if each in models]
         others = [each for each in models.values() if each.identifier.namespace == repository and each not in own]
-        await self._dependencies.unload_all(own)
-        await self._dependencies.unload_all(others)
+        for group in (own, others):
+            self._implicit -= {each.identifier for each in group}
+            await gather(*[each.unload() for each in group])
         await gather(*[model.ended() for model in (*own, *others)])
         del self._registered[name]
 

@@ -11,6 +11,7 @@ from shoal import errors
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError
 from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import steps
+from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
@@ -71,8 +72,7 @@ class Models:
         self._failures = {each: failure for each, failure in self._failures.items() if each in keep}
 
     def _circumstances(self, found: FoundModel) -> object:
-        names = [step["model_name"] for step in steps(found.config)]
-        needed = [self.find_composing(ModelIdentifier(name, found.namespace)) for name in names]
+        needed = [self.find_composing(each) for each in steps_of(found.config, found.namespace)]
         serving = [model and [each.version.model_id for each in model.serving.values()] for model in needed]
         return found.fingerprint, found.changed_ns, serving
 
@@ -144,6 +144,11 @@ class Models:
     def messages(self) -> list[ModelChanged]:
         """The messages that announce all versions to a front end that has just joined."""
         return [version.message() for version in self.versions]
+
+
+def steps_of(config: Config, namespace: str) -> list[ModelIdentifier]:
+    """The models that an ensemble's steps name, each once, in the ensemble's own repository; none for other models."""
+    return [ModelIdentifier(name, namespace) for name in dict.fromkeys([step["model_name"] for step in steps(config)])]
 
 
 def no_models_error() -> ShoalError:
