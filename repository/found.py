@@ -1,8 +1,8 @@
 """Models as the poller has found them, on their way to the supervisor. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal import errors
 from shoal.errors import ShoalError
@@ -16,9 +16,7 @@ class FoundVersion(NamedTuple):
 
     directory: Path
     modified_ns: int  # the newest modification time in its directory, of the wall clock
-    config: Config | None = (
-        None  # the version's own configuration; None: the model's. Versions of a store have their own
-    )
+    config: Config | None = None  # the version's own, as of TorchServe's store; None: the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,42 +57,25 @@ class FoundModel:
 
     def message(self, order: int) -> ModelFound:
         """The message by which the poller answers an order with this model."""
-        return ModelFound(
-            order=order,
-            name=self.name,
-            directory=str(self.directory),
-            config=self.config,
-            labels=self.labels,
-            versions=[(number, str(each.directory), each.modified_ns) for number, each in self.versions.items()],
-            others_ns=self.others_ns,
-            wire=0 if self.error is None else self.error.wire,
-            sentence="" if self.error is None else str(self.error),
-            origin=self.origin,
-            namespace=self.namespace,
-            fingerprint=self.fingerprint,
-            changed_ns=self.changed_ns,
-            is_given=self.is_given,
-            rollout=self.rollout,
-        )
+        own: dict[str, Any] = {
+            "order": order,
+            "directory": str(self.directory),
+            "versions": [(number, str(each.directory), each.modified_ns) for number, each in self.versions.items()],
+            "wire": 0 if self.error is None else self.error.wire,
+            "sentence": "" if self.error is None else str(self.error),
+        }
+        return ModelFound(**{name: getattr(self, name) for name in ModelFound.fields if name not in own}, **own)
 
     @classmethod
     def from_message(cls, message: ModelFound) -> "FoundModel":
         """The model that `message` was made from."""
-        return cls(
-            message.name,
-            Path(message.directory),
-            message.config,
-            {output: tuple(lines) for output, lines in message.labels.items()},
-            {number: FoundVersion(Path(path), modified_ns) for number, path, modified_ns in message.versions},
-            message.others_ns,
-            errors.from_wire(message.wire, message.sentence) if message.wire else None,
-            message.origin,
-            message.namespace,
-            message.fingerprint,
-            message.changed_ns,
-            message.is_given,
-            message.rollout,
-        )
+        own: dict[str, Any] = {
+            "directory": Path(message.directory),
+            "labels": {output: tuple(lines) for output, lines in message.labels.items()},
+            "versions": {number: FoundVersion(Path(path), ns) for number, path, ns in message.versions},
+            "error": errors.from_wire(message.wire, message.sentence) if message.wire else None,
+        }
+        return cls(**{each.name: getattr(message, each.name) for each in fields(cls) if each.name not in own}, **own)
 
 
 class PollResult(NamedTuple):

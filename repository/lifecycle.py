@@ -130,25 +130,9 @@ class ModelVersion:
 
     def message(self) -> ModelChanged:
         """The message that announces the version's state to front ends."""
-        return ModelChanged(
-            is_default=self.means_none,
-            name=self.name,
-            namespace=self.namespace,
-            version=self.version,
-            model_id=self.model_id,
-            row=self.row,
-            state=self.state.value,
-            reason=self.reason,
-            is_failed=self.is_failed,
-            is_polled=self.is_polled,
-            num_instances=self.num_instances,
-            num_instances_up=self.num_instances_up,
-            config=self.config if self.is_config_final else None,
-            groups=self.groups,
-            labels=self.labels,
-            load_seconds=self.load_seconds,
-            has_ready_check=self.has_ready_check,
-            is_cached=self.is_cached,
-            split_id=self.split_id,
-            sticky_header=self.sticky_header,
-        )
+        own: dict[str, Any] = {
+            "state": self.state.value,
+            "config": self.config if self.is_config_final else None,
+            "is_default": self.means_none,
+        }
+        return ModelChanged(**{name: getattr(self, name) for name in ModelChanged.fields if name not in own}, **own)
