@@ -89,7 +89,6 @@ class Supervisor:
         self._admin = admin = Administration(foundation, slots, store_slot, self._on_models_changed)
         self._models = admin.models
         self._observation = observation = Observation(foundation, admin)
-        log_control, tracing = observation.log_control, observation.tracing
         self._key_file = KeyFile(options.api_keys, star, api_keys)
         self._front_ends = FrontEnds(
             loop, options, log_settings, address, listeners, self._key_file, self._zygotes, has_gpus=bool(machine.gpus)
@@ -97,10 +96,7 @@ class Supervisor:
         self._batchers = Batchers(loop, self._zygotes, address, star, self._join_batcher, foundation.context.oom_kills)
         self._batcher_questions = BatcherQuestions(star, self._models, foundation.counters)
         self._regions = ClientRegions(star, [gpu.id for gpu in machine.gpus])
-        self._carried = CarriedState(
-            star, self._models, admin.model_control, admin.scaling, admin.registrations, admin.workflows,
-            self._regions, log_control, tracing,
-        )  # fmt: skip
+        self._carried = CarriedState(star, admin, observation, self._regions)
         questions = Questions(loop, self._verbs())
         self._clients = Clients(star, self._models, questions, self._front_ends, self._send_settings, self._gives_up)
         guest_questions = GuestQuestions(options, self._models, star.counter_memory.read, foundation.readiness.is_ready)
@@ -113,9 +109,8 @@ class Supervisor:
             self._service, self._state_writers,
         )  # fmt: skip
         self._certificates = Certificates(loop, options, star)
-        self._reload = Reload(
-            loop, options, self._certificates, self._key_file, log_control, admin.model_control.poll_now
-        )
+        log_control, poll = observation.log_control, admin.model_control.poll_now
+        self._reload = Reload(loop, options, self._certificates, self._key_file, log_control, poll)
         self._signals = Signals(loop, Ledger(loop, star).ask, self._on_hup, self._upgrade.on_signal)
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage

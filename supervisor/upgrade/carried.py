@@ -12,65 +12,43 @@ from typing import Any
 from shoal.messages import upgrade as messages
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.models.model_control import ModelControl
-from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.registrations import Registrations
-from shoal.supervisor.models.scaling import Scaling
-from shoal.supervisor.models.workflows import Workflows
+from shoal.supervisor.parts import Administration, Observation
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.questions.log_settings import LogControl
-from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.upgrade.predecessor import Predecessor
 
 
 class CarriedState:
     """The parts of a server that requests change."""
 
-    def __init__(
-        self,
-        star: Star,
-        models: Models,
-        model_control: ModelControl,
-        scaling: Scaling,
-        registrations: Registrations,
-        workflows: Workflows,
-        regions: ClientRegions,
-        log_control: LogControl,
-        tracing: TraceControl,
-    ) -> None:
+    def __init__(self, star: Star, admin: Administration, observation: Observation, regions: ClientRegions) -> None:
         self._star = star
-        self._models = models
-        self._model_control = model_control
-        self._scaling = scaling
-        self._registrations = registrations
-        self._workflows = workflows
+        self._admin = admin
+        self._observation = observation
         self._regions = regions
-        self._log_control = log_control
-        self._tracing = tracing
 
     # --- the old server ---
 
     def serving(self) -> list[tuple[str, int]]:
         """The versions that serve, by name of the model and number."""
-        models = self._models.models.values()
+        models = self._admin.models.models.values()
         return [(model.identifier.name, number) for model in models for number in model.serving]
 
     def models(self) -> messages.ModelsCarried:
         """The changes of models by requests."""
-        names, given, repositories = self._model_control.carried()
+        names, given, repositories = self._admin.model_control.carried()
         return messages.ModelsCarried(
             names,
             given,
             repositories,
-            self._scaling.carried(),
-            self._registrations.carried(),
-            self._workflows.carried(),
+            self._admin.scaling.carried(),
+            self._admin.registrations.carried(),
+            self._admin.workflows.carried(),
             self._star.promised_nbytes,
         )
 
     def settings(self) -> messages.SettingsCarried:
         """The log and trace settings of now."""
-        return messages.SettingsCarried(self._log_control.settings, self._tracing.layers)
+        return messages.SettingsCarried(self._observation.log_control.settings, self._observation.tracing.layers)
 
     def follow(self, member: Member) -> None:
         """Send a new server all regions, and each change from now on."""
@@ -79,7 +57,7 @@ class CarriedState:
     def discard(self) -> None:
         """Remove the copies made for a new server that has not taken over."""
         self._regions.follow(None)
-        self._model_control.discard_copies()
+        self._admin.model_control.discard_copies()
 
     # --- the new server ---
 
@@ -94,9 +72,9 @@ class CarriedState:
             return
         carried = predecessor.models
         self._star.promised_elsewhere_nbytes = carried.promised_nbytes
-        await self._model_control.restore(carried.given, carried.repositories)
-        await self._workflows.restore(carried.workflows)
-        await self._scaling.restore(carried.scaled)
+        await self._admin.model_control.restore(carried.given, carried.repositories)
+        await self._admin.workflows.restore(carried.workflows)
+        await self._admin.scaling.restore(carried.scaled)
 
     async def settle(self, predecessor: Predecessor | None) -> None:
         """Report the versions that serve to the old server, if there is one; returns when that has agreed, and its log
@@ -104,5 +82,5 @@ class CarriedState:
         if predecessor is None:
             return
         carried = await predecessor.settle(self.serving())
-        await self._log_control.change({"changes": carried.log})
-        await self._tracing.restore(carried.traces)
+        await self._observation.log_control.change({"changes": carried.log})
+        await self._observation.tracing.restore(carried.traces)
