@@ -134,9 +134,9 @@ class Supervisor:
         return table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
-            on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
+            on(from_batcher.ModelRetired, lambda message: self._models.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._batcher_questions.receive),
-            on(PoisonFound, self._models.all_versions.on_poison),
+            on(PoisonFound, self._models.on_poison),
             on(from_batcher.FinishedRequestsListed, self._batcher_questions.receive),
             on(from_batcher.RequestsMirrored, self._admin.shadows.on_mirrored),
             on(from_batcher.SplitFigures, self._admin.rollouts.traffic.receive),
@@ -300,7 +300,7 @@ class Supervisor:
         self._drained.set_result(None)
         await self._guests.await_end()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
-        await self._models.all_versions.stop()
+        await self._models.stop()
         await self._foundation.mps.stop()
         await self._observation.tracing.tracer.close()  # after the last front end: it sends the last traces
         self._zygotes.stop()
@@ -351,9 +351,9 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._join_memory(member)
-            self._models.all_versions.introduce()
+            self._models.introduce()
             serves = self._star.introduce()
-            self._models.all_versions.introduce_retiring()
+            self._models.introduce_retiring()
             self._loop.start(self._guests.disconnect_late(member, serves))
             return
         try:

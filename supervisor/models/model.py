@@ -9,6 +9,7 @@ error in a load fails that load.
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
@@ -21,7 +22,9 @@ from shoal.repository.plan import LoadPlan, plan
 from shoal.supervisor.event_loop import Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.models.served_version import ServedVersion
-from shoal.supervisor.models.versions import Versions
+
+if TYPE_CHECKING:
+    from shoal.supervisor.models.models import Models
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +32,9 @@ _log = logging.getLogger(__name__)
 class Model:
     """A model, by its identifier, and its versions."""
 
-    def __init__(self, identifier: ModelIdentifier, all_versions: Versions) -> None:
+    def __init__(self, identifier: ModelIdentifier, models: "Models") -> None:
         self.identifier = identifier
-        self._all_versions = all_versions
+        self._models = models
         self._turn = Lock()
         # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
         # all versions, of a model whose versions are unknown.
@@ -95,7 +98,7 @@ class Model:
     def load(self, found: FoundModel) -> Task[None]:
         """Serve what was found on disk. The task raises ShoalError where that fails; the old versions then stay."""
         self._num_loads += 1
-        return self._all_versions.loop.begin(self._load(found))
+        return self._models.loop.begin(self._load(found))
 
     async def _load(self, found: FoundModel) -> None:
         failure: ShoalError | None = None
@@ -112,24 +115,24 @@ class Model:
                 except Exception as error:  # noqa: BLE001 - the rim of a load
                     failure = report(self, error)
                 else:
-                    if (traffic := self._all_versions.traffic) is not None:
+                    if (traffic := self._models.traffic) is not None:
                         traffic.hold_back(self, found, fresh.values())
                     replaced = self._switch(found, todo, fresh)
                 finally:
                     self._num_loads -= 1
                 # New versions first: a client that asks for no version must find one at any time.
                 rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
-                applied = self._all_versions.announce([version.message() for version in rows])
+                applied = self._models.announce([version.message() for version in rows])
             await applied
         finally:
             self._retire(replaced)
         if failure is not None:
             raise failure
-        if (traffic := self._all_versions.traffic) is not None:
+        if (traffic := self._models.traffic) is not None:
             traffic.follow(self, found)
         if replaced:
             # As in Triton, the replaced versions that have no open request have ended when a load returns.
-            await self._all_versions.settle_retired()
+            await self._models.settle_retired()
             await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
@@ -139,10 +142,10 @@ class Model:
         if self.serving:
             self._note(reason)
         elif self.problem is not None or not found.versions:
-            self.problem = self._all_versions.create_problem(self.identifier, reason, is_polled=bool(found.config))
+            self.problem = self._models.create_problem(self.identifier, reason, is_polled=bool(found.config))
         else:
             for number in found.versions:
-                self._show(number, self._all_versions.create(found, number))
+                self._show(number, self._models.create(found, number))
                 self.versions[number].refuse(error)
 
     def _note(self, reason: str) -> None:
@@ -153,7 +156,7 @@ class Model:
     async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> dict[int, ServedVersion]:
         """Bring up fresh and resized versions; returns the fresh ones. Raises ShoalError where one is not up; the fresh
         ones then end. A version that cannot come up leaves the others time to do so; an unexpected error does not."""
-        fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._all_versions.loop.begin
+        fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._models.loop.begin
         flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
         try:
@@ -173,7 +176,7 @@ class Model:
                 served.discard()
         first_reason = reasons[min(reasons)]
         if not self.versions:
-            self.problem = self._all_versions.create_problem(self.identifier, first_reason)
+            self.problem = self._models.create_problem(self.identifier, first_reason)
         self._note(first_reason)
         sentences = "".join(f"version {each} is at UNAVAILABLE state: {reasons[each]};\n" for each in sorted(reasons))
         raise InvalidArgumentError(f"load failed for model '{self.identifier}': {sentences}")
@@ -183,12 +186,12 @@ class Model:
     ) -> None:
         """Bring up a version, and add each copy that is tried to `fresh`; where the last one does not come up, add the
         reason to `reasons`."""
-        for num_left in range(self._all_versions.num_retries, -1, -1):
+        for num_left in range(self._models.num_retries, -1, -1):
             try:
-                served = fresh[number] = self._all_versions.create(found, number)
+                served = fresh[number] = self._models.create(found, number)
                 if number not in self.serving:
                     self._show(number, served)
-                async with self._all_versions.slot_for(served):
+                async with self._models.slot_for(served):
                     await served.load()
                 return
             except ShoalError as error:
@@ -245,7 +248,7 @@ class Model:
         try:
             async with self._turn:
                 leaving, messages = self._withdraw()
-                applied = self._all_versions.announce(messages)
+                applied = self._models.announce(messages)
             await applied
         finally:
             self._retire(leaving)

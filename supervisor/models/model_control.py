@@ -197,12 +197,12 @@ class ModelControl:
         if not name:
             raise InvalidArgumentError("Model name cannot be empty. Please enter a valid name to deploy.")
         if directory is not None:
-            self._models.all_versions.lend(Path(directory))
+            self._models.lend(Path(directory))
         try:
             await self._find_and_load(name, config=config, directory=directory)
         except Exception:
             if directory is not None:
-                self._models.all_versions.disown(Path(directory))  # the front end made this directory, and removes it
+                self._models.disown(Path(directory))  # the front end made this directory, and removes it
             raise
 
     async def _find_and_load(
@@ -314,7 +314,7 @@ class ModelControl:
         is served as it lies in its repository."""
         served = next(iter(model.serving.values()))
         directory = served.version.version_dir.parent
-        if self._models.all_versions.is_lent(directory):
+        if self._models.is_lent(directory):
             self._copies.append(_copy(directory))
             return model.identifier.name, json.dumps(served.source.config), str(self._copies[-1])
         return None if model.given is None else (model.identifier.name, json.dumps(model.given.config), None)

@@ -102,12 +102,12 @@ class Registrations:
                 served.version.is_default = is_default
                 changed.append(served.version.message())
         if changed:
-            self._models.all_versions.announce(changed)
+            self._models.announce(changed)
 
     async def _set_default(self, arguments: Arguments) -> None:
         """Change the default version of a model; answered when clients know."""
         self.set_default(arguments["model"], arguments["version"])
-        await shared(self._models.all_versions.settle())
+        await shared(self._models.settle())
 
     # --- start ---
 
@@ -315,7 +315,7 @@ class Registrations:
         try:
             if count and served is not None:
                 await shared(served.resize(with_count(served.version.config, count)))
-                await self._models.all_versions.settle()
+                await self._models.settle()
             else:
                 if count:
                     row.config = {**row.config, "instance_group": with_count(row.config, count)}

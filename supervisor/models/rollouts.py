@@ -227,7 +227,7 @@ class Rollouts:
         pause_s = _MIN_LOOK_S if plan.every_requests else min(_MAX_LOOK_S, plan.every_s / _LOOKS_PER_STEP)
         while rollout.phase.is_open:
             await sleep(max(_MIN_LOOK_S, pause_s))
-            if not rollout.phase.is_open or self._models.all_versions.is_stopping:
+            if not rollout.phase.is_open or self._models.is_stopping:
                 return  # a server that starts again goes on
             try:
                 if await self._observe(model, rollout):
@@ -411,11 +411,11 @@ def make_rollouts(
     figure_of_shadow: FigureOfShadow,
 ) -> Rollouts:
     """The rollouts of a server, which also become the `traffic` of its versions."""
-    traffic = Traffic(star, models, models.all_versions.take_id)
+    traffic = Traffic(star, models, models.take_id)
     port = options.http_port if options.allow_http else 0
     path = state_path(options.rollout_file, os.environ, port, ROLLOUTS)
     file = rollout_file(path, options.model_repository)
-    models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
+    models.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
     return rollouts
 
 

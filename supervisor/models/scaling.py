@@ -73,7 +73,7 @@ class Scaling:
             autoscaler.wanted = arguments["count"]
         if arguments["wait"]:
             await shared(up)
-            await self._models.all_versions.settle()
+            await self._models.settle()
         return await self._describe(model, number)
 
     async def _describe(self, model: Model, number: int | None) -> dict[str, Any]:

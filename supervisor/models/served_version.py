@@ -49,7 +49,7 @@ _MAX_POISON = 256
 
 
 class ServedVersion:
-    """A model version and its instances. `announce` sends messages to all clients (versions.py)."""
+    """A model version and its instances. `announce` sends messages to all clients (models.py)."""
 
     def __init__(
         self,

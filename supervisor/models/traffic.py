@@ -102,7 +102,7 @@ class Traffic:
         """Announce a model's versions to clients; returns when they use them."""
         for served in model.versions.values():
             self.mark(served.version)
-        await self._models.all_versions.announce([served.version.message() for served in model.serving.values()])
+        await self._models.announce([served.version.message() for served in model.serving.values()])
 
     def mark(self, version: ModelVersion) -> None:
         """Set whether requests that name no version mean this one, or are split, before the version is announced."""

@@ -59,7 +59,7 @@ def test_a_removal_that_meets_an_unexpected_error_can_be_tried_again(monkeypatch
     assert isinstance(ask("register").exception(), AlreadyExistsError)
     removed = ask("unregister")
     (version,) = models.versions
-    models.all_versions.on_drained(version.model_id)
+    models.on_drained(version.model_id)
     for instance in made.roster:
         made.end(instance)
     made.rig.settle()

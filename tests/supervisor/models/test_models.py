@@ -97,7 +97,7 @@ def test_the_end_comes_for_versions_that_wait_for_their_turn_too(version: Versio
     models = models_of(version)
     loads = [models.load(found("a", 1, 2)), models.load(found("b", 1)), models.load(found("b", 2))]
     assert loading(version) == [("a", 1)]
-    stop = version.rig.loop.begin(models.all_versions.stop())
+    stop = version.rig.loop.begin(models.stop())
     version.until(stop.done)
     version.rig.settle()
     assert [outcome(load) for load in loads] == [f"load failed for model '{name}'" for name in "abb"]
@@ -106,12 +106,12 @@ def test_the_end_comes_for_versions_that_wait_for_their_turn_too(version: Versio
 
 def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(version: Version) -> None:
     def on_changed() -> None:
-        models.all_versions.introduce()
+        models.introduce()
 
     models = models_of(version, on_changed)
     models.load(found("a", 1))
     version.rig.settle()
-    stop = version.rig.loop.begin(models.all_versions.stop())
+    stop = version.rig.loop.begin(models.stop())
     version.until(stop.done)
     told = [type(message) for message in version.told_batcher()]
     assert ModelAdded in told
@@ -151,7 +151,7 @@ def test_an_unexpected_error_in_what_follows_a_load_is_its_outcome_in_words(
     version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = models_of(version)
-    monkeypatch.setattr(models.all_versions, "announce", lambda _messages: 1 / 0)
+    monkeypatch.setattr(models, "announce", lambda _messages: 1 / 0)
     load = models.load(found("a"))
     version.rig.settle()
     assert outcome(load) == "an error of the server's own, ZeroDivisionError"

@@ -113,7 +113,7 @@ class Rig:
         """The version has answered all, and its workers end."""
         (version,) = [each for each in self.models.versions if (each.name, each.version) == (name, number)]
         leaving = [each for each in tuple(self.made.roster) if each.version is version]
-        self.models.all_versions.on_drained(version.model_id)
+        self.models.on_drained(version.model_id)
         for instance in leaving:
             self._up.discard(instance.number)
             self.made.end(instance)
@@ -121,7 +121,7 @@ class Rig:
 
     def end_old(self, served: Any) -> None:
         """A copy of a version that another has replaced has answered all, and its workers end."""
-        self.models.all_versions.on_drained(served.version.model_id)
+        self.models.on_drained(served.version.model_id)
         for instance in [each for each in tuple(self.made.roster) if each.version is served.version]:
             self._up.discard(instance.number)
             self.made.end(instance)

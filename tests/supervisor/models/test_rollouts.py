@@ -32,9 +32,9 @@ def rollouts(version: Version, tmp_path: Path) -> Rollouts:
     """The rollouts of a server with versions 1 and 2 of model m; the one to version 2 has begun, with 10 %."""
     models = models_of(version)
     rig = version.rig
-    traffic = Traffic(rig.star, models, models.all_versions.take_id)
+    traffic = Traffic(rig.star, models, models.take_id)
     file = rollout_file(tmp_path / "rollouts.json")
-    made = models.all_versions.traffic = Rollouts(rig.loop, models, traffic, file, lambda _: False, lambda *_: None)
+    made = models.traffic = Rollouts(rig.loop, models, traffic, file, lambda _: False, lambda *_: None)
     load = models.load(found("m", 1, 2))
     rig.settle()
     for instance in version.roster:

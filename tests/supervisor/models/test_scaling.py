@@ -30,7 +30,7 @@ def scaling(served: Version) -> Scaling:
     """Of a server that has this version alone."""
     models = Models(served.context, served.roster, lambda: None, lambda _path: None, lambda _paths: None)
     identifier = ModelIdentifier("m", "")
-    models.models[identifier] = model = Model(identifier, models.all_versions)
+    models.models[identifier] = model = Model(identifier, models)
     model.versions[1] = served.served
     return Scaling(served.rig.loop, models, lambda _row: ZERO_ROW, lambda: 0)
 

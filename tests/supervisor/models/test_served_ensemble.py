@@ -30,7 +30,7 @@ def step() -> Iterator[Version]:
 def ensemble_of(step: Version) -> tuple[Model, ServedEnsemble, list[Any]]:
     """The model of the ensemble's only step, the ensemble, and what clients hear of it."""
     models = Models(step.context, step.roster, lambda: None, lambda _: None, lambda _: None)
-    model = Model(ModelIdentifier("m", ""), models.all_versions)
+    model = Model(ModelIdentifier("m", ""), models)
     announced = list[Any]()
     model.versions[1] = step.served
     config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
