@@ -42,7 +42,6 @@ from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.log_settings import LogControl
-from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.questions.recording import RecordingControl
 from shoal.supervisor.questions.shadow import ShadowControl, shadow_file
 from shoal.supervisor.questions.trace_settings import TraceControl
@@ -103,14 +102,6 @@ class Administration:
         self.shadows = ShadowControl(loop, address, log_settings, star, self.models, shadow_file(options))
         self.rollouts = make_rollouts(loop, star, self.models, options, is_registered, self.shadows.figure)
 
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs of all parts, by which front ends ask."""
-        return {
-            **self.model_control.verbs, **self.scaling.verbs, **self.registrations.verbs, **self.workflows.verbs,
-            **self.shadows.verbs, **self.rollouts.verbs,
-        }  # fmt: skip
-
 
 class Observation:
     """Traces, recordings and the log."""
@@ -123,9 +114,3 @@ class Observation:
         self.ring_readers = administration.shadows.comparator, self.recording.recorder
         others = administration.repository, self.tracing.tracer, *self.ring_readers
         self.log_control = LogControl(foundation.log_settings, star, *others)
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs of all parts, by which front ends ask."""
-        changes = {"log_settings": self.log_control.change, "trace_settings": self.tracing.change}
-        return {**self.recording.verbs, **changes}

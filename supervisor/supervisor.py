@@ -123,8 +123,18 @@ class Supervisor:
 
     def _verbs(self) -> dict[str, Verb]:
         """All that front ends and models may ask, by name; what changes the server is refused during an upgrade."""
-        verbs: dict[str, Verb] = {"gauges": self._gauges, "is_ready": self._foundation.readiness.is_ready}
-        verbs |= self._admin.verbs | self._observation.verbs | self._batcher_questions.verbs
+        admin, observation = self._admin, self._observation
+        verbs: dict[str, Verb] = {
+            "gauges": self._gauges,
+            "is_ready": self._foundation.readiness.is_ready,
+            "log_settings": observation.log_control.change,
+            "trace_settings": observation.tracing.change,
+        }
+        for part in (
+            admin.model_control, admin.scaling, admin.registrations, admin.workflows, admin.shadows, admin.rollouts,
+            observation.recording, self._batcher_questions,
+        ):  # fmt: skip
+            verbs |= part.verbs
         is_under_way, overtakes = lambda: self._upgrade.is_under_way, lambda: self._upgrade.overtakes
         return guarded(verbs, is_under_way, overtakes) | self._regions.verbs
 

@@ -38,19 +38,15 @@ class ClientRegions:
         self._star = star
         self._gpus = gpus
         self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
-        # Changed by questions.
-        self._regions: dict[str, ClientRegion | CudaRegion] = {}
-        self._num_registrations = 0  # of memory on a GPU
-        self._follower: Member | None = None  # a new server, which is sent every change; changed by follow
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs by which front ends register and unregister regions."""
-        return {
+        self.verbs: dict[str, Verb] = {
             "register_region": self._register,
             "register_cuda_region": self._register_cuda,
             "unregister_region": self._unregister,
         }
+        # Changed by questions.
+        self._regions: dict[str, ClientRegion | CudaRegion] = {}
+        self._num_registrations = 0  # of memory on a GPU
+        self._follower: Member | None = None  # a new server, which is sent every change; changed by follow
 
     def send_to(self, client: Participant) -> None:
         """Send all registered regions to a front end that has joined."""

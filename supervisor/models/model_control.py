@@ -78,18 +78,7 @@ class ModelControl:
         self._mode = options.model_control_mode
         self._repository = repository
         self._models = models
-        # Registrations by the name of their model. Changed by questions.
-        self._registered: dict[str, Registration] = {}
-        self._copies: list[Path] = []  # of files that came with requests, for a new server
-        #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
-        self._implicit: set[ModelIdentifier] = set()
-        #: False if the repositories could not be read at the start. Changed by start.
-        self.has_repositories = True
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs by which front ends list, load, unload and register models."""
-        return {
+        self.verbs: dict[str, Verb] = {
             "index": self._index,
             "load": self._load,
             "unload": self._unload,
@@ -97,6 +86,13 @@ class ModelControl:
             "unregister": self._unregister,
             "registered": self._list_registered,
         }
+        # Registrations by the name of their model. Changed by questions.
+        self._registered: dict[str, Registration] = {}
+        self._copies: list[Path] = []  # of files that came with requests, for a new server
+        #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
+        self._implicit: set[ModelIdentifier] = set()
+        #: False if the repositories could not be read at the start. Changed by start.
+        self.has_repositories = True
 
     # --- start ---
 

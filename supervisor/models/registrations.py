@@ -53,21 +53,17 @@ class Registrations:
         self._repository = repository
         self._models = models
         self.snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
-        # Changed by registrations and scalings. Versions are in the order of their registration.
-        self._rows: dict[str, dict[str, Registration]] = {}
-        self._complaint = ""  # the last error that look_again has logged
-        self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs by which TorchServe's front ends register, unregister, scale and list versions."""
-        return {
+        self.verbs: dict[str, Verb] = {
             "ts_register": self._register,
             "ts_unregister": self._unregister,
             "ts_scale": self._scale,
             "ts_registered": self._list,
             "ts_set_default": self._set_default,
         }
+        # Changed by registrations and scalings. Versions are in the order of their registration.
+        self._rows: dict[str, dict[str, Registration]] = {}
+        self._complaint = ""  # the last error that look_again has logged
+        self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
 
     def is_registered(self, identifier: ModelIdentifier) -> bool:
         """Whether a model came from the store, and not from a repository."""

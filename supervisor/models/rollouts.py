@@ -60,6 +60,7 @@ class Rollouts:
         self.writer = StateWriter(file, loop)  # held at an upgrade
         self._is_registered = is_registered
         self._figure_of_shadow = figure_of_shadow
+        self.verbs: dict[str, Verb] = {"rollout": self._ask}
         # Changed by the verbs, and as rollouts go on.
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
@@ -68,11 +69,6 @@ class Rollouts:
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
         self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
         self.mark, self.refresh, self.introduce = traffic.mark, traffic.refresh, traffic.introduce
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verb by which front ends ask for rollouts and change them."""
-        return {"rollout": self._ask}
 
     # --- what clients ask ---
 

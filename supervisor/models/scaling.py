@@ -46,17 +46,13 @@ class Scaling:
         self._memory = memory or ProcessMemory()
         self._read_counters = read_counters
         self._clock_ns = clock_ns
+        self.verbs: dict[str, Verb] = {"instances": self._instances, "scale": self._scale}
         # Changed by each observation: the busy share of each instance by the instance's number, and the autoscaler of
         # each version that has one, by model id.
         self._busy: dict[int, BusyShare] = {}
         self._autoscalers: dict[int, Autoscaler] = {}
         # Changed by scaling: ids of versions that have, or have had, other instances than their configuration says.
         self._resized: set[int] = set()
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs by which front ends list instances and scale versions."""
-        return {"instances": self._instances, "scale": self._scale}
 
     # --- what clients ask ---
 

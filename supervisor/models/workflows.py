@@ -45,19 +45,15 @@ class Workflows:
     def __init__(self, repository: RepositoryPoller, registrations: Registrations) -> None:
         self._repository = repository
         self._registrations = registrations
-        # Changed by registrations. Names are taken from the beginning of a registration on.
-        self._workflows: dict[str, Registered] = {}
-        self._nodes: dict[str, list[tuple[str, Registration]]] = {}
-        self._requests: dict[str, Arguments] = {}
-
-    @property
-    def verbs(self) -> dict[str, Verb]:
-        """The verbs by which TorchServe's front ends register, unregister and list workflows."""
-        return {
+        self.verbs: dict[str, Verb] = {
             "ts_register_workflow": self._register,
             "ts_unregister_workflow": self._unregister,
             "ts_workflows": self._list,
         }
+        # Changed by registrations. Names are taken from the beginning of a registration on.
+        self._workflows: dict[str, Registered] = {}
+        self._nodes: dict[str, list[tuple[str, Registration]]] = {}
+        self._requests: dict[str, Arguments] = {}
 
     async def _register(self, arguments: Arguments) -> Mapping[str, Any]:
         """Register a workflow; answered once all nodes serve, or have failed, which leaves none."""
