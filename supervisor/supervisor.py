@@ -69,6 +69,8 @@ MAX_FAULTS, FAULTS_WITHIN_S = 20, 60.0
 class Supervisor:
     """The process tree and its three phases: starting, serving, stopping."""
 
+    title = "the server"  # in the log
+
     def __init__(
         self,
         options: ServerOptions,
@@ -430,11 +432,6 @@ class Supervisor:
         self._admin.shadows.on_models_changed()
 
     # --- unexpected errors that belong to no smaller failure domain ---
-
-    @property
-    def title(self) -> str:
-        """The name of the whole server in the log."""
-        return "the server"
 
     def contain(self, error: Exception) -> None:
         """Let the server go on after an error that no smaller domain has contained, unless there are too many."""

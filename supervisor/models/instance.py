@@ -57,6 +57,7 @@ class Instance:
         self.number = number
         self.version = version
         self.placement = placement
+        self.title = f"instance '{self.name}' of model '{version.name}'"  # in the log
         self._model_file = model_file
         self._context = context
         self._on_state = on_state
@@ -97,11 +98,6 @@ class Instance:
     def pid(self) -> int:
         """The pid of this instance's worker; 0 where none runs."""
         return self.worker.pid
-
-    @property
-    def title(self) -> str:
-        """The name of this instance in the log."""
-        return f"instance '{self.name}' of model '{self.version.name}'"
 
     @property
     def _fields(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Model:
 
     def __init__(self, identifier: ModelIdentifier, models: "Models") -> None:
         self.identifier = identifier
+        self.title = f"model '{identifier}'"  # in the log
         self._models = models
         self._turn = Lock()
         # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
@@ -42,11 +43,6 @@ class Model:
         self.problem: ModelVersion | None = None
         self._num_loads = 0  # loads under way, and waiting for their turn
         self.given: FoundModel | None = None  # what serves, where a request gave its configuration
-
-    @property
-    def title(self) -> str:
-        """The name of this model in the log."""
-        return f"model '{self.identifier}'"
 
     def contain(self, _error: Exception) -> None:
         """Do nothing: this domain contains unloads that no question waits for, and their errors are logged."""

@@ -60,6 +60,7 @@ class ServedVersion:
         announce: Callable[[Sequence[Message]], object],
     ) -> None:
         self.version = version
+        self.title = f"model '{version.identifier}' version {version.version}"  # in the log
         self.source = source
         self._context = context
         self._roster = roster
@@ -78,11 +79,6 @@ class ServedVersion:
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
         self.is_public = False  # clients know this copy; changed by its model
-
-    @property
-    def title(self) -> str:
-        """The name of this version in the log."""
-        return f"model '{self.version.identifier}' version {self.version.version}"
 
     def contain(self, error: Exception) -> None:
         """After an unexpected error, fail the load or the resize under way; a version that serves goes on."""

@@ -55,6 +55,8 @@ class FrontEndRole:
 class Arbiter:
     """The arbiter's process, with front ends of these roles; they stop in this order, the road last."""
 
+    title = "the front ends' arbiter"  # in the log
+
     def __init__(
         self, loop: EventLoop, roles: Sequence[FrontEndRole], environment: Mapping[str, str], zygotes: Zygotes
     ) -> None:
@@ -78,11 +80,6 @@ class Arbiter:
     def start(self) -> None:
         """Keep the process running until `stop`."""
         self._running = self._loop.start(self._run())
-
-    @property
-    def title(self) -> str:
-        """The name of the arbiter in the log."""
-        return "the front ends' arbiter"
 
     def contain(self, _error: Exception) -> None:
         """End the arbiter's process after an unexpected error; it is started again."""

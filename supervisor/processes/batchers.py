@@ -36,6 +36,8 @@ MAX_FAULTS, FAULT_S = 3, 10.0
 class Batchers:
     """Keeps a batcher active, and one standing by; `on_active` is called with each batcher that becomes active."""
 
+    title = "the batcher"  # in the log
+
     def __init__(
         self,
         loop: EventLoop,
@@ -104,11 +106,6 @@ class Batchers:
     def _pause_s(self) -> float:
         # A batcher that fails by itself fails again; the death of one that is killed says nothing about the next.
         return backoff_s(max(self._num_faults, self._num_refusals))
-
-    @property
-    def title(self) -> str:
-        """The name of the batcher in the log."""
-        return "the batcher"
 
     def contain(self, _error: Exception) -> None:
         """Kill the active batcher after an unexpected error; another takes its place, unless too many have failed."""

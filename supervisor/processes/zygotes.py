@@ -173,6 +173,7 @@ class Zygote:
         self, loop: EventLoop, kind: str, modules: tuple[str, ...], control_address: str, parent: "Zygote | None"
     ) -> None:
         self.kind = kind
+        self.title = f"zygote '{kind}'"  # in the log
         self._loop = loop
         self._modules = modules
         self._control_address = control_address
@@ -186,11 +187,6 @@ class Zygote:
         self._waiting: list[Child] = []  # children to fork once the imports are done
         self._pauses = Pauses()
         self._forked_s = 0.0
-
-    @property
-    def title(self) -> str:
-        """The name of this zygote in the log."""
-        return f"zygote '{self.kind}'"
 
     @property
     def can_be_heir(self) -> bool:

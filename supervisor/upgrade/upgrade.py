@@ -186,11 +186,6 @@ class Upgrade:
         self.handed_over: Future[int] = loop.future()
 
     @property
-    def title(self) -> str:
-        """The name of an upgrade in the log."""
-        return "the upgrade"
-
-    @property
     def is_under_way(self) -> bool:
         """Whether a new server is being brought up or has taken over, or this one has yet to: what clients change here
         would be lost with a server that is ended."""
