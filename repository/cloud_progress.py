@@ -21,17 +21,13 @@ class CopyProgress:
         self._what = what
         self._nbytes = nbytes
         self._stall_s = stall_s
+        self.look_s = min(REPORT_EVERY_S, stall_s) / 4  # between two calls of `look`
         self._started_s = now_s
         # Changed by watch and look.
         self._callbacks: list[Any] = []
         self._done_nbytes = 0
         self._grown_s = now_s
         self._reported_s = now_s
-
-    @property
-    def look_s(self) -> float:
-        """Seconds between two calls of `look`."""
-        return min(REPORT_EVERY_S, self._stall_s) / 4
 
     @property
     def is_beyond(self) -> bool:

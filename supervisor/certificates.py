@@ -6,7 +6,7 @@ A broken file changes nothing: the certificates read before stay in force, and t
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from shoal.messages.to_client import CertificatesChanged
@@ -39,17 +39,12 @@ class Certificates:
             WatchedFiles(loop, files[:3], partial(self._read, protocol)) for protocol, files in options.tls.items()
         ]
         expiries = {protocol: self._read_expiry(protocol) for protocol in options.tls}
-        # Changed as files are read again: by protocol, of those that could be read.
-        self._expiries = {protocol: expires for protocol, expires in expiries.items() if expires is not None}
+        #: By protocol, when the certificate expires, in seconds since 1970, if it could be read. Changed as files are.
+        self.expiries = {protocol: expires for protocol, expires in expiries.items() if expires is not None}
 
     def __bool__(self) -> bool:
         """Whether any protocol has TLS."""
         return bool(self._files)
-
-    @property
-    def expiries(self) -> Mapping[str, int]:
-        """When the certificate of each protocol expires, in seconds since 1970."""
-        return self._expiries
 
     def watch(self) -> None:
         """Start to watch the files, and the days on which certificates expire."""
@@ -74,7 +69,7 @@ class Certificates:
 
     def _renew(self, protocol: str, expires: int | None) -> None:
         if expires is not None:
-            self._expiries[protocol] = expires
+            self.expiries[protocol] = expires
         _log.info("certificates for %s are read again; connections from now on have the new ones", NAMES[protocol])
         self._warn(protocol)
         self._star.acknowledgements.announce(self._star.to_front_ends(CertificatesChanged()))
@@ -90,15 +85,15 @@ class Certificates:
 
     def warn(self) -> None:
         """Log which certificates expire soon, or have expired."""
-        for protocol in self._expiries:
+        for protocol in self.expiries:
             self._warn(protocol)
 
     def _warn(self, protocol: str) -> None:
-        if protocol not in self._expiries:
+        if protocol not in self.expiries:
             return
-        left_s = self._expiries[protocol] - self._wall_s()
+        left_s = self.expiries[protocol] - self._wall_s()
         if left_s >= WARNING_DAYS * _DAY_S:
             return
-        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._expiries[protocol]))
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.expiries[protocol]))
         what = "expires" if left_s > 0 else "has expired, and clients refuse it: it did"
         _log.warning("the certificate '%s' for %s %s at %s", self._files[protocol][0], NAMES[protocol], what, when)

@@ -282,15 +282,16 @@ class Supervisor:
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""
-        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
-        failures = self._models.failures
-        if failures and self._options.exit_on_error:
+        versions = self._models.versions
+        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in versions]))
+        num_failures = sum(version.is_failure for version in versions)
+        if num_failures and self._options.exit_on_error:
             raise _CannotServeError("error: creating server", no_models_error())
         _log.info(
             "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
             "%.0f MiB of memory are available",
-            len(self._models.versions) - len(failures),
-            self._models.num_instances_up,
+            len(versions) - num_failures,
+            sum(version.num_instances_up for version in versions),
             self._star.nbytes / 2**20,
             self._options.shm_oversize_mib,
             available_nbytes() / 2**20,

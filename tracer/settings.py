@@ -68,59 +68,51 @@ class TraceSettings:
     def __init__(self, at_start: TraceSetting) -> None:
         self._revisions = itertools.count(1)
         self._at_start = replace(at_start, revision=0)
-        # Changed by change and collected: a layer's changes, and the resulting setting; none for an unchanged model.
-        self._layers: dict[str, Changes] = {GLOBAL: {}}
-        self._settings = {GLOBAL: self._new(self._at_start, {})}
-
-    @property
-    def in_force(self) -> Mapping[str, TraceSetting]:
-        """By model, the setting in force; GLOBAL for models that are not named."""
-        return self._settings
-
-    @property
-    def layers(self) -> Mapping[str, Changes]:
-        """By model and for GLOBAL, the changes by clients."""
-        return self._layers
+        # Changed by change and collected.
+        #: By model and for GLOBAL, the changes by clients.
+        self.layers: dict[str, Changes] = {GLOBAL: {}}
+        #: By model, the setting in force; GLOBAL for models that are not named.
+        self.in_force = {GLOBAL: self._new(self._at_start, {})}
 
     def of(self, model: str) -> TraceSetting:
         """The setting in force for a model."""
-        return self._settings.get(model, self._settings[GLOBAL])
+        return self.in_force.get(model, self.in_force[GLOBAL])
 
     def change(self, model: str, changes: Changes) -> None:
         """Apply a client's changes, for a model or for GLOBAL.
 
         Raises InvalidArgumentError, and changes nothing, where no trace could be made under the result.
         """
-        said = {**self._layers.get(model, {}), **changes}
+        said = {**self.layers.get(model, {}), **changes}
         layer = {field: value for field, value in said.items() if value is not None}
         if model == GLOBAL:
-            layers = {**self._layers, GLOBAL: layer}
+            layers = {**self.layers, GLOBAL: layer}
             settings = {GLOBAL: self._new(self._at_start, layer)}
             # Models' settings are made again, since they build on this one.
             others = {name: self._new(settings[GLOBAL], said) for name, said in layers.items() if name != GLOBAL}
             settings |= others
         else:
-            layers = {name: said for name, said in {**self._layers, model: layer}.items() if said or name == GLOBAL}
-            settings = {name: setting for name, setting in self._settings.items() if name in layers}
+            layers = {name: said for name, said in {**self.layers, model: layer}.items() if said or name == GLOBAL}
+            settings = {name: setting for name, setting in self.in_force.items() if name in layers}
             if layer:
-                settings[model] = self._new(self._settings[GLOBAL], layer)
+                settings[model] = self._new(self.in_force[GLOBAL], layer)
         for setting in settings.values():
             if setting.level != OFF and setting.fault:
                 raise InvalidArgumentError(f"Attempting to set invalid trace setting :{setting.fault}")
-        self._layers, self._settings = layers, settings
+        self.layers, self.in_force = layers, settings
 
     def _new(self, fallback: TraceSetting, layer: Changes) -> TraceSetting:
         return replace(fallback, **layer, revision=next(self._revisions))
 
     def collected(self, revision: int, count: int) -> bool:
         """Count traces collected under a setting. True where its count is reached by them."""
-        for name, setting in self._settings.items():
+        for name, setting in self.in_force.items():
             if setting.revision != revision or setting.count <= 0:
                 continue
             left = max(0, setting.count - count)
-            self._settings[name] = replace(setting, count=left)
-            if "count" in self._layers[name]:
-                self._layers[name]["count"] = left  # the next setting made of this layer counts on from there
+            self.in_force[name] = replace(setting, count=left)
+            if "count" in self.layers[name]:
+                self.layers[name]["count"] = left  # the next setting made of this layer counts on from there
             return left == 0
         return False
 

@@ -26,7 +26,6 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, first, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.instance_context import InstanceContext
-from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.shared_process import SharedProcess
 from shoal.supervisor.models.worker import Worker
@@ -57,7 +56,6 @@ class Instance:
         self.number = number
         self.version = version
         self.placement = placement
-        self.title = f"instance '{self.name}' of model '{version.name}'"  # in the log
         self._model_file = model_file
         self._context = context
         self._on_state = on_state
@@ -80,16 +78,6 @@ class Instance:
         return self.placement.instance_name
 
     @property
-    def participant(self) -> Participant | None:
-        """The place of this instance's worker in the star; None where the worker has no memory there."""
-        return self.worker.participant
-
-    @property
-    def owner(self) -> int:
-        """The owner id of this instance's worker in the star; 0 where the worker has no memory there."""
-        return self.worker.owner
-
-    @property
     def progress(self) -> WorkerProgress | None:
         """The worker's progress through its batches, while the instance is up."""
         return self.worker.progress
@@ -98,6 +86,10 @@ class Instance:
     def pid(self) -> int:
         """The pid of this instance's worker; 0 where none runs."""
         return self.worker.pid
+
+    @property
+    def title(self) -> str:
+        return f"instance '{self.name}' of model '{self.version.name}'"
 
     @property
     def _fields(self) -> dict[str, Any]:
@@ -250,20 +242,19 @@ class Instance:
         if is_missed and child and output and (words := last_words(output.tail)):
             heading = f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:"
             _log.error(log.block(heading, words), extra=self._fields)
-        now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         # The batch with which a worker loses its GPU is answered, with errors, and so is the first that it completes.
         num_completed = 0 if worker.progress is None else worker.progress.num_completed
         if self.shared_process is not None:
             num_completed = self.shared_process.num_completed
-            has_completed = num_completed > 0
             progress, worker.progress = worker.progress, None
             with contained(self):
                 self.shared_process.ended(progress)
         worker.participant = worker.progress = None
         if worker.thread is not None and worker.child is not None and worker.child.is_over:
             return Verdict(0.0, is_failed=False)  # the first instance of the process decides when there is another
+        now_s = context.loop.now_s()
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
-        verdict = self._restarts.died(now_s, served_s, has_completed=has_completed)
+        verdict = self._restarts.died(now_s, served_s, has_completed=num_completed > 0)
         return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and num_completed <= 1)
 
     def _heed_quarantine(self, verdict: Verdict, now_s: float, *, is_loss: bool) -> Verdict:

@@ -164,16 +164,6 @@ class Models:
         """Every version that clients know of."""
         return [version for identifier in sorted(self.models) for version in self.models[identifier].rows]
 
-    @property
-    def failures(self) -> list[ModelVersion]:
-        """The versions that should serve and have failed."""
-        return [version for version in self.versions if version.is_failure]
-
-    @property
-    def num_instances_up(self) -> int:
-        """The number of instances that batches may go to."""
-        return sum(version.num_instances_up for version in self.versions)
-
     def messages(self) -> list[ModelChanged]:
         """The messages that announce all versions to a front end that has just joined."""
         return [version.message() for version in self.versions]

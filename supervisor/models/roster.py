@@ -87,7 +87,7 @@ class Roster:
         acknowledgements = context.star.acknowledgements
         reporters: list[Recipient] = []
         for instance in self:
-            worker = instance.participant
+            worker = instance.worker.participant
             if worker is not None:
                 with contained(instance):
                     worker.member.drain()  # these messages may be the worker's first metrics
@@ -109,7 +109,7 @@ class Roster:
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose worker's memory has this owner id; None where there is none."""
-        return next((each for each in self._instances.values() if each.owner == owner), None)
+        return next((each for each in self._instances.values() if each.worker.owner == owner), None)
 
     def watch(self) -> None:
         """End workers that exceed the execution limit; check again soon while any of them executes."""

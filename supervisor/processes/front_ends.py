@@ -72,6 +72,8 @@ class FrontEnds:
         addresses = {name: address_of(each) for name, each in listeners.items()}
         self._endpoints = {"{}:{}".format(*address): name for name, address in addresses.items() if name != "grpc"}
         self._ports = {name: port for name, (_, port) in addresses.items()}
+        #: The port of HTTP, bound or configured; 0 of a Unix socket.
+        self.port = self._ports.get("http", options.http_port)
         environment = {
             ADDRESS_VARIABLE: control_address,
             "SHOAL_LOG": json.dumps(log_settings),
@@ -85,6 +87,8 @@ class FrontEnds:
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
         self._https = https_endpoints(options)
         self._roles = self._make_roles()
+        #: The number of processes that answer clients when all run: lanes and road.
+        self.num_front_ends = sum(role.num_processes for role in self._roles)
         self._arbiter = Arbiter(loop, self._roles, environment, zygotes) if self._roles else None
         # Changed as models settle, as front ends join, and by stop.
         self._vertex_ai_model = ""
@@ -160,16 +164,6 @@ class FrontEnds:
         else:
             self._all_started.set_result(None)
         return self._all_started
-
-    @property
-    def port(self) -> int:
-        """The port of HTTP, bound or configured; 0 of a Unix socket."""
-        return self._ports.get("http", self._options.http_port)
-
-    @property
-    def num_front_ends(self) -> int:
-        """The number of processes that answer clients when all run: lanes and road."""
-        return sum(role.num_processes for role in self._roles)
 
     def welcome(self, *, is_caller: bool = False) -> Callable[..., ClientWelcomed]:
         """A function that builds the first message to a client from the client's place in the star. A caller is not a

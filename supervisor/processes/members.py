@@ -48,7 +48,7 @@ class Member:
         self._channel = channel
         # Changed by send and by the loop's callbacks.
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # encoded, with duplicates of its descriptors
-        self._is_open = True
+        self.is_open = True
         #: The process's counts in answer to the ledger's last request; None where it has not answered.
         self.counts: dict[str, int] | None = None
         self._own = table(
@@ -71,11 +71,6 @@ class Member:
         """Close the connection after an unexpected error; the process takes that as the end of its supervisor."""
         self.hang_up()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the connection has not ended."""
-        return self._is_open
-
     def start(self) -> None:
         """Begin to read the connection."""
         self._loop.on_readable(self._channel.fileno(), self._on_readable)
@@ -92,7 +87,7 @@ class Member:
 
     def send(self, message: Message, seq: int = 0) -> None:
         """Send a message now, or as soon as the process reads; descriptors are duplicated: the caller keeps its own."""
-        if not self._is_open:
+        if not self.is_open:
             return
         body, fds = encode(message, seq)
         if not self._outbox:
@@ -128,9 +123,9 @@ class Member:
 
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         self._loop.forget(self._channel.fileno())
         self._channel.close()
         for _, fds in self._outbox:
@@ -153,7 +148,7 @@ class Member:
             return False
         try:
             # The connection is still open after the pidfd was opened, so the pidfd is that process's.
-            if self._is_open and not self._channel.is_hung_up():
+            if self.is_open and not self._channel.is_hung_up():
                 signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             pass  # it has just ended
@@ -163,7 +158,7 @@ class Member:
 
     def has_unread(self) -> bool:
         """Whether something that the process has sent is not read yet."""
-        return self._is_open and self._channel.is_readable()
+        return self.is_open and self._channel.is_readable()
 
     def close(self) -> None:
         """Close the connection without `on_gone`: the supervisor ends."""
@@ -193,7 +188,7 @@ class Member:
 
     def _receive(self) -> bool:
         """Handle one message of the process; False where there is none. Raises MessageError where it is malformed."""
-        if not self._is_open:
+        if not self.is_open:
             return False
         try:
             message, _ = self._channel.receive(self._kinds)

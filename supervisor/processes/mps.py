@@ -52,16 +52,13 @@ class Mps:
         ever done."""
         self._loop = loop
         self._directory = directory
+        #: The variables by which processes find this MPS; none where it is not wanted.
+        self.environment: Mapping[str, str] = (
+            {} if directory is None else {PIPE_DIRECTORY: str(directory), LOG_DIRECTORY: str(directory / "log")}
+        )
         # Changed as it starts and ends.
         self._child: Child | None = None
         self._is_stopping = False
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables by which processes find this MPS; none where it is not wanted."""
-        if self._directory is None:
-            return {}
-        return {PIPE_DIRECTORY: str(self._directory), LOG_DIRECTORY: str(self._directory / "log")}
 
     async def start(self) -> None:
         """Start MPS; returns when it takes clients. Raises UnavailableError if it does not, OSError if the system

@@ -70,11 +70,6 @@ class WorkerProgress:
         return max(0, self.number - (1 if self.busy_since_ns else 0))
 
     @property
-    def has_completed(self) -> bool:
-        """Whether a batch was completed since the worker became ready."""
-        return self.num_completed > 0
-
-    @property
     def num_requests(self) -> int:
         """The number of requests taken since the worker became ready, those in the present batch included."""
         return self._words[TAKEN_WORD]

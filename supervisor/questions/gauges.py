@@ -81,8 +81,8 @@ def _instance(instance: Instance, now_ns: int) -> Figures:
             "executing_ns": max(0, now_ns - since_ns) if since_ns else 0,
             "batches": instance.progress.num_completed,
         }
-    if instance.participant is not None:
-        figures |= _memory(instance.participant)
+    if instance.worker.participant is not None:
+        figures |= _memory(instance.worker.participant)
     return figures
 
 

@@ -18,7 +18,7 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.tracer import TracerProcess
 from shoal.tracer.command_line import TraceConfig
-from shoal.tracer.settings import GLOBAL, OFF, Changes, TraceSettings, describe
+from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TraceControl:
             loop, control_address, log_settings, config, star.acknowledgements, self._on_collected
         )
         # Changed by questions, and as traces are collected.
-        self._settings = TraceSettings(config.setting)
+        self.settings = TraceSettings(config.setting)
 
     def start(self) -> None:
         """Begin to trace as the command line says."""
@@ -48,24 +48,19 @@ class TraceControl:
         """A model's settings, or those of all models if none is named, after the requested changes."""
         model, changes = arguments["model"] or GLOBAL, arguments["changes"]
         if changes is not None:
-            self._settings.change(model, changes)
+            self.settings.change(model, changes)
             await self._put_in_force()
-        return describe(self._settings.of(model), self._config.options)
+        return describe(self.settings.of(model), self._config.options)
 
     async def _put_in_force(self) -> None:
         await self._star.acknowledgements.announce(self._star.to_front_ends(self._message()))
         await shared(self._send_to_tracer())
 
-    @property
-    def layers(self) -> Mapping[str, Changes]:
-        """The settings changed by requests, for all models and for each, for a new server to take over."""
-        return self._settings.layers
-
     async def restore(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
         """Apply the changes by an old server's clients; no effect if this server cannot trace by them."""
         for model in sorted(layers, key=len):  # GLOBAL first: models' settings build on it
             try:
-                self._settings.change(model, dict(layers[model]))
+                self.settings.change(model, dict(layers[model]))
             except ShoalError as error:
                 _log.error("trace settings of before the upgrade are not in force: %s", error)
         if any(layers.values()):
@@ -76,17 +71,17 @@ class TraceControl:
         client.member.send(self._message())
 
     def _send_to_tracer(self) -> Future[None]:
-        return self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on])
+        return self.tracer.set([setting for setting in self.settings.in_force.values() if setting.is_on])
 
     def _message(self) -> TraceSettingsChanged:
         """The message with all settings for a front end, with the tracer's socket where something is traced."""
-        in_force = self._settings.in_force
+        in_force = self.settings.in_force
         settings = {model: setting.fields for model, setting in in_force.items()}
         is_on = any(setting.is_on for setting in in_force.values())
         return TraceSettingsChanged(settings, self.tracer.inlet() if is_on else None)
 
     def _on_collected(self, revision: int, count: int) -> None:
         """Count traces collected under a setting; when its count is reached, front ends are sent that."""
-        if self._settings.collected(revision, count):
+        if self.settings.collected(revision, count):
             for client in self._star.front_ends:
                 self.send_to(client)

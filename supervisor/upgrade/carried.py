@@ -48,7 +48,9 @@ class CarriedState:
 
     def settings(self) -> messages.SettingsCarried:
         """The log and trace settings of now."""
-        return messages.SettingsCarried(self._observation.log_control.settings, self._observation.tracing.layers)
+        return messages.SettingsCarried(
+            self._observation.log_control.settings, self._observation.tracing.settings.layers
+        )
 
     def follow(self, member: Member) -> None:
         """Send a new server all regions, and each change from now on."""

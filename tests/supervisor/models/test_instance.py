@@ -112,7 +112,7 @@ def test_a_worker_that_is_stopped_as_all_have_acknowledged_it_gets_no_batches(
     map_memory(starting, instance)
     acknowledge_all(starting)
     end(instance)
-    owner = instance.owner
+    owner = instance.worker.owner
     starting.until(lambda: instance not in starting.roster)
     starting._forget(instance.number)
     assert (instance.state, instance.has_been_up) == (InstanceState.STOPPED, False)

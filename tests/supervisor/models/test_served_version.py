@@ -38,7 +38,7 @@ def replace_first(pair: Version) -> tuple[Instance, Instance]:
 
 
 def retired(pair: Version, instance: Instance) -> bool:
-    return RetireWorker(instance.owner) in pair.told_batcher()
+    return RetireWorker(instance.worker.owner) in pair.told_batcher()
 
 
 def test_the_old_one_serves_until_the_fresh_one_does_and_then_ends(pair: Version) -> None:
@@ -159,7 +159,7 @@ def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, 
     served, old = pair.served, pair.served.instances[number]
     (group,) = served.version.config["instance_group"]
     served.resize([{**group, "name": "first", "count": 1}, {**group, "name": "second", "count": 1}])
-    owner = old.owner
+    owner = old.worker.owner
     pair.end(old)
     (detail,) = (told.detail for told in pair.told_batcher() if isinstance(told, WorkerDied) and told.owner == owner)
     told = [each.groups for each in pair.told_batcher() if isinstance(each, ModelAdded | InstanceGroupsChanged)]
@@ -206,7 +206,7 @@ def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
     pair: Version, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     first, second = pair.served.instances
-    owner, member = first.owner, pair._processes[first.number].member
+    owner, member = first.worker.owner, pair._processes[first.number].member
     with monkeypatch.context() as broken:
         broken.setattr(Death, where, lambda *_arguments: 1 / 0)
         pair.end(first)

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -23,7 +24,7 @@ ON_CPU = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))
 
 
 @dataclass(frozen=True)
-class Instance:
+class Observed:
     """An instance as gauges looks at it."""
 
     progress: WorkerProgress | None = None
@@ -34,6 +35,13 @@ class Instance:
     placement: Placement = ON_CPU
     version: ModelVersion = VERSION
     name: str = "m_0_0"
+
+    @property
+    def worker(self) -> "Observed":
+        return self
+
+
+Instance: Any = Observed
 
 
 def join_worker(rig: StarRig) -> tuple[Participant, memoryview]:
