@@ -47,11 +47,9 @@ class FoundModel:
 
     @property
     def identifier(self) -> ModelIdentifier:
-        """The model's name and namespace."""
         return ModelIdentifier(self.name, self.namespace)
 
     def config_of(self, number: int) -> Config:
-        """The configuration of a version."""
         own = self.versions[number].config
         return self.config if own is None else own
 
@@ -68,7 +66,6 @@ class FoundModel:
 
     @classmethod
     def from_message(cls, message: ModelFound) -> "FoundModel":
-        """The model that `message` was made from."""
         own: dict[str, Any] = {
             "directory": Path(message.directory),
             "labels": {output: tuple(lines) for output, lines in message.labels.items()},

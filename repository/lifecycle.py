@@ -108,7 +108,6 @@ class ModelVersion:
 
     @property
     def identifier(self) -> ModelIdentifier:
-        """The identifier of the version's model."""
         return ModelIdentifier(self.name, self.namespace)
 
     @property

@@ -43,11 +43,9 @@ class Certificates:
         self.expiries = {protocol: expires for protocol, expires in expiries.items() if expires is not None}
 
     def __bool__(self) -> bool:
-        """Whether any protocol has TLS."""
         return bool(self._files)
 
     def watch(self) -> None:
-        """Start to watch the files, and the days on which certificates expire."""
         for files in self._watched:
             files.watch()
         if self._files:

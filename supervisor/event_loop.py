@@ -109,7 +109,6 @@ class EventLoop:
         return self._loop.time()
 
     def call_after(self, delay_s: float, callback: Callback) -> None:
-        """Call back once, `delay_s` seconds from now."""
         self._loop.call_later(delay_s, bound(callback))
 
     def every(self, period_s: float, look: Callable[[float], None]) -> None:

@@ -37,7 +37,6 @@ class KeyFile:
 
     @property
     def rows(self) -> list[Any] | None:
-        """The keys as messages have them."""
         return None if self.keys is None else [list(key) for key in self.keys]
 
     def read(self) -> Callable[[], None]:

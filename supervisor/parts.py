@@ -73,7 +73,6 @@ class Foundation:
         )  # fmt: skip
 
     def counters(self, row: int) -> RowView:
-        """What the batcher has counted in a row of its table."""
         return self.star.counter_memory.read().read(row)
 
 

@@ -46,7 +46,6 @@ class PidFile:
             os.close(descriptor)  # a server that has just ended has removed it
 
     def write(self, pid: int) -> None:
-        """Write the server's pid."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, str(pid).encode(), 0)
 

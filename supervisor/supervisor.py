@@ -142,7 +142,6 @@ class Supervisor:
 
     @property
     def batcher_handlers(self) -> Handlers:
-        """The handlers of a batcher's messages."""
         return table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),

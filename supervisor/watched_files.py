@@ -37,7 +37,6 @@ class WatchedFiles:
         resolve(self._looked, None)
 
     def watch(self) -> None:
-        """Start to check the files."""
         if self._paths:
             self._loop.every(LOOK_S, lambda _late_s: self.look())
 

@@ -53,12 +53,10 @@ class TraceSetting:
 
     @property
     def fields(self) -> TraceSettingFields:
-        """The fields, as messages carry them."""
         return cast(TraceSettingFields, asdict(self))
 
     @property
     def is_on(self) -> bool:
-        """Whether requests are traced under this setting."""
         return self.level != OFF and not self.fault
 
 
@@ -75,7 +73,6 @@ class TraceSettings:
         self.in_force = {GLOBAL: self._new(self._at_start, {})}
 
     def of(self, model: str) -> TraceSetting:
-        """The setting in force for a model."""
         return self.in_force.get(model, self.in_force[GLOBAL])
 
     def change(self, model: str, changes: Changes) -> None:

@@ -39,7 +39,6 @@ class YamlConfig(NamedTuple):
     settings: Mapping[str, Any] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A setting, or `default` where it is not given."""
         return self.settings.get(key, default)
 
 

@@ -71,7 +71,6 @@ class Message:
 
     @property
     def values(self) -> list[Any]:
-        """The values of all fields, in order."""
         return [getattr(self, name) for name in self.fields]
 
     def __eq__(self, other: object) -> bool:

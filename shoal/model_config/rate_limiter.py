@@ -39,7 +39,6 @@ class Demand(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Any) -> "Demand":
-        """The demand in a control message."""
         priority, resources = message
         return cls(priority, tuple([(Resource(*resource), count) for resource, count in resources]))
 

@@ -18,7 +18,6 @@ class ClaimedCores:
         self._fds = fds
 
     def close(self) -> None:
-        """Give the cores back."""
         fds, self._fds = self._fds, ()
         for fd in fds:
             os.close(fd)

@@ -35,7 +35,6 @@ class OwnListener:
 
     @property
     def should_exit(self) -> bool:
-        """Whether the listener was told to end."""
         return self._should_exit
 
     @should_exit.setter

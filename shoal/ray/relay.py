@@ -99,7 +99,6 @@ class Relay:
                 return
 
     async def close(self) -> None:
-        """Close the connections to the server."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

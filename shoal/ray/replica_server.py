@@ -143,7 +143,6 @@ class ReplicaServer:
 
     @property
     def is_started(self) -> bool:
-        """Whether `start` was called."""
         return self._folder is not None
 
     # --- questions ---

@@ -196,7 +196,6 @@ class OversizeSegments:
         return found if found is not None and found.is_mapped else None
 
     def written_by(self, asker: int) -> list[OversizeSegment]:
-        """All segments of one client or worker."""
         return [each for each in self._segments.values() if each.asker == asker]
 
     def read_by(self, model_id: int) -> list[OversizeSegment]:
@@ -204,7 +203,6 @@ class OversizeSegments:
         return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
 
     def mapped(self) -> list[OversizeSegment]:
-        """All segments that may be announced."""
         return [each for each in self._segments.values() if each.is_mapped]
 
     def remove(self, gone: OversizeSegment) -> None:

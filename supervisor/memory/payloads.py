@@ -116,7 +116,6 @@ class Payloads:
         star.loop.after(star.acknowledgements.announce(recipients), lambda: self.segments.close(gone))
 
     def release_all(self, dead: Participant) -> None:
-        """Release all segments of a dead client or worker."""
         for each in self.segments.written_by(dead.owner):
             self._release(each)
 

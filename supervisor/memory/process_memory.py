@@ -66,7 +66,6 @@ class ProcessMemory:
         self._num_pending -= 1
 
     def close(self) -> None:
-        """End the threads."""
         self._host_thread.close()
         self._gpu_thread.close()
 

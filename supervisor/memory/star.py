@@ -123,7 +123,6 @@ class Star:
             self.batcher.send(message)
 
     def send_to_guests(self, message: Message) -> None:
-        """Send a message to every guest that has joined."""
         for client in self.joined:
             if client.is_guest:
                 client.member.send(message)

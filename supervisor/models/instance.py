@@ -375,7 +375,6 @@ class Instance:
             pin_threads(self.pid, placement.cores)
 
     def kill(self) -> None:
-        """Kill the worker at once."""
         self.worker.signal(signal.SIGKILL)
 
     # --- whether it moves ---

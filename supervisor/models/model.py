@@ -64,7 +64,6 @@ class Model:
 
     @property
     def serving(self) -> dict[int, ServedVersion]:
-        """The versions that answer requests."""
         return {number: each for number, each in self.versions.items() if each.version.state is VersionState.READY}
 
     @property

@@ -161,7 +161,6 @@ class Models:
 
     @property
     def versions(self) -> list[ModelVersion]:
-        """Every version that clients know of."""
         return [version for identifier in sorted(self.models) for version in self.models[identifier].rows]
 
     def messages(self) -> list[ModelChanged]:

@@ -69,7 +69,6 @@ class Roster:
         return made
 
     def dismiss(self, instance: Instance) -> None:
-        """Remove an instance that has ended for good."""
         self._instances.pop(instance.number, None)
 
     def join(self, number: int, member: Member) -> None:

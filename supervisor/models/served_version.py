@@ -209,13 +209,11 @@ class ServedVersion:
     # --- what happens to instances ---
 
     def _start_instance(self, instance: Instance) -> None:
-        """Start an instance, and keep it running until it ends for good."""
         instance.start()
         with contained(self):
             self._context.loop.start(self._live(instance))
 
     async def _live(self, instance: Instance) -> None:
-        """Run an instance until it has ended for good."""
         try:
             await instance.run()
         except ShoalError as error:

@@ -43,7 +43,6 @@ class SharedProcess:
             self._wake()
 
     def is_first(self, instance: "Instance") -> bool:
-        """Whether this instance starts the process."""
         return bool(self._instances) and self._instances[0] is instance
 
     async def up(self, instance: "Instance", leaving: Future[None]) -> Worker | None:

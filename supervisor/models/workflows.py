@@ -136,7 +136,6 @@ class Workflows:
             self._workflows[name] = self._workflows[name]._replace(url=each["url"], archive=each["archive"])
 
     async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
-        """Registered workflows, one or all, sorted by name."""
         wanted = arguments.get("workflow")
         return [each._asdict() for name, each in sorted(self._workflows.items()) if wanted in (None, name)]
 

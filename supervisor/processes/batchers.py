@@ -126,7 +126,6 @@ class Batchers:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` has been called."""
         return self._stopping.done()
 
     async def stop(self) -> None:

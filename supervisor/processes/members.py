@@ -64,7 +64,6 @@ class Member:
 
     @property
     def title(self) -> str:
-        """The name of this connection in the log."""
         return f"the connection of process {self.pid}"
 
     def contain(self, _error: Exception) -> None:
@@ -72,7 +71,6 @@ class Member:
         self.hang_up()
 
     def start(self) -> None:
-        """Begin to read the connection."""
         self._loop.on_readable(self._channel.fileno(), self._on_readable)
 
     def listen(self, handlers: Handlers) -> None:
@@ -134,7 +132,6 @@ class Member:
         self.on_gone()
 
     def kill(self) -> bool:
-        """Kill the process (see `signal`)."""
         return self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> bool:

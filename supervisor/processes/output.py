@@ -101,7 +101,6 @@ class ChildOutput:
         return self._tail.decode("utf-8", "replace")
 
     def start(self) -> None:
-        """Begin to read both streams."""
         for stream, pipe in enumerate(self._pipes):
             os.set_blocking(pipe.fileno(), False)
             self._is_open[stream] = True

@@ -58,7 +58,6 @@ class OutsideProcess(ABC):
         """Send the process, which has connected, its first messages."""
 
     def configure_log(self) -> None:
-        """Send the process the changed log settings."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 

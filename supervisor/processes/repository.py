@@ -199,7 +199,6 @@ class RepositoryPoller:
         self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
     def configure_log(self) -> None:
-        """Send the process the changed log settings."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 

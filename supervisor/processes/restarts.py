@@ -61,7 +61,6 @@ class Pauses:
         self._started_s = 0.0
 
     def started(self, now_s: float) -> None:
-        """Note a start."""
         self._started_s = now_s
 
     def ended(self, now_s: float) -> float:

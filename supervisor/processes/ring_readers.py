@@ -47,7 +47,6 @@ class _Ring:
         os.close(self.readers_fd)
 
     def message(self) -> to_recorder.RingAdded:
-        """The message that gives the reader its end."""
         return to_recorder.RingAdded(self.number, self.segment_fd, self.readers_fd)
 
 

@@ -28,7 +28,6 @@ class Question:
 
     @property
     def title(self) -> str:
-        """The name of this question in the log."""
         return f"what process {self.asker.pid} has asked for"
 
     def contain(self, error: Exception) -> None:
@@ -55,7 +54,6 @@ class Questions:
         self._verbs: dict[str, Verb] = {"ping": _ping, **verbs}
 
     def take(self, asker: Member, message: QuestionAsked) -> None:
-        """Start to answer a question."""
         question = Question(asker, message.question, message.arguments)
         self._loop.start(self._answer(question, message.verb))
 

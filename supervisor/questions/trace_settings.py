@@ -67,7 +67,6 @@ class TraceControl:
             await self._put_in_force()
 
     def send_to(self, client: Participant) -> None:
-        """Send a front end that has joined the trace settings."""
         client.member.send(self._message())
 
     def _send_to_tracer(self) -> Future[None]:

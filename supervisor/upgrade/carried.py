@@ -47,7 +47,6 @@ class CarriedState:
         )
 
     def settings(self) -> messages.SettingsCarried:
-        """The log and trace settings of now."""
         return messages.SettingsCarried(
             self._observation.log_control.settings, self._observation.tracing.settings.layers
         )

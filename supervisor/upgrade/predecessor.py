@@ -170,7 +170,6 @@ class Predecessor:
         await first(self._named, self._gone)
 
     def fail(self, reason: str) -> None:
-        """Report why this server ends."""
         self._send(messages.NewServerFails(reason))
 
     async def await_end(self, limit_s: float) -> None:

@@ -86,7 +86,6 @@ class NewServer:
         self._failed: Future[str] = loop.future()
 
     def join(self, member: Member, message: messages.NewServerConnected) -> None:
-        """Take in the process, which has connected."""
         self.member = member
         self.version = message.version
         member.listen(
@@ -208,11 +207,9 @@ class Upgrade:
     # --- the request ---
 
     def on_signal(self) -> None:
-        """Upgrade, on SIGUSR2."""
         self._begin(lambda _message: None)
 
     def on_command(self, member: Member) -> None:
-        """Upgrade, on behalf of the command `shoal upgrade`."""
         member.listen_only({})
         self._begin(member.send)
 
@@ -264,7 +261,6 @@ class Upgrade:
         return found | {name: fd for name, fd in others.items() if fd is not None}
 
     def join(self, member: Member, message: messages.NewServerConnected) -> None:
-        """Take in a new server that has connected."""
         if self._new is None or self._new.child.pid != member.pid:
             member.hang_up()
             return
