@@ -13,7 +13,7 @@ from shoal.distances import as_numbers
 from shoal.errors import ShoalError
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.recorder import entry
-from shoal.recorder.comparing_function import Arrays, ComparingFunction
+from shoal.recorder.comparing_function import ComparingFunction
 from shoal.recorder.comparison import ValueDifference, value_differences
 from shoal.recorder.entry import EntryError
 from shoal.recorder.recorded import RecordedRequest, RecordedResponse, RecordedTensor, answer_of, request_of
@@ -122,12 +122,8 @@ def own_differences(compared: Compared, function: ComparingFunction) -> list[Val
     response = compared.response
     assert response is not None, "there is no error"
     tensors = compared.request.responses[0].outputs, response.outputs, compared.request.inputs
-    sentence = function.difference(*[_arrays(each) for each in tensors])
+    sentence = function.difference(*[{each.name: _array(each) for each in some} for some in tensors])
     return [ValueDifference(sentence)] if sentence else []
-
-
-def _arrays(tensors: Sequence[RecordedTensor]) -> Arrays:
-    return {each.name: _array(each) for each in tensors}
 
 
 def _array(tensor: RecordedTensor) -> Any:

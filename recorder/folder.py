@@ -54,9 +54,10 @@ class RecordingFolder:
     def write(self, entries: Sequence[bytes | memoryview]) -> None:
         """Append a frame of entries to the last file. Raises OSError; then nothing of it counts as written."""
         frame = pack_frame(entries)
-        if self._fd >= 0 and (
-            self._nbytes + len(frame) > self._file_nbytes or self._is_old(self._begun_s) or self._is_removed()
-        ):
+        is_full = self._nbytes + len(frame) > self._file_nbytes
+        is_old = self._max_age_s > 0 and abs(self._wall_s() - self._begun_s) > self._max_age_s / _NUM_FILES
+        # What is written into a file that has been removed from the folder would be lost.
+        if self._fd >= 0 and (is_full or is_old or not os.fstat(self._fd).st_nlink):
             self.end_file()
         if self._fd < 0:
             self._fd, self._file = self._begin("")
@@ -115,13 +116,6 @@ class RecordingFolder:
                 path.unlink(missing_ok=True)
                 raise
             return fd, path
-
-    def _is_removed(self) -> bool:
-        """Whether the file has been removed from the folder, and what is written to it would be lost."""
-        return os.fstat(self._fd).st_nlink == 0
-
-    def _is_old(self, begun_s: float) -> bool:
-        return self._max_age_s > 0 and abs(self._wall_s() - begun_s) > self._max_age_s / _NUM_FILES
 
     def _files_before(self, begun: Path, *, is_death: bool) -> list[Path]:
         """All files of one kind but the one that has just begun, the oldest first."""

@@ -199,13 +199,9 @@ class Supervisor:
             _log.warning("second signal: exiting immediately")
         elif not done:
             _log.error("Exit timeout expired. Exiting immediately.")
-            await self._refuse_rest()
+            self._clients.announce_ending(to_client.ExitTimeoutExpired())  # front ends refuse all that is still open
+            await first(self._drained, self._signals.second, self._failed, limit_s=REFUSAL_S)
         return self._give_up(stopping, batchers)
-
-    async def _refuse_rest(self) -> None:
-        """Have the front ends refuse all requests that are still open; returns when they have ended, or soon."""
-        self._clients.announce_ending(to_client.ExitTimeoutExpired())
-        await first(self._drained, self._signals.second, self._failed, limit_s=REFUSAL_S)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
         """Log why the server ends: an error of a phase, or no batcher stays."""
@@ -391,19 +387,16 @@ class Supervisor:
 
     def _on_distrusted(self, message: from_batcher.ProcessDistrusted) -> None:
         _log.error("the process with segment %d has written unreadable records, and is no longer served", message.owner)
-        self._kill_owner(message.owner)
+        instance, client = self._roster.by_owner(message.owner), self._star.clients.get(message.owner)
+        if instance is not None:
+            instance.kill()
+        elif client is not None and (client.is_guest or not client.member.kill()):
+            client.member.hang_up()
 
     def _on_worker_retired(self, message: from_batcher.WorkerRetired) -> None:
         retired = self._roster.by_owner(message.owner)
         if retired is not None:
             retired.stop()
-
-    def _kill_owner(self, owner: int) -> None:
-        instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
-        if instance is not None:
-            instance.kill()
-        elif client is not None and (client.is_guest or not client.member.kill()):
-            client.member.hang_up()
 
     async def _gauges(self, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""

@@ -77,7 +77,7 @@ class WatchedFiles:
         """The files' identity now, and what the event loop is to call. Runs in the thread."""
         identity = self._identity()
         if identity == seen:
-            return identity, _do_nothing
+            return identity, lambda: None
         try:
             return identity, self._read()
         except Exception as error:  # noqa: BLE001 - the event loop raises it, in the failure domain of the files
@@ -93,10 +93,6 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _do_nothing() -> None:
-    """Leave what is in force: nothing has changed."""
 
 
 def _raise(error: Exception) -> None:

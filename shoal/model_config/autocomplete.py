@@ -114,7 +114,7 @@ def complete_from_file(
     if not needs_autocomplete(config):
         return config
     max_batch_size: int = config["max_batch_size"]
-    if _can_batch(model_io):
+    if all(tensor.dims[:1] == (-1,) for tensor in (*model_io.inputs, *model_io.outputs)):
         if model_io.fills_max_batch_size:
             max_batch_size = max_batch_size or max(0, default_max_batch_size)
     elif max_batch_size > 0:
@@ -131,22 +131,12 @@ def complete_from_file(
     completed = {
         **config,
         "max_batch_size": max_batch_size,
-        "input": config["input"] or _tensors(messages.model_input, inputs, max_batch_size),
-        "output": config["output"] or _tensors(messages.model_output, outputs, max_batch_size),
+        "input": config["input"] or [_tensor(messages.model_input, each, max_batch_size) for each in inputs],
+        "output": config["output"] or [_tensor(messages.model_output, each, max_batch_size) for each in outputs],
     }
     if max_batch_size > 1 and not any(scheduler in config for scheduler in _SCHEDULERS):
         completed["dynamic_batching"] = messages.dynamic_batching()
     return completed
-
-
-def _can_batch(model_io: ModelIO) -> bool:
-    return all(tensor.dims[:1] == (-1,) for tensor in (*model_io.inputs, *model_io.outputs))
-
-
-def _tensors(
-    form: Callable[[str, str, Sequence[int]], Config], tensors: Sequence[IOTensor], max_batch_size: int
-) -> list[Config]:
-    return [_tensor(form, tensor, max_batch_size) for tensor in tensors]
 
 
 def _tensor(form: Callable[[str, str, Sequence[int]], Config], tensor: IOTensor, max_batch_size: int) -> Config:

@@ -98,7 +98,7 @@ def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
     """
     row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
     # A block is a power of two: an execution of 1.1 MiB takes 2.
-    execution = _next_power_of_two(row_nbytes * max(1, config["max_batch_size"]))
+    execution: int = 1 << (row_nbytes * max(1, config["max_batch_size"]) - 1).bit_length()
     return min(max(EXECUTIONS_PER_SLAB * execution, MIB), options.shm_worker_slab_mib * MIB) + UNIT
 
 
@@ -107,7 +107,3 @@ def _output_nbytes(output: dict[str, Any]) -> int:
     if -1 in dims:
         return UNKNOWN_OUTPUT_BYTES
     return math.prod(dims) * (BY_CONFIG_NAME[output["data_type"]].itemsize or BYTES_ELEMENT_BYTES)
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()

@@ -9,7 +9,7 @@ Runs in the supervisor. This file has the table and the bounds; star.py and payl
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -82,7 +82,8 @@ class OversizeSegments:
             self._check_workers_share(asker, payload_nbytes, nbytes)
         else:
             self._check_askers_share(asker, model_id, payload_nbytes)
-        may_be_kept = not is_guests and self._would_be_little(nbytes)
+        is_little = self._nbytes + nbytes <= self._limit_nbytes // KEPT_PART
+        may_be_kept = not is_guests and is_little and self._num_open < MAX_OVERSIZE_SEGMENTS // KEPT_PART
         try:
             with ExitStack() as undo:
                 segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
@@ -99,11 +100,6 @@ class OversizeSegments:
         self._num_open += 1
         self._nbytes += nbytes
         return made
-
-    def _would_be_little(self, nbytes: int) -> bool:
-        """Whether all open segments and one of `nbytes` more are few and small enough to be kept."""
-        num_most, most_nbytes = MAX_OVERSIZE_SEGMENTS // KEPT_PART, self._limit_nbytes // KEPT_PART
-        return self._num_open < num_most and self._nbytes + nbytes <= most_nbytes
 
     def _check_room(self, payload_nbytes: int, nbytes: int) -> None:
         what = f"a payload of {payload_nbytes} bytes, its tensors' padding and header included,"
@@ -157,18 +153,15 @@ class OversizeSegments:
             own = [each.nbytes for each in self.written_by(asker)]
         else:
             own = [each.nbytes for each in self._segments.values() if each.model_id == model_id]
-        if own and not self._may_take(own, self._limit_nbytes - self._nbytes, MAX_OVERSIZE_SEGMENTS - self._num_open):
+        free_nbytes, num_free = self._limit_nbytes - self._nbytes, MAX_OVERSIZE_SEGMENTS - self._num_open
+        if own and not (may_take(sum(own), free_nbytes) and may_take(len(own), num_free)):
             of_whom = "the same model" if model_id != ASKED_FOR else "other models by the same one"
             raise UnavailableError(
                 f"a payload of {payload_nbytes} bytes, its tensors' padding and header included, is too large for a "
                 f"slab, and {len(own)} requests like it to {of_whom} hold {sum(own)} bytes, of {self._limit_nbytes} "
-                f"that all may take together. The {self._limit_nbytes - self._nbytes} that are left are kept for "
+                f"that all may take together. The {free_nbytes} that are left are kept for "
                 "others. Try again, send smaller batches, or raise --shm-oversize-mib"
             )
-
-    @staticmethod
-    def _may_take(own: Sequence[int], free_nbytes: int, num_free: int) -> bool:
-        return may_take(sum(own), free_nbytes) and may_take(len(own), num_free)
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
         """Guests' segments take at most half of the limit: a guest keeps a segment for as long as it likes."""

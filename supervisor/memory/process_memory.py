@@ -41,9 +41,7 @@ class ProcessMemory:
     async def measure(self, pids: Iterable[int], loop: EventLoop) -> dict[int, MemoryFigures]:
         """The figures of processes by pid; those that have ended, or are not known within ANSWER_S, are missing."""
         wanted = sorted({pid for pid in pids if pid})
-        if not wanted:
-            return {}
-        if self._num_pending >= MAX_PENDING:
+        if not wanted or self._num_pending >= MAX_PENDING:
             return {}
         try:
             host = self._host_thread.answer(lambda: _pss(wanted), loop)
@@ -60,7 +58,7 @@ class ProcessMemory:
             await first(gpu, limit_s=max(0.0, end_s - loop.now_s()))
         on_gpus = gpu.result() if gpu is not None and gpu.done() else {}
         found = host.result() if host.done() else {}
-        return {pid: MemoryFigures(found[pid], on_gpus.get(pid, {})) for pid in wanted if pid in found}
+        return {pid: MemoryFigures(nbytes, on_gpus.get(pid, {})) for pid, nbytes in found.items()}
 
     def _answered(self) -> None:
         self._num_pending -= 1

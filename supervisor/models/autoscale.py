@@ -52,10 +52,12 @@ class Autoscaler:
         if has_gap:
             self._overloaded_since_ns = self._idle_since_ns = None
             return self.wanted
+        waits, work = load.queue_age_ns > self._queue_age_ns, load.busy_share * load.num_instances
         # New instances must have had the time to show an effect.
-        is_overloaded = self._is_overloaded(load) and not has_changed
+        is_overloaded = (waits or load.busy_share > BUSY_ABOVE) and not has_changed
+        is_idle = not waits and work < BUSY_BELOW * (load.num_instances - 1)
         self._overloaded_since_ns = _since(self._overloaded_since_ns, is_overloaded, now_ns)
-        self._idle_since_ns = _since(self._idle_since_ns, self._is_idle(load), now_ns)
+        self._idle_since_ns = _since(self._idle_since_ns, is_idle, now_ns)
         if _has_lasted(self._overloaded_since_ns, OVERLOADED_NS, now_ns):
             if self._raised_ns is None or now_ns - self._raised_ns >= COOLDOWN_NS:
                 self._raise(now_ns, load.num_instances)
@@ -63,13 +65,6 @@ class Autoscaler:
             self._idle_since_ns = now_ns
             self.wanted = max(min(self.wanted, load.num_instances) - 1, self._least)
         return self.wanted
-
-    def _is_overloaded(self, load: Load) -> bool:
-        return load.queue_age_ns > self._queue_age_ns or load.busy_share > BUSY_ABOVE
-
-    def _is_idle(self, load: Load) -> bool:
-        work = load.busy_share * load.num_instances
-        return load.queue_age_ns <= self._queue_age_ns and work < BUSY_BELOW * (load.num_instances - 1)
 
     def _raise(self, now_ns: int, num_instances: int) -> None:
         """Raise the wanted number from the number that serve: instances that still start are not counted twice."""

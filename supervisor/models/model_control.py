@@ -101,7 +101,8 @@ class ModelControl:
 
         Where the repositories cannot be read, the task raises ShoalError, except under --exit-on-error=false.
         """
-        names = None if self._loads_all else self._options.load_model
+        loads_all = self._mode != "explicit" or self._options.load_model == (ALL,)
+        names = None if loads_all else self._options.load_model
         return self._loop.begin(self._load_at_start(names, self._repository.poll(names)))
 
     async def _load_at_start(self, names: Sequence[str] | None, polled: Future[PollResult]) -> None:
@@ -132,10 +133,6 @@ class ModelControl:
             reason = poll.problems.get(identifier)
             error = InternalError(f"failed to load '{name}', failed to poll from model repository")
             self._models.add_problem(identifier, error if reason is None else NoModelError(reason))
-
-    @property
-    def _loads_all(self) -> bool:
-        return self._mode != "explicit" or self._options.load_model == (ALL,)
 
     # --- poll ---
 

@@ -127,7 +127,7 @@ class Registrations:
                 row = self.add(each, is_start=True)
             except ShoalError as error:
                 _log.warning("'%s' is not loaded: %s", said(each.config, "ts_model_url"), readable(error))
-                self._withdraw(each.directory, each.origin)
+                self._repository.withdraw(each.directory, each.origin)
             else:
                 row.request = {"is_startup": True}
                 names |= {each.name: None} if row.workers else {}
@@ -165,7 +165,7 @@ class Registrations:
         rows, text = self._rows.get(name, {}), said(found.config, "ts_version")
         (version,) = found.versions.values()
         if rows.get(row.text) is not row or (text != row.text and text in rows):
-            self._withdraw(found.directory, "")
+            self._repository.withdraw(found.directory, "")
             return
         before, old = replace(row), self._serving(name, row)
         config = with_default(found.config, is_default=self._defaults[name] == row.text)
@@ -175,7 +175,7 @@ class Registrations:
             await self._load(name)
         except ShoalError:
             row.config, row.directory = before.config, before.directory  # it is tried again after a further change
-            self._withdraw(found.directory, "")
+            self._repository.withdraw(found.directory, "")
             raise
         if text != row.text:
             if self._defaults[name] == row.text:
@@ -191,7 +191,7 @@ class Registrations:
         """Remove an unpacked archive once the version that was made of it has ended."""
         if served is not None:
             await shared(served.ended)
-        self._withdraw(directory, "")
+        self._repository.withdraw(directory, "")
 
     # --- upgrades ---
 
@@ -253,7 +253,7 @@ class Registrations:
         try:
             row = self.add(found)
         except ShoalError:
-            self._withdraw(found.directory, found.origin)
+            self._repository.withdraw(found.directory, found.origin)
             raise
         name, row.handler, row.request = found.name, request.get("handler") or "", request
         if not row.workers:
@@ -407,10 +407,7 @@ class Registrations:
         if model is not None:
             await model.ended()
         if parameter(row.config, "ts_workflow_function") is None:  # whose directory is the workflow's
-            self._withdraw(row.directory, row.archive)
-
-    def _withdraw(self, directory: Path, archive: str) -> None:
-        self._repository.withdraw(directory, archive)
+            self._repository.withdraw(row.directory, row.archive)
 
     # --- loading ---
 

@@ -121,7 +121,7 @@ class Rollout:
         self.figures = figures
         if figures.stable.num_answered >= max(1, self.plan.min_requests):
             self.baseline = figures.stable
-        if reason := self._tripped():
+        if reason := next(filter(None, map(self._broken, self.plan.guards)), ""):
             return self.roll_back(reason)
         if self.phase is Phase.PAUSED or keeps_step or not self._is_over(now_s):
             return Verdict.STAY
@@ -150,11 +150,8 @@ class Rollout:
 
     # --- guards ---
 
-    def _tripped(self) -> str:
-        """Why the canary does not keep to a guard, for people; empty if it keeps to all."""
-        return next(filter(None, map(self._broken, self.plan.guards)), "")
-
     def _broken(self, guard: Guard) -> str:
+        """Why the canary does not keep to a guard, for people; empty if it does."""
         if guard.figure == ERRORS:
             return self._broken_by_errors(guard)
         if guard.figure == DISAGREE:

@@ -96,6 +96,7 @@ class Scaling:
 
     def _instance(self, instance: Instance) -> dict[str, Any]:
         busy, progress, placement = self._busy.get(instance.number), instance.progress, instance.placement
+        is_up = instance.state is InstanceState.UP
         return {
             "name": instance.name,
             "state": instance.state.value,
@@ -106,14 +107,8 @@ class Scaling:
             "batches": 0 if progress is None else progress.num_completed,
             "restarts": max(0, instance.num_starts - 1),
             "rss_bytes": rss_bytes(instance.pid),
-            "up_s": self._up_s(instance),
+            "up_s": round(self._loop.now_s() - instance.worker.up_since_s, 3) if is_up else 0.0,
         }
-
-    def _up_s(self, instance: Instance) -> float:
-        """Seconds for which an instance has been up; 0 if it is not."""
-        if instance.state is not InstanceState.UP:
-            return 0.0
-        return round(self._loop.now_s() - instance.worker.up_since_s, 3)
 
     def _resize(self, served: ServedVersion, count: int) -> Future[None]:
         version = served.version

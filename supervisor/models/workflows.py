@@ -63,7 +63,7 @@ class Workflows:
         if workflow.name in self._nodes:
             for each in found:
                 self._withdraw_node(each)
-            self._withdraw(workflow)
+            self._repository.withdraw_workflow(workflow.directory, workflow.archive)
             raise torchserve_error(409, "ConflictStatusException", f"Workflow {workflow.name} is already registered.")
         is_up = False
         try:
@@ -78,7 +78,7 @@ class Workflows:
         finally:
             if not is_up:
                 await self._remove(workflow.name)
-                self._withdraw(workflow)
+                self._repository.withdraw_workflow(workflow.directory, workflow.archive)
         self._workflows[workflow.name] = workflow
         self._requests[workflow.name] = request
         return {"workflow": workflow.name}
@@ -113,7 +113,7 @@ class Workflows:
             raise not_found(name)
         del self._requests[name]
         await self._remove(name)
-        self._withdraw(workflow)
+        self._repository.withdraw_workflow(workflow.directory, workflow.archive)
 
     # --- upgrades ---
 
@@ -144,9 +144,6 @@ class Workflows:
         nodes = self._nodes[name]
         await gather(*[self._registrations.remove(node, row) for node, row in nodes], return_exceptions=True)
         self._nodes.pop(name, None)
-
-    def _withdraw(self, workflow: Registered) -> None:
-        self._repository.withdraw_workflow(workflow.directory, workflow.archive)
 
     def _withdraw_node(self, found: FoundModel) -> None:
         """Remove the unpacked and downloaded files of a node that is not registered."""
