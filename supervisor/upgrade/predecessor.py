@@ -14,11 +14,12 @@ import select
 import socket
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
+from typing import Any
 
 from shoal import control
 from shoal.control import GONE, Channel
 from shoal.messages import upgrade as messages
-from shoal.messages.message import Handlers, Message, MessageError, on, table
+from shoal.messages.message import Message, MessageError
 from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
 from shoal.options import ServerOptions
 from shoal.process import die_with_parent, outlive_parent
@@ -47,14 +48,11 @@ class Predecessor:
         self.pid = pid
         self.models = models
         self._channel = channel
-        # Changed by take_socket, and as messages come.
+        # Changed by take_socket and watch, and as messages come.
         self._descriptors = dict(descriptors)
         self.has_ended = False
-        self._settings: Future[messages.SettingsCarried] | None = None
-        self._taken_over: Future[None] | None = None
-        self._named: Future[None] | None = None
-        self._gone: Future[None] | None = None
-        self._handlers: Handlers = {}
+        self._received: dict[type[Message], Future[Any]] = {}  # by type, the message that is to come
+        self._gone: list[Future[None]] = []  # once it is watched: done when its connection has ended
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
@@ -105,15 +103,9 @@ class Predecessor:
     ) -> None:
         """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
         resolved where the old server ends before this one has taken over."""
-        self._settings, self._taken_over, self._gone = loop.future(), loop.future(), loop.future()
-        self._named = loop.future()
-        settings, taken_over, named, gone = self._settings, self._taken_over, self._named, self._gone
+        kinds = messages.SettingsCarried, messages.TakeOver, messages.MainProcessNamed
+        self._received, self._gone = {kind: loop.future() for kind in kinds}, [loop.future()]
         self._channel.setblocking(False)
-        self._handlers = table(
-            on(messages.SettingsCarried, lambda message: resolve(settings, message)),
-            on(messages.TakeOver, lambda _message: self._on_take_over(taken_over)),
-            on(messages.MainProcessNamed, lambda _message: resolve(named, None)),
-        )
 
         def receive() -> None:
             try:
@@ -124,22 +116,20 @@ class Predecessor:
                 loop.forget(self._channel.fileno())
                 self._channel.close()
                 self.has_ended = True
-                resolve(gone, None)
-                if not taken_over.done():
+                resolve(self._gone[0], None)
+                if not self._received[messages.TakeOver].done():
                     _log.error("the old server has ended before this one has taken over")
                     resolve(lost, None)
                 return
             if isinstance(message, (RegionRegistered, CudaRegionRegistered, RegionUnregistered)):
                 loop.after(on_region(message), lambda: self._send(None, seq))
             else:
-                self._handlers[type(message)](message)
+                if isinstance(message, messages.TakeOver):
+                    outlive_parent()  # before the acknowledgement, after which the old server may end
+                resolve(self._received[type(message)], message)
                 self._send(None, seq)
 
         loop.on_readable(self._channel.fileno(), receive)
-
-    def _on_take_over(self, taken_over: Future[None]) -> None:
-        outlive_parent()  # before the acknowledgement, after which the old server may end
-        resolve(taken_over, None)
 
     def _send(self, message: Message | None, seq: int = 0) -> None:
         if self.has_ended:
@@ -155,24 +145,21 @@ class Predecessor:
     async def settle(self, serving: list[tuple[str, int]]) -> messages.SettingsCarried:
         """Report the versions that this server could serve; returns the settings to begin with once the old server
         agrees."""
-        assert self._settings is not None
         self._send(messages.ModelsSettled(serving))
-        return await shared(self._settings)
+        settings: messages.SettingsCarried = await shared(self._received[messages.SettingsCarried])
+        return settings
 
     async def take_over(self) -> None:
         """Report that this server answers; returns when it has taken over, and is the service manager's main process.
         It no longer dies with the old one then."""
-        assert self._taken_over is not None
-        assert self._named is not None
-        assert self._gone is not None
         self._send(messages.NewServerServes())
-        await shared(self._taken_over)
-        await first(self._named, self._gone)
+        await shared(self._received[messages.TakeOver])
+        await first(self._received[messages.MainProcessNamed], *self._gone)
 
     def fail(self, reason: str) -> None:
         self._send(messages.NewServerFails(reason))
 
     async def await_end(self, limit_s: float) -> None:
         """Return when the old server has ended, or after a while; at once where this one has not taken over."""
-        if self._gone is not None and self._taken_over is not None and self._taken_over.done():
-            await first(self._gone, limit_s=limit_s)
+        if self._received and self._received[messages.TakeOver].done():
+            await first(*self._gone, limit_s=limit_s)
