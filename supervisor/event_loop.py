@@ -125,6 +125,12 @@ class EventLoop:
         """A new future of this loop, whose result is set by `resolve` or `reject`."""
         return self._loop.create_future()
 
+    def done(self) -> Future[None]:
+        """A future of this loop that is done already: nothing is under way."""
+        done = self.future()
+        done.set_result(None)
+        return done
+
     def begin(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
         """Run a flow from the next pass of the loop on; the caller awaits the task and handles its error."""
         task = self._loop.create_task(flow)

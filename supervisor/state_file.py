@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from shoal.errors import ShoalError
 from shoal.model_config.files import read
-from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.event_loop import EventLoop, first
 from shoal.supervisor.memory.measuring import LAST_S, MeasuringThread
 
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class StateFile(Generic[T]):
     ) -> None:  # fmt: skip
         """`name` is the key of the rows in the file, a noun in the plural. `from_row` raises LookupError, TypeError,
         ValueError or ShoalError for a malformed row."""
-        self._path = path
-        self._name = name
+        self.path = path
+        self.name = name
         self._from_row = from_row
         self._to_row = to_row
         self._repositories = sorted(map(str, repositories))
@@ -59,15 +59,15 @@ class StateFile(Generic[T]):
         return found
 
     def _rows(self) -> list[Any]:
-        if self._path is None:
+        if self.path is None:
             return []
         try:
-            text = read(self._path, MAX_NBYTES + 1)
+            text = read(self.path, MAX_NBYTES + 1)
             if len(text) > MAX_NBYTES:
                 raise ValueError(f"it has more than {MAX_NBYTES} bytes")
             found = json.loads(text)
-            if type(found) is not dict or found.get("version") != _FORMAT or type(found.get(self._name)) is not list:
-                raise ValueError(f'it is no object of JSON with "version": {_FORMAT} and a list "{self._name}"')
+            if type(found) is not dict or found.get("version") != _FORMAT or type(found.get(self.name)) is not list:
+                raise ValueError(f'it is no object of JSON with "version": {_FORMAT} and a list "{self.name}"')
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -75,28 +75,20 @@ class StateFile(Generic[T]):
             return []
         except (ValueError, RecursionError) as error:
             self._complain(error)
-            self._set_aside(self._path)
+            self._set_aside(self.path)
             return []
         if found.get("repositories") != self._repositories:
-            _log.info("%s in %s are of other model repositories, and are ignored", self._name, self._path)
+            _log.info("%s in %s are of other model repositories, and are ignored", self.name, self.path)
             return []
-        rows: list[Any] = found[self._name]
+        rows: list[Any] = found[self.name]
         return rows
 
     def _complain(self, error: object) -> None:
-        _log.error("%s of before cannot be read from %s: %s", self._name, self._path, error)
-
-    def complain_of_disk(self, seconds: float) -> None:
-        """Log that the file is still being written after so long."""
-        _log.error("%s; a restart may forget the last", self.not_written(seconds))
+        _log.error("%s of before cannot be read from %s: %s", self.name, self.path, error)
 
     def not_written(self, seconds: float) -> str:
         """The sentence that the file is still being written after so long."""
-        return f"{self._name}: {self._path} has not been written within {seconds:g} s"
-
-    def changed(self) -> str:
-        """The sentence that the values have changed, and the file has not."""
-        return f"{self._name} have changed since {self._path} was read"
+        return f"{self.name}: {self.path} has not been written within {seconds:g} s"
 
     def _set_aside(self, path: Path) -> None:
         beside = path.with_name(f"{path.name}.damaged")
@@ -109,20 +101,20 @@ class StateFile(Generic[T]):
 
     def write(self, values: Iterable[T]) -> None:
         """Replace the file's contents. An error is logged, not raised: a rollout goes on without its file."""
-        if self._path is None:
+        if self.path is None:
             return
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("w") as file:
                 rows = [self._to_row(each) for each in values]
-                said = {"version": _FORMAT, "repositories": self._repositories, self._name: rows}
+                said = {"version": _FORMAT, "repositories": self._repositories, self.name: rows}
                 json.dump(said, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self._path)
+            beside.replace(self.path)
         except OSError as error:
-            _log.error("%s cannot be kept in %s: %s; a restart forgets them", self._name, self._path, error)
+            _log.error("%s cannot be kept in %s: %s; a restart forgets them", self.name, self.path, error)
             with suppress(OSError):
                 beside.unlink()
 
@@ -143,8 +135,7 @@ class StateWriter(Generic[T]):
         self.is_held = False
         # Changed by write and _write_all: the next contents, and whether all before are written.
         self._next: list[T] | None = None
-        self._written: Future[None] = loop.future()
-        resolve(self._written, None)
+        self._written = loop.done()
 
     def write(self, values: Iterable[T]) -> None:
         """Have the file's contents replaced; of several contents that wait for the disk, only the last are written."""
@@ -168,7 +159,7 @@ class StateWriter(Generic[T]):
         """Raise ValueError where the contents have changed since `hold`: a server that has read the file knows the ones
         before."""
         if self.is_held and self._next is not None:
-            raise ValueError(self._file.changed())
+            raise ValueError(f"{self._file.name} have changed since {self._file.path} was read")
 
     def release(self) -> None:
         """Write again, first what has waited since `hold`."""
@@ -179,7 +170,10 @@ class StateWriter(Generic[T]):
     async def settle(self) -> None:
         """Return when the file has its last contents, or after SETTLE_S, which is logged."""
         if not await first(self._written, limit_s=SETTLE_S):
-            self._file.complain_of_disk(SETTLE_S)
+            self._complain(SETTLE_S)
+
+    def _complain(self, seconds: float) -> None:
+        _log.error("%s; a restart may forget the last", self._file.not_written(seconds))
 
     def close(self) -> None:
         """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly. A
@@ -187,7 +181,7 @@ class StateWriter(Generic[T]):
         if self._written.done() or self.is_held:
             return
         if not self._thread.close():
-            self._file.complain_of_disk(LAST_S)
+            self._complain(LAST_S)
         elif self._next is not None:
             self._file.write(self._next)
 

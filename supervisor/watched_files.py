@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.event_loop import EventLoop, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 
 _log = logging.getLogger(__name__)
@@ -33,8 +33,7 @@ class WatchedFiles:
         # Changed by look, reload and _look. The first identity is taken here, before the event loop runs.
         self._seen: _Identity = self._identity()
         self._is_due = False  # whether the files are to be read, changed or not
-        self._looked: Future[None] = loop.future()
-        resolve(self._looked, None)
+        self._looked = loop.done()
 
     def watch(self) -> None:
         if self._paths:

@@ -66,30 +66,24 @@ class GpuMemory:
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _note(self, number: int, gpu: Gpu) -> None:
-        used = self._used_bytes(gpu)
-        if used is not None:
-            self._before.setdefault(number, (gpu, used))
+        if (use := self._use(gpu)) is not None:
+            self._before.setdefault(number, (gpu, use.used_nbytes))
 
     def _log_returned(self, number: int, placement: Placement) -> None:
         if number not in self._before:
             return
         gpu, before = self._before.pop(number)
-        after = self._used_bytes(gpu)
-        if after is None:
+        use = self._use(gpu)
+        if use is None:
             return
-        returned = max(0, before - after)
+        returned = max(0, before - use.used_nbytes)
         for other, (its_gpu, its_before) in self._before.items():
             if its_gpu.uuid == gpu.uuid:  # else this worker's memory would count as theirs, too
                 self._before[other] = its_gpu, its_before - returned
         _log.info(
             "worker %s has returned %d MiB on GPU %d, where %d MiB are still in use",
-            placement.instance_name, returned // _MIB, gpu.id, after // _MIB,
+            placement.instance_name, returned // _MIB, gpu.id, use.used_nbytes // _MIB,
         )  # fmt: skip
-
-    def _used_bytes(self, gpu: Gpu) -> int | None:
-        """Bytes in use on a GPU; None where the driver does not say."""
-        use = self._use(gpu)
-        return None if use is None else use.used_nbytes
 
     def _use(self, gpu: Gpu) -> MemoryUse | None:
         nvml = self._nvml

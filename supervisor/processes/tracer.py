@@ -46,7 +46,7 @@ class TracerProcess(OutsideProcess):
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
-        self._in_force: Future[None] = _done(loop)  # done when `_settings` are in force
+        self._in_force: Future[None] = loop.done()  # done when `_settings` are in force
         self._num_started = 0
 
     @property
@@ -65,7 +65,7 @@ class TracerProcess(OutsideProcess):
         if self._member is not None:
             return self._send_settings(self._member)
         if not settings or self._is_pausing:
-            return _done(self._loop)
+            return self._loop.done()
         if self._child is None:
             self._start()
         return self._in_force
@@ -140,9 +140,3 @@ class TracerProcess(OutsideProcess):
     def _on_traces(self, message: TracesCollected) -> None:
         for revision, count in message.counts:
             self._on_collected(revision, count)
-
-
-def _done(loop: EventLoop) -> Future[None]:
-    done = loop.future()
-    done.set_result(None)
-    return done
