@@ -32,12 +32,9 @@ class Mode(Enum):
     PADDED = "padded"
 
 
-_MODES = {each.value: each for each in Mode}
-
-
 def mode(config: dict[str, Any]) -> Mode:
     """How a model's answers are kept independent of other requests."""
-    return _MODES[parameter(config, PARAMETER) or Mode.NONE.value]
+    return Mode(parameter(config, PARAMETER) or Mode.NONE.value)
 
 
 def padded_rows(config: Config) -> int:
@@ -54,7 +51,7 @@ def faults(config: Config) -> Iterator[str]:
     """Check both parameters, and that nothing in the configuration contradicts them."""
     text = parameter(config, PARAMETER)
     which = f"parameter '{PARAMETER}' of model '{config['name']}'"
-    if text is not None and text not in _MODES:
+    if text is not None and text not in [each.value for each in Mode]:
         yield f"{which} is '{text}', must be 'true', 'padded' or 'false'"
         return
     wanted = mode(config)

@@ -46,9 +46,6 @@ class Strategy(Enum):
     PACK = "pack"
 
 
-_STRATEGIES = {each.value: each for each in Strategy}
-
-
 class Lengths(NamedTuple):
     """A model's settings for batching by length: `buckets` ascending, possibly none; `max_elements` of a batch, 0: any
     number."""
@@ -71,7 +68,7 @@ class Lengths(NamedTuple):
 def strategy(config: dict[str, Any]) -> Strategy | None:
     """How a model's requests of different lengths are batched; None, without the parameter: by equal shapes."""
     text = parameter(config, PARAMETER)
-    return None if text is None else _STRATEGIES[text]
+    return None if text is None else Strategy(text)
 
 
 def lengths(config: dict[str, Any]) -> Lengths | None:
@@ -126,7 +123,7 @@ def faults(config: Config) -> Iterator[str]:
             if parameter(config, name) is not None:
                 yield f"parameter '{name}' of model '{config['name']}' has no effect without '{PARAMETER}'. Add it"
         return
-    if text not in _STRATEGIES:
+    if text not in [each.value for each in Strategy]:
         yield f"{which} is '{text}', must be 'pad', 'bucket' or 'pack'"
         return
     if "dynamic_batching" not in config:
@@ -134,7 +131,7 @@ def faults(config: Config) -> Iterator[str]:
         return
     yield from whole_number_faults(config, MAX_ELEMENTS, 1, MAX_LENGTH, f"a whole number from 1 to {MAX_LENGTH}")
     yield from _contradictions(config, which)
-    yield from _wrong_texts(config, _STRATEGIES[text])
+    yield from _wrong_texts(config, Strategy(text))
 
 
 def _contradictions(config: Config, which: str) -> Iterator[str]:

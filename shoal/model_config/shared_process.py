@@ -17,20 +17,19 @@ from shoal.model_config.python_backends import runs_on
 PARAMETER = "instances_share_process"
 #: Backends that can load a model once for several threads.
 BACKENDS = ("identity", "onnxruntime", "python", "pytorch", "tensorrt")
-_BOOLEANS = {"true": True, "false": False}
 
 
 def instances_share_process(config: Mapping[str, Any]) -> bool:
     """Whether the instances of a group on one device are threads of one process. The configuration has been
     checked."""
-    return _BOOLEANS[parameter(config, PARAMETER) or "false"]
+    return parameter(config, PARAMETER) == "true"
 
 
 def faults(config: Config) -> Iterator[str]:
     """Check the parameter, and that the backend and all other settings allow it."""
     text = parameter(config, PARAMETER)
     which = f"parameter '{PARAMETER}' of model '{config['name']}'"
-    if text is not None and text not in _BOOLEANS:
+    if text not in (None, "true", "false"):
         yield f"{which} is '{text}', must be 'true' or 'false'"
         return
     if not instances_share_process(config):
