@@ -40,6 +40,8 @@ from shoal.torchserve_errors import torchserve_error
 _log = logging.getLogger(__name__)
 
 Arguments = dict[str, Any]
+#: The fields of a Registration that an upgrade carries as they are.
+CARRIED = ("text", "number", "archive", "workers", "most", "handler", "request")
 
 
 class Registrations:
@@ -81,13 +83,6 @@ class Registrations:
             )
         return row
 
-    def set_default(self, name: str, text: str) -> None:
-        """Let requests without a version mean this one. Raises TorchServe's errors 404."""
-        self.find(name, text)
-        self._defaults[name] = text
-        self._mark_default(name)
-        self.snapshots.save("snapshot")
-
     def _mark_default(self, name: str) -> None:
         """Announce the default version of a model to clients that hold another for it. The configuration is not
         changed: a version with a changed configuration would be loaded again."""
@@ -101,8 +96,11 @@ class Registrations:
             self._models.announce(changed)
 
     async def _set_default(self, arguments: Arguments) -> None:
-        """Change the default version of a model; answered when clients know."""
-        self.set_default(arguments["model"], arguments["version"])
+        """Let requests without a version mean this one; answered when clients know. Raises TorchServe's errors 404."""
+        name = arguments["model"]
+        self._defaults[name] = self.find(name, arguments["version"]).text
+        self._mark_default(name)
+        self.snapshots.save("snapshot")
         await shared(self._models.settle())
 
     # --- start ---
@@ -200,16 +198,10 @@ class Registrations:
         rows = [(name, row) for name, versions in self._rows.items() for row in versions.values() if not row.workflow]
         return [
             {
+                **{each: getattr(row, each) for each in CARRIED},
                 "name": name,
-                "text": row.text,
-                "number": row.number,
                 "url": row.archive or row.url,
-                "archive": row.archive,
                 "config": self._config_of(name, row),
-                "workers": row.workers,
-                "most": row.most,
-                "handler": row.handler,
-                "request": row.request,
                 "is_default": self._defaults[name] == row.text,
             }
             for name, row in rows
@@ -233,8 +225,8 @@ class Registrations:
                 continue
             (version,) = found.versions.values()
             row = Registration(
-                each["text"], each["number"], said(config, "ts_model_url"), version.directory, version.modified_ns,
-                each["archive"], config, each["workers"], each["most"], each["handler"], request=each["request"],
+                url=said(config, "ts_model_url"), directory=version.directory, modified_ns=version.modified_ns,
+                config=config, **{field: each[field] for field in CARRIED},
             )  # fmt: skip
             self._rows.setdefault(name, {})[row.text] = row
             if each["is_default"] or name not in self._defaults:

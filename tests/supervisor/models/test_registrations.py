@@ -190,7 +190,7 @@ def test_versions_come_and_go_beside_each_other_and_the_default_one_last() -> No
         assert defaults == ["true", None]
         forbidden = "ts:403:InvalidModelVersionException:Cannot remove default version for model m"
         assert made.refusal(made.ask("ts_unregister", model="m", version=None)) == forbidden
-        made.registrations.set_default("m", "2.0")
+        made.ask("ts_set_default", model="m", version="2.0")
         made.made.rig.settle()
         removed = made.ask("ts_unregister", model="m", version="1.0")
         assert made.states() == {("m", 1): "UNLOADING", ("m", 2): "READY"}
@@ -249,8 +249,7 @@ def test_conflicts_and_unknown_models_change_nothing() -> None:
         assert made.refusal(made.ask("ts_scale", model="none")) == unknown
         version = "ts:404:ModelVersionNotFoundException:Model version: 9 does not exist for model: m"
         assert made.refusal(made.ask("ts_scale", model="m", version="9")) == version
-        with pytest.raises(ShoalError, match="does not exist"):
-            made.registrations.set_default("m", "9")
+        assert made.refusal(made.ask("ts_set_default", model="m", version="9")) == version
         less = "ts:400:BadRequestException:max_worker cannot be less than min_worker."
         assert made.refusal(made.ask("ts_scale", model="m", min_worker=2, max_worker=1)) == less
         assert made.refusal(made.ask("ts_scale", model="m", min_worker=65)).startswith("ts:400:")
