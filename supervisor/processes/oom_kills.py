@@ -5,8 +5,9 @@ kills are unknown, and the machine's memory is the limit.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+
+from shoal.supervisor.memory.available_memory import control_groups, machine_nbytes
 
 #: Version 1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT = 1 << 62
@@ -24,7 +25,7 @@ class OomKills:
 
     def count(self) -> int:
         """The number of this control group's processes killed, by whichever limit; 0 where the kernel does not say."""
-        for group in self._groups():
+        for group in control_groups(self._proc, self._cgroups):
             for name in ("memory.events", "memory.oom_control"):
                 try:
                     fields = dict(line.split() for line in (group / name).read_text().splitlines())
@@ -45,11 +46,10 @@ class OomKills:
     def limit_bytes(self) -> int:
         """The lowest memory limit of the control groups above this process, or the machine's memory."""
         try:
-            fields = dict(line.split(":") for line in (self._proc / "meminfo").read_text().splitlines())
-            limits = [int(fields["MemTotal"].split()[0]) * 1024]
+            limits = [machine_nbytes("MemTotal", self._proc)]
         except OSError:  # descriptors have run out
             limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-        for group in self._groups():
+        for group in control_groups(self._proc, self._cgroups):
             for name in ("memory.max", "memory.limit_in_bytes"):
                 try:
                     text = (group / name).read_text().strip()
@@ -58,18 +58,3 @@ class OomKills:
                 if text.isdecimal() and int(text) < _NO_LIMIT:
                     limits.append(int(text))
         return min(limits)
-
-    def _groups(self) -> Iterator[Path]:
-        """The control groups of this process, upwards: first of version 1's memory controller, then of version 2."""
-        try:
-            lines = (self._proc / "self" / "cgroup").read_text().splitlines()
-        except OSError:
-            return
-        for line in lines:
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            top = self._cgroups / "memory" if controllers else self._cgroups
-            # In a container the path may be the host's, and the top be this process's group.
-            own = top / path.lstrip("/")
-            yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
