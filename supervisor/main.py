@@ -17,10 +17,10 @@ from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
-from shoal.supervisor.notify import Notifier
 from shoal.supervisor.pid_file import PidFile, PidFileError, end_tidily
 from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.processes.mps import check_mps
+from shoal.supervisor.service import Notifier
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
 from shoal.supervisor.upgrade.launch import Launch
 from shoal.supervisor.upgrade.predecessor import PID_FILE, Predecessor, UpgradeFailedError

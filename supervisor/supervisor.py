@@ -38,7 +38,6 @@ from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.models import no_models_error
-from shoal.supervisor.notify import Notifier
 from shoal.supervisor.parts import Administration, Foundation, Observation
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.clients import Clients
@@ -53,7 +52,7 @@ from shoal.supervisor.questions.gauges import gauges, memory_of_models
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.reload import Reload
-from shoal.supervisor.service import Service
+from shoal.supervisor.service import Notifier, Service
 from shoal.supervisor.signals import Signals
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET

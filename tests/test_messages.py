@@ -30,8 +30,8 @@ from shoal.star.models import ModelTable
 from shoal.star.place import Place
 from shoal.star.shared_port import SharedPort
 from shoal.supervisor.models.instance import Instance
-from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.clients import client_handlers
+from shoal.supervisor.service import Notifier
 from shoal.supervisor.supervisor import Supervisor
 from shoal.tracer.main import Tracer
 from tests.messages import EVERY_KIND, FD

@@ -32,7 +32,7 @@ LOOK_S = 1.0
 #: a second of a core.
 MAX_PAUSE_S = 2.0
 
-#: Variables by which gunicorn would take settings that are not meant for it. (systemd's are gone already: notify.py.)
+#: Variables by which gunicorn would take settings that are not meant for it. (systemd's are gone already: service.py.)
 FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
 
 _GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.gunicorn_conf")

@@ -1,4 +1,4 @@
-"""supervisor/notify.py: what a socket in systemd's place receives, and by whom the watchdog is fed."""
+"""supervisor/service.py: what a socket in systemd's place receives, and by whom the watchdog is fed."""
 
 import logging
 import socket
@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-from shoal.supervisor.notify import Notifier, Watchdog
+from shoal.supervisor.service import Notifier, Watchdog
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -10,8 +10,7 @@ import pytest
 
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
-from shoal.supervisor.notify import Notifier
-from shoal.supervisor.service import Service, describe
+from shoal.supervisor.service import Notifier, Service, describe
 from tests.supervisor.star_rig import Process, StarRig
 
 

@@ -10,8 +10,8 @@ from shoal.messages.shared import Refused
 from shoal.messages.to_client import ClientWelcomed, ConnectionsEnding, ModelsKnown, ServerStopping
 from shoal.placement import Machine
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.members import Member
+from shoal.supervisor.service import Notifier
 from shoal.supervisor.supervisor import Supervisor
 from tests.messages import receive
 from tests.scarcity import files_of_at_most_a_page
