@@ -91,7 +91,7 @@ class ServerOptions:
     http_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     http_port: int = 8000  # 0 = any free port; Triton's
     reuse_http_port: bool = False  # other servers may listen there, too, and share its connections; Triton's
-    http_process_count: int = 0  # lanes; 0 = by the cores, 2 to 4: supervisor/processes/lane_counts.py; ours
+    http_process_count: int = 0  # lanes; 0 = by the cores, 2 to 4: supervisor/processes/cores.py; ours
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
@@ -121,7 +121,7 @@ class ServerOptions:
     grpc_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     grpc_port: int = 8001  # 0 = any free port; Triton's
     reuse_grpc_port: bool = False  # as reuse_http_port; Triton's
-    grpc_process_count: int = 0  # lanes; 0 = by the cores, 1 or 2: supervisor/processes/lane_counts.py; ours
+    grpc_process_count: int = 0  # lanes; 0 = by the cores, 1 or 2: supervisor/processes/cores.py; ours
     grpc_header_forward_pattern: str = ""  # matching metadata become parameters; "": none; Triton's
     grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(
         default_factory=dict

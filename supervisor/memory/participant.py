@@ -17,8 +17,8 @@ from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import Geometry
 from shoal.shm.shares import MODELS_AT_ONCE
+from shoal.supervisor.processes.cores import batcher_spin_ns
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.spins import batcher_spin_ns
 
 
 @dataclass(slots=True, eq=False)

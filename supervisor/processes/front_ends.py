@@ -24,7 +24,7 @@ from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.processes.arbiter import Arbiter, FrontEndRole
-from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
+from shoal.supervisor.processes.cores import num_grpc_lanes, num_http_lanes, num_usable_cores
 from shoal.supervisor.processes.listeners import SERVICES, Listeners, address_of, remove, text_of
 from shoal.supervisor.processes.zygotes import Zygotes
 

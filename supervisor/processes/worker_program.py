@@ -21,7 +21,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.torchserve.torch_use import uses_torch
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import ChildProgram
-from shoal.supervisor.processes.spins import worker_spin_ns
+from shoal.supervisor.processes.cores import worker_spin_ns
 from shoal.supervisor.processes.zygotes import TORCHSERVE_WITH_TORCH
 
 
@@ -45,17 +45,16 @@ def worker_program(
         Path(options.backend_directory),
         install_requirements=options.install_requirements,
     )
+    kind, module = "", ["shoal.workers.worker"]
     if own is None:
-        program = ChildProgram(
-            f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, has_low_priority=has_low_priority
-        )
-        return _kind(version), program
-    from shoal.environments import enter  # these two here: few models have an environment of their own
-    from shoal.environments.cache import cache_directory
+        kind = _kind(version)
+    else:
+        from shoal.environments import enter  # these two here: few models have an environment of their own
+        from shoal.environments.cache import cache_directory
 
-    directory = cache_directory(options.environment_cache_directory, os.environ)
-    module = enter.program(own, version.name, name, directory, context.log_settings)
-    return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, has_low_priority=has_low_priority)
+        directory = cache_directory(options.environment_cache_directory, os.environ)
+        module = enter.program(own, version.name, name, directory, context.log_settings)
+    return kind, ChildProgram(f"worker {name}", module, variables, runs_model=True, has_low_priority=has_low_priority)
 
 
 def _kind(version: ModelVersion) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
+from shoal.supervisor.processes.cores import num_grpc_lanes, num_http_lanes, num_usable_cores
 
 
 def test_lanes_grow_with_the_cores_and_stay_few() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.options import ServerOptions
 from shoal.placement import Placement
-from shoal.supervisor.processes.spins import batcher_spin_ns, worker_spin_ns
+from shoal.supervisor.processes.cores import batcher_spin_ns, worker_spin_ns
 
 ALONE = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))
 
