@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.messages.shared import LedgerWanted
 from shoal.open_files import num_open
-from shoal.supervisor.event_loop import EventLoop, Task, first
+from shoal.supervisor.event_loop import Task, first
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
 
@@ -26,8 +26,8 @@ ANSWER_S = 2.0
 class Ledger:
     """Collects the counts of all processes that have joined, and logs them; one collection at a time."""
 
-    def __init__(self, loop: EventLoop, star: Star) -> None:
-        self._loop = loop
+    def __init__(self, star: Star) -> None:
+        self._loop = star.loop
         self._star = star
         # The collection under way. Changed by ask.
         self._writing: Task[None] | None = None

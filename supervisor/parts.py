@@ -92,24 +92,23 @@ class Administration:
         files = self.repository.discard, self.repository.forget
         self.models = Models(foundation.context, foundation.roster, on_models_changed, *files)
         has_snapshots = options.store is not None and bool(options.store.snapshot_directory)
-        self.registrations = Registrations(loop, self.repository, self.models, has_snapshots=has_snapshots)
+        self.registrations = Registrations(self.repository, self.models, has_snapshots=has_snapshots)
         is_registered = self.registrations.is_registered
-        self.model_control = ModelControl(loop, options, self.repository, self.models, is_registered)
+        self.model_control = ModelControl(options, self.repository, self.models, is_registered)
         self.workflows = Workflows(self.repository, self.registrations)
-        self.scaling = Scaling(loop, self.models, foundation.counters, time.monotonic_ns, foundation.memory)
-        self.recycling = Recycling(loop, self.models, lambda most: random.randint(0, most))
-        self.shadows = ShadowControl(loop, address, log_settings, star, self.models, shadow_file(options))
-        self.rollouts = make_rollouts(loop, star, self.models, options, is_registered, self.shadows.figure)
+        self.scaling = Scaling(self.models, foundation.counters, time.monotonic_ns, foundation.memory)
+        self.recycling = Recycling(self.models, lambda most: random.randint(0, most))
+        self.shadows = ShadowControl(star, address, self.models, shadow_file(options))
+        self.rollouts = make_rollouts(star, self.models, is_registered, self.shadows.figure)
 
 
 class Observation:
     """Traces, recordings and the log."""
 
     def __init__(self, foundation: Foundation, administration: Administration) -> None:
-        common = foundation.loop, foundation.address, foundation.log_settings
-        star, options = foundation.star, foundation.options
-        self.tracing = TraceControl(*common, understand(options.trace_config, os.environ), star)
-        self.recording = RecordingControl(*common, options, star)
+        star, options, address = foundation.star, foundation.options, foundation.address
+        self.tracing = TraceControl(star, address, understand(options.trace_config, os.environ))
+        self.recording = RecordingControl(star, address, options)
         self.ring_readers = administration.shadows.comparator, self.recording.recorder
         others = administration.repository, self.tracing.tracer, *self.ring_readers
         self.log_control = LogControl(foundation.log_settings, star, *others)

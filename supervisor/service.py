@@ -15,7 +15,6 @@ from functools import partial
 
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
 
@@ -100,10 +99,8 @@ class Phase(Enum):
 class Service:
     """The server's reports to systemd, and the rounds that feed its watchdog."""
 
-    def __init__(
-        self, loop: EventLoop, star: Star, notifier: Notifier, load_timeout_s: int, *, is_main: bool = True
-    ) -> None:
-        self._loop = loop
+    def __init__(self, star: Star, notifier: Notifier, load_timeout_s: int, *, is_main: bool = True) -> None:
+        self._loop = star.loop
         self._star = star
         self._notifier = notifier
         self._load_timeout_s = load_timeout_s

@@ -94,25 +94,24 @@ class Supervisor:
         self._front_ends = FrontEnds(
             loop, options, log_settings, address, listeners, self._key_file, self._zygotes, has_gpus=bool(machine.gpus)
         )
-        self._batchers = Batchers(loop, self._zygotes, address, star, self._join_batcher, foundation.context.oom_kills)
+        self._batchers = Batchers(star, self._zygotes, address, self._join_batcher, foundation.context.oom_kills)
         self._batcher_questions = BatcherQuestions(star, self._models, foundation.counters)
         self._regions = ClientRegions(star, [gpu.id for gpu in machine.gpus])
         self._carried = CarriedState(star, admin, observation, self._regions)
         questions = Questions(loop, self._verbs())
         self._clients = Clients(star, self._models, questions, self._front_ends, self._send_settings, self._gives_up)
         guest_questions = GuestQuestions(options, self._models, star.counter_memory.read, foundation.readiness.is_ready)
-        self._guests = Guests(loop, star, options, Questions(loop, guest_questions.verbs), self._clients.send_models)
+        self._guests = Guests(star, Questions(loop, guest_questions.verbs), self._clients.send_models)
         is_main, timeout_s = origin.predecessor is None, options.model_load_timeout_secs
-        self._service = Service(loop, star, notifier, timeout_s, is_main=is_main)
+        self._service = Service(star, notifier, timeout_s, is_main=is_main)
         self._state_writers = admin.rollouts.writer, admin.shadows.writer
         self._upgrade = Upgrade(
-            loop, options, star.acknowledgements, address, origin, self._carried, listeners, self._guests,
-            self._service, self._state_writers,
-        )  # fmt: skip
+            star, address, origin, self._carried, listeners, self._guests, self._service, self._state_writers
+        )
         self._certificates = Certificates(loop, options, star)
         log_control, poll = observation.log_control, admin.model_control.poll_now
         self._reload = Reload(loop, options, self._certificates, self._key_file, log_control, poll)
-        self._signals = Signals(loop, Ledger(loop, star).ask, self._on_hup, self._upgrade.on_signal)
+        self._signals = Signals(loop, Ledger(star).ask, self._on_hup, self._upgrade.on_signal)
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
         self._is_serving = False
@@ -244,7 +243,7 @@ class Supervisor:
         if self._options.model_control_mode == "none":
             self._zygotes.end_base()
         self._batchers.start_standby()
-        SilentMembers(self._loop, self._star).watch()
+        SilentMembers(self._star).watch()
         self._reload.watch()
         old = self._predecessor
         self._guests.start(self._front_ends.port, None if old is None else old.take_socket(CLIENT_SOCKET))

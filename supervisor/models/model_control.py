@@ -33,7 +33,7 @@ from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
-from shoal.supervisor.event_loop import EventLoop, Future, Task, first, gather, shared, sleep
+from shoal.supervisor.event_loop import Future, Task, first, gather, shared, sleep
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models, steps_of
@@ -66,14 +66,13 @@ class ModelControl:
 
     def __init__(
         self,
-        loop: EventLoop,
         options: ServerOptions,
         repository: RepositoryPoller,
         models: Models,
         is_registered: Callable[[ModelIdentifier], bool] = lambda _: False,
     ) -> None:
         self._is_of_store = is_registered  # of TorchServe's store, whose models no poll finds
-        self._loop = loop
+        self._loop = models.loop
         self._options = options
         self._mode = options.model_control_mode
         self._repository = repository

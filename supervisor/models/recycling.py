@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from shoal.errors import ShoalError
 from shoal.model_config.recycling import RecyclingLimits, recycling_limits
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
@@ -28,9 +27,9 @@ _MIB = 1 << 20
 class Recycling:
     """Replaces the instances that have reached a limit of their model."""
 
-    def __init__(self, loop: EventLoop, models: Models, draw: Callable[[int], int]) -> None:
+    def __init__(self, models: Models, draw: Callable[[int], int]) -> None:
         """`draw(n)` is a random whole number from 0 to n."""
-        self._loop = loop
+        self._loop = models.loop
         self._models = models
         self._draw = draw
         # Changed by each check, by the instance's number: its jitter, when it may be tried again, and the instances

@@ -19,7 +19,7 @@ from shoal.model_config.parameters import parameter
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
-from shoal.supervisor.event_loop import EventLoop, gather, shared, sleep
+from shoal.supervisor.event_loop import gather, shared, sleep
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.registration import (
@@ -47,14 +47,12 @@ CARRIED = ("text", "number", "archive", "workers", "most", "handler", "request")
 class Registrations:
     """All registered versions, by the name of their model."""
 
-    def __init__(
-        self, loop: EventLoop, repository: RepositoryPoller, models: Models, *, has_snapshots: bool = False
-    ) -> None:
+    def __init__(self, repository: RepositoryPoller, models: Models, *, has_snapshots: bool = False) -> None:
         """With `has_snapshots`, each change is followed by a snapshot of the configuration."""
-        self._loop = loop
+        self._loop = models.loop
         self._repository = repository
         self._models = models
-        self.snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
+        self.snapshots = Snapshots(models.loop, repository, self._snapshot, are_written=has_snapshots)
         self.verbs: dict[str, Verb] = {
             "ts_register": self._register,
             "ts_unregister": self._unregister,

@@ -13,13 +13,12 @@ from typing import Any
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.model_config.ensemble import is_ensemble
-from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import DISAGREE, RolloutPlan, read_plan
 from shoal.shadow import ShadowFigure
-from shoal.supervisor.event_loop import EventLoop, sleep
+from shoal.supervisor.event_loop import sleep
 from shoal.supervisor.failure_domains import report
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
@@ -46,18 +45,17 @@ class Rollouts:
 
     def __init__(
         self,
-        loop: EventLoop,
+        star: Star,
         models: Models,
-        traffic: Traffic,
         file: StateFile[SavedRollout],
         is_registered: Callable[[ModelIdentifier], bool],
         figure_of_shadow: FigureOfShadow,
     ) -> None:
-        self._loop = loop
+        self._loop = star.loop
         self._models = models
-        self.traffic = traffic
+        self.traffic = Traffic(star, models)
         self._file = file
-        self.writer = StateWriter(file, loop)  # held at an upgrade
+        self.writer = StateWriter(file, star.loop)  # held at an upgrade
         self._is_registered = is_registered
         self._figure_of_shadow = figure_of_shadow
         self.verbs: dict[str, Verb] = {"rollout": self._ask}
@@ -68,7 +66,7 @@ class Rollouts:
         self._unresumed: dict[ModelIdentifier, SavedRollout] = {}
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
         self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
-        self.mark, self.refresh, self.introduce = traffic.mark, traffic.refresh, traffic.introduce
+        self.mark, self.refresh, self.introduce = self.traffic.mark, self.traffic.refresh, self.traffic.introduce
 
     # --- what clients ask ---
 
@@ -399,19 +397,14 @@ class Rollouts:
 
 
 def make_rollouts(
-    loop: EventLoop,
-    star: Star,
-    models: Models,
-    options: ServerOptions,
-    is_registered: Callable[[ModelIdentifier], bool],
-    figure_of_shadow: FigureOfShadow,
+    star: Star, models: Models, is_registered: Callable[[ModelIdentifier], bool], figure_of_shadow: FigureOfShadow
 ) -> Rollouts:
     """The rollouts of a server, which also become the `traffic` of its versions."""
-    traffic = Traffic(star, models, models.take_id)
+    options = star.options
     port = options.http_port if options.allow_http else 0
     path = state_path(options.rollout_file, os.environ, port, ROLLOUTS)
     file = rollout_file(path, options.model_repository)
-    models.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
+    models.traffic = rollouts = Rollouts(star, models, file, is_registered, figure_of_shadow)
     return rollouts
 
 

@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config import scaling
 from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
-from shoal.supervisor.event_loop import EventLoop, Future, reject, shared
+from shoal.supervisor.event_loop import Future, reject, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.memory.process_memory import MemoryFigures, ProcessMemory, total
 from shoal.supervisor.models.autoscale import Autoscaler, Load
@@ -35,13 +35,12 @@ class Scaling:
 
     def __init__(
         self,
-        loop: EventLoop,
         models: Models,
         read_counters: Callable[[int], RowView],
         clock_ns: Callable[[], int],
         memory: ProcessMemory | None = None,
     ) -> None:
-        self._loop = loop
+        self._loop = models.loop
         self._models = models
         self._memory = memory or ProcessMemory()
         self._read_counters = read_counters

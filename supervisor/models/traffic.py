@@ -6,7 +6,7 @@ still the stable version's. The batcher knows a split before clients use its id,
 one retires.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.messages.from_batcher import SplitFigures
@@ -39,10 +39,9 @@ class Division:
 class Traffic:
     """The divisions of all models; models without one follow Triton's rule."""
 
-    def __init__(self, star: Star, models: Models, take_id: Callable[[], int]) -> None:
+    def __init__(self, star: Star, models: Models) -> None:
         self._star = star
         self._models = models
-        self._take_id = take_id
         # Changed by the methods below.
         self._divisions: dict[ModelIdentifier, Division] = {}
         self._figures: dict[int, SplitFigures] = {}  # by the split's id, those of the last look
@@ -84,7 +83,7 @@ class Traffic:
         division = self._divisions.setdefault(model.identifier, Division(stable))
         division.stable, division.canary, division.share = stable, canary, 0.0
         division.sticky_header, division.retries = sticky_header, retries
-        division.split_id = division.split_id or self._take_id()
+        division.split_id = division.split_id or self._models.take_id()
         message = self._message(model, division)
         division.sent = message
         await self._star.acknowledgements.announce(self._star.to_batcher(message))

@@ -16,7 +16,7 @@ from shoal.messages.message import MessageError
 from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop, Future, first, shared
+from shoal.supervisor.event_loop import Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, ChildProgram
@@ -40,14 +40,13 @@ class Batchers:
 
     def __init__(
         self,
-        loop: EventLoop,
+        star: Star,
         zygotes: Zygotes,
         control_address: str,
-        star: Star,
         on_active: Callable[[Member], None],
         oom_kills: OomKills,
     ) -> None:
-        self._loop = loop
+        self._loop = star.loop
         self._zygotes = zygotes
         self._program = ChildProgram("batcher", ["shoal.batcher.main"], {ADDRESS_VARIABLE: control_address})
         self._star = star
@@ -62,9 +61,9 @@ class Batchers:
         self.num_active = 0
         self._active_since_s = 0.0
         self._children: set[Child] = set()
-        self._hopeless: Future[None] = loop.future()
+        self._hopeless: Future[None] = star.loop.future()
         #: Done once `stop` has been called: no further process is started.
-        self._stopping: Future[None] = loop.future()
+        self._stopping: Future[None] = star.loop.future()
 
     async def run(self) -> None:
         """Keep a batcher active. Returns when one after another has failed and no further one is tried."""

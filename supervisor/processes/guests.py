@@ -24,10 +24,9 @@ from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadWanted, Refused
 from shoal.messages.to_client import GuestWelcomed, ServerStopping
 from shoal.open_files import explain
-from shoal.options import ServerOptions
 from shoal.shm.doorbell import GuestBell
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared, sleep
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, Future, Task, first, shared, sleep
 from shoal.supervisor.memory.memory_plan import client_link_geometry, guest_geometry
 from shoal.supervisor.memory.participant import Participant, make_guest, read_only
 from shoal.supervisor.memory.star import Star
@@ -45,17 +44,10 @@ MAX_OUTBOX, RESEND_S = 256, 0.5
 class Guests:
     """All guests of the server. `send_models` sends a guest the models, and that it may start."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        star: Star,
-        options: ServerOptions,
-        questions: Questions,
-        send_models: Callable[[Participant], object],
-    ) -> None:
-        self._loop = loop
+    def __init__(self, star: Star, questions: Questions, send_models: Callable[[Participant], object]) -> None:
+        self._loop = star.loop
         self._star = star
-        self._options = options
+        self._options = star.options
         self._questions = questions
         self._send_models = send_models
         # Changed by open and close, and as guests come and go.
@@ -63,7 +55,7 @@ class Guests:
         self._path = ""
         self._connections: set[Member] = set()
         self._is_stopping = False
-        self._gone: Future[None] = loop.future()  # done when all guests have left after `close`
+        self._gone: Future[None] = star.loop.future()  # done when all guests have left after `close`
 
     def start(self, http_port: int, inherited: socket.socket | None = None) -> None:
         """Listen where the options say, or where a client looks for a server of this port; on the socket that is

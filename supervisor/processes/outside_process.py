@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import Handlers
-from shoal.messages.shared import LogChanged, LogSettings
+from shoal.messages.shared import LogChanged
 from shoal.open_files import explain
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop, first, shared
+from shoal.supervisor.event_loop import first, shared
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import Pauses
@@ -29,12 +30,11 @@ class OutsideProcess(ABC):
     """The process of one role. A subclass says when it is needed, and what it is sent."""
 
     def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, role: str, module: str,
-        *, has_low_priority: bool = False,
-    ) -> None:  # fmt: skip
-        self._loop = loop
+        self, star: Star, control_address: str, role: str, module: str, *, has_low_priority: bool = False
+    ) -> None:
+        self._loop = star.loop
+        self._star = star
         self._control_address = control_address
-        self._log_settings = log_settings
         self._role = role
         self._module = module
         self._has_low_priority = has_low_priority
@@ -59,7 +59,7 @@ class OutsideProcess(ABC):
 
     def configure_log(self) -> None:
         if self._member is not None:
-            self._member.send(LogChanged(self._log_settings))
+            self._member.send(LogChanged(self._star.log_settings))
 
     def join(self, member: Member) -> None:
         """Take in the process, which has connected."""

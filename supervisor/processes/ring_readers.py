@@ -16,12 +16,10 @@ from typing import Any
 
 from shoal.messages import to_batcher, to_comparator, to_recorder
 from shoal.messages.message import Handlers, Message, on, table
-from shoal.messages.shared import LogSettings
 from shoal.recording_settings import RecordLimits, RecordRule
 from shoal.shm import layout, segment
 from shoal.shm.layout import Geometry
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.participant import create_segment
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
@@ -73,12 +71,8 @@ class RingReaderProcess(OutsideProcess):
     ring_made: Callable[[int, int], Message]
     rules_changed: Callable[[list[tuple[Any, ...]]], Message]
 
-    def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, role: str, module: str,
-        *, has_low_priority: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(loop, control_address, log_settings, role, module, has_low_priority=has_low_priority)
-        self._star = star
+    def __init__(self, star: Star, control_address: str, role: str, module: str, *, has_low_priority: bool) -> None:
+        super().__init__(star, control_address, role, module, has_low_priority=has_low_priority)
         # Changed by follow, as batchers join, and as rings are drained.
         self.rules: Sequence[tuple[Any, ...]] = ()
         self._rings: dict[int, _Ring] = {}
@@ -168,10 +162,8 @@ class RecorderProcess(RingReaderProcess):
     ring_made = to_batcher.RecordingMade
     rules_changed = to_batcher.RecordingChanged
 
-    def __init__(self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star) -> None:
-        super().__init__(
-            loop, control_address, log_settings, star, "recorder", "shoal.recorder.main", has_low_priority=False
-        )
+    def __init__(self, star: Star, control_address: str) -> None:
+        super().__init__(star, control_address, "recorder", "shoal.recorder.main", has_low_priority=False)
         # Changed by record: where requests go, and what is left out.
         self._folder = ""
         self._limits = RecordLimits()
@@ -195,7 +187,7 @@ class RecorderProcess(RingReaderProcess):
     def _first_message(self) -> to_recorder.RecorderWelcomed:
         limits = self._limits
         return to_recorder.RecorderWelcomed(
-            self._log_settings, self._folder, limits.max_bytes, limits.max_age_s, list(limits.redact)
+            self._star.log_settings, self._folder, limits.max_bytes, limits.max_age_s, list(limits.redact)
         )
 
     def _handlers(self) -> Handlers:
@@ -213,12 +205,9 @@ class ComparatorProcess(RingReaderProcess):
     rules_changed = to_batcher.ShadowsChanged
 
     def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star,
-        on_compared: Callable[[to_comparator.AnswersCompared], None],
-    ) -> None:  # fmt: skip
-        super().__init__(
-            loop, control_address, log_settings, star, "comparator", "shoal.recorder.comparator", has_low_priority=True
-        )
+        self, star: Star, control_address: str, on_compared: Callable[[to_comparator.AnswersCompared], None]
+    ) -> None:
+        super().__init__(star, control_address, "comparator", "shoal.recorder.comparator", has_low_priority=True)
         self._on_compared = on_compared
 
     def _send_rules(self, batcher: Member) -> None:
@@ -227,7 +216,7 @@ class ComparatorProcess(RingReaderProcess):
         super()._send_rules(batcher)
 
     def _first_message(self) -> to_comparator.ComparatorWelcomed:
-        return to_comparator.ComparatorWelcomed(self._log_settings, self._plain_rules)
+        return to_comparator.ComparatorWelcomed(self._star.log_settings, self._plain_rules)
 
     def _handlers(self) -> Handlers:
         return super()._handlers() | table(on(to_comparator.AnswersCompared, self._on_compared))

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator
 
 from shoal.messages.shared import Ping
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.silence import Observed, Silence, observe
@@ -29,8 +28,8 @@ LOOK_S = 0.25
 class SilentMembers:
     """Kills the batcher and front ends of a star that are silent for too long."""
 
-    def __init__(self, loop: EventLoop, star: Star, observe: Callable[[int], Observed | None] = observe) -> None:
-        self._loop = loop
+    def __init__(self, star: Star, observe: Callable[[int], Observed | None] = observe) -> None:
+        self._loop = star.loop
         self._star = star
         self._observe = observe
         # Changed by each check: the oldest announcement that a member has not acknowledged, with the number of its

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from shoal.messages.message import Handlers, on, table
-from shoal.messages.shared import LogSettings
 from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
-from shoal.supervisor.event_loop import EventLoop, Future, Task, first, resolve
+from shoal.supervisor.event_loop import Future, Task, first, resolve
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import TraceSetting
@@ -28,25 +28,18 @@ class TracerProcess(OutsideProcess):
     """The tracer's process and its successors. `on_collected` gets a setting's revision and a number of traces."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        control_address: str,
-        log_settings: LogSettings,
-        config: TraceConfig,
-        acknowledgements: Acknowledgements,
-        on_collected: Callable[[int, int], None],
+        self, star: Star, control_address: str, config: TraceConfig, on_collected: Callable[[int, int], None]
     ) -> None:
-        super().__init__(loop, control_address, log_settings, "tracer", "shoal.tracer.main")
+        super().__init__(star, control_address, "tracer", "shoal.tracer.main")
         self._config = config
-        self._acknowledgements = acknowledgements
         self._on_collected = on_collected
-        self._age_from_s = loop.now_s()
+        self._age_from_s = self._loop.now_s()
         # Changed by set, and as the process starts, joins and ends.
         self._since_s = time.time()  # the start of the server, by the earliest clock so far
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
-        self._in_force: Future[None] = loop.done()  # done when `_settings` are in force
+        self._in_force: Future[None] = self._loop.done()  # done when `_settings` are in force
         self._num_started = 0
 
     @property
@@ -96,13 +89,13 @@ class TracerProcess(OutsideProcess):
         self._num_started += 1
         # By a clock that has been set back, files that an earlier tracer has written since are older than the server.
         self._since_s = min(self._since_s, time.time() - (self._loop.now_s() - self._age_from_s))
-        member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
+        member.send(TracerWelcomed(self._star.log_settings, first_number, self._since_s, options, resource, traces))
         in_force = self._in_force
         self._loop.after(self._send_settings(member), lambda: resolve(in_force, None))
 
     def _send_settings(self, member: Member) -> Task[None]:
         message = TracingChanged([each.fields for each in self._settings])
-        acknowledged = self._acknowledgements.announce([(member, message)])
+        acknowledged = self._star.acknowledgements.announce([(member, message)])
         return self._loop.start(self._await_tracer(member, self._settings, acknowledged))
 
     async def _await_tracer(self, member: Member, sent: Sequence[TraceSetting], acknowledged: Future[None]) -> None:

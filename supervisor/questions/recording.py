@@ -12,11 +12,10 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.recording_settings import RecordRule, read_settings
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop, Future, first
+from shoal.supervisor.event_loop import Future, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.ring_readers import RecorderProcess
@@ -47,13 +46,11 @@ class RecordingControl:
     """The rules in force, and the recorder that they call for. Rules of clients come before that of the command line,
     the last one first."""
 
-    def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, options: ServerOptions, star: Star
-    ) -> None:
-        self._loop = loop
+    def __init__(self, star: Star, control_address: str, options: ServerOptions) -> None:
+        self._loop = star.loop
         self._options = options
         self._rule, self._limits = read_settings(options.record_config)
-        self.recorder = RecorderProcess(loop, control_address, log_settings, star)
+        self.recorder = RecorderProcess(star, control_address)
         self._thread = MeasuringThread("recordings")
         self._checked: Future[str] | None = None  # the last check of the folder, which may be under way
         # Changed by the verb and as time passes: rules of clients by number, with the time at which each ends.

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.messages.from_batcher import RequestsMirrored
-from shoal.messages.shared import LogSettings
 from shoal.messages.to_batcher import CountMirrored
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.model_config.shadow import shadow_rule
@@ -30,7 +29,6 @@ from shoal.shadow import (
     worst,
 )
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.ring_readers import ComparatorProcess
@@ -70,14 +68,13 @@ class ShadowControl:
     """The rules in force, and the counts of the batcher and the comparator."""
 
     def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models,
-        file: "StateFile[tuple[_Name, ShadowRule | None]]",
-    ) -> None:  # fmt: skip
+        self, star: Star, control_address: str, models: Models, file: "StateFile[tuple[_Name, ShadowRule | None]]"
+    ) -> None:
         self._star = star
         self._models = models
         self._file = file
-        self.writer = StateWriter(file, loop)  # held at an upgrade
-        self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
+        self.writer = StateWriter(file, star.loop)  # held at an upgrade
+        self.comparator = ComparatorProcess(star, control_address, self._on_compared)
         # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary,
         # in the order of their requests; None: the configuration's is ended.
         self._asked: dict[_Name, ShadowRule | None] = {}

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import TraceSettingsChanged
-from shoal.supervisor.event_loop import EventLoop, Future, shared
+from shoal.supervisor.event_loop import Future, shared
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.tracer import TracerProcess
@@ -26,14 +25,10 @@ _log = logging.getLogger(__name__)
 class TraceControl:
     """The trace settings, and the tracer that they call for."""
 
-    def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, config: TraceConfig, star: Star
-    ) -> None:
+    def __init__(self, star: Star, control_address: str, config: TraceConfig) -> None:
         self._config = config
         self._star = star
-        self.tracer = TracerProcess(
-            loop, control_address, log_settings, config, star.acknowledgements, self._on_collected
-        )
+        self.tracer = TracerProcess(star, control_address, config, self._on_collected)
         # Changed by questions, and as traces are collected.
         self.settings = TraceSettings(config.setting)
 

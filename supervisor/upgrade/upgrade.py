@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 from shoal.errors import UnavailableError
 from shoal.messages import upgrade as messages
 from shoal.messages.message import Message, on, table
-from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.pid_file import PidFile
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.service import Service
 from shoal.supervisor.state_file import StateWriter
@@ -150,9 +150,7 @@ class Upgrade:
 
     def __init__(
         self,
-        loop: EventLoop,
-        options: ServerOptions,
-        acknowledgements: Acknowledgements,
+        star: Star,
         address: str,
         origin: Origin,
         carried: CarriedState,
@@ -163,9 +161,9 @@ class Upgrade:
     ) -> None:
         """`address` is the supervisor's; the new server inherits the sockets of `listeners` and of `guests`, and reads
         the files of `state_writers`."""
-        self._loop = loop
-        self._options = options
-        self._acknowledgements = acknowledgements
+        self._loop = star.loop
+        self._options = star.options
+        self._acknowledgements = star.acknowledgements
         self._address = address
         self._origin = origin
         self._carried = carried
@@ -182,7 +180,7 @@ class Upgrade:
         #: Of the last new server that was sent the models: whether it has taken over, once that is decided.
         self.overtakes: Future[bool] | None = None
         #: Done, with its pid, when a new server has taken over: this one has to end.
-        self.handed_over: Future[int] = loop.future()
+        self.handed_over: Future[int] = star.loop.future()
 
     @property
     def is_under_way(self) -> bool:

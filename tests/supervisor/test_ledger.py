@@ -27,7 +27,7 @@ class Ground(StarRig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(self.loop, self.star)
+        self.ledger = Ledger(self.star)
         self.lines: list[dict[str, Any]] = []
 
     def begin(self) -> None:

@@ -24,7 +24,7 @@ class Systemd:
         self.rig = StarRig()
         for pid, process in enumerate(self.processes, 11):
             process.member.pid = pid
-        self.service = Service(self.rig.loop, self.rig.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
+        self.service = Service(self.rig.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
 
     @property
     def processes(self) -> list[Process]:

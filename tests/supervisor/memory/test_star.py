@@ -21,7 +21,7 @@ from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.members import PATIENCE_S
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
-from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, WELCOME, StarRig
+from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, WELCOME, StarRig
 
 
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(rig: StarRig) -> None:
@@ -58,7 +58,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     rig: StarRig, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int], kind: str
 ) -> None:
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
-    guests = Guests(rig.loop, rig.star, OPTIONS, Questions(rig.loop, {}), lambda _guest: None)
+    guests = Guests(rig.star, Questions(rig.loop, {}), lambda _guest: None)
     nothing: Any = SimpleNamespace(welcome=lambda **_: WELCOME)
     clients = Clients(rig.star, nothing, Questions(rig.loop, {}), nothing, lambda _client: None, lambda _error: True)
     join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}

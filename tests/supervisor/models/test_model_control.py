@@ -40,7 +40,7 @@ def test_a_removal_that_meets_an_unexpected_error_can_be_tried_again(monkeypatch
     loop = made.rig.loop
     models = Models(made.context, made.roster, lambda: None, lambda _: None, lambda _: None)
     control = ModelControl(
-        loop, replace(OPTIONS, model_control_mode="explicit"), cast(RepositoryPoller, Poller(loop)), models
+        replace(OPTIONS, model_control_mode="explicit"), cast(RepositoryPoller, Poller(loop)), models
     )
 
     def ask(verb: str) -> Task[Any]:

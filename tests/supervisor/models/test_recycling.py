@@ -26,6 +26,7 @@ class Models:
     """One model."""
 
     def __init__(self, made: Version) -> None:
+        self.loop = made.rig.loop
         self.models = {ModelIdentifier("m", ""): Model(made)}
 
 
@@ -37,7 +38,7 @@ def parameter(name: str, value: int | str) -> str:
 def recycled(more: str, *, jitter: int = 0) -> Iterator[tuple[Version, Recycling]]:
     with version(more) as made:
         models: Any = Models(made)
-        yield made, Recycling(made.rig.loop, models, lambda most: min(jitter, most))
+        yield made, Recycling(models, lambda most: min(jitter, most))
 
 
 def num_starting(made: Version) -> int:

@@ -45,9 +45,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.made = Version("", OPTIONS)
-        loop = self.made.rig.loop
         self.models = Models(self.made.context, self.made.roster, lambda: None, lambda _: None, lambda _: None)
-        self.registrations = Registrations(loop, cast(RepositoryPoller, self), self.models)
+        self.registrations = Registrations(cast(RepositoryPoller, self), self.models)
         self.finds: list[FoundModel | ShoalError] = []
         self.withdrawn: list[tuple[str, str]] = []
         self.changed: list[FoundModel | ShoalError | None] = []

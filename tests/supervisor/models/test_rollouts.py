@@ -14,7 +14,6 @@ from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import read_plan
 from shoal.supervisor.models.rollout_file import rollout_file
 from shoal.supervisor.models.rollouts import Rollouts
-from shoal.supervisor.models.traffic import Traffic
 from tests.supervisor.models.test_models import found, models_of
 from tests.supervisor.served_version import Version
 from tests.supervisor.star_rig import OPTIONS
@@ -32,9 +31,8 @@ def rollouts(version: Version, tmp_path: Path) -> Rollouts:
     """The rollouts of a server with versions 1 and 2 of model m; the one to version 2 has begun, with 10 %."""
     models = models_of(version)
     rig = version.rig
-    traffic = Traffic(rig.star, models, models.take_id)
     file = rollout_file(tmp_path / "rollouts.json")
-    made = models.traffic = Rollouts(rig.loop, models, traffic, file, lambda _: False, lambda *_: None)
+    made = models.traffic = Rollouts(rig.star, models, file, lambda _: False, lambda *_: None)
     load = models.load(found("m", 1, 2))
     rig.settle()
     for instance in version.roster:

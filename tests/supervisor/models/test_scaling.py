@@ -32,7 +32,7 @@ def scaling(served: Version) -> Scaling:
     identifier = ModelIdentifier("m", "")
     models.models[identifier] = model = Model(identifier, models)
     model.versions[1] = served.served
-    return Scaling(served.rig.loop, models, lambda _row: ZERO_ROW, lambda: 0)
+    return Scaling(models, lambda _row: ZERO_ROW, lambda: 0)
 
 
 def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Version) -> None:

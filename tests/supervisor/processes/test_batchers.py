@@ -35,7 +35,7 @@ class Started:
         self.joined: list[Process] = []
         self.oom_kills = OomKills()
         self.batchers = Batchers(
-            self.loop, self, "@", self.star, self._on_active, self.oom_kills,  # type: ignore[arg-type]
+            self.star, self, "@", self._on_active, self.oom_kills,  # type: ignore[arg-type]
         )  # fmt: skip
         self.running = self.loop.begin(self.batchers.run())
 

@@ -3,11 +3,11 @@
 from typing import Any, cast
 
 from shoal.supervisor.processes.guests import RESEND_S, Guests
-from tests.supervisor.star_rig import OPTIONS, StarRig
+from tests.supervisor.star_rig import StarRig
 
 
 def test_guests_have_half_a_second_from_when_a_successor_serves(rig: StarRig) -> None:
-    guests = Guests(rig.loop, rig.star, OPTIONS, *cast(Any, (None, None)))
+    guests = Guests(rig.star, *cast(Any, (None, None)))
     rig.client_a.is_guest = True
     for _ in range(2):  # the first one dies, too, before that time is over
         rig.star.leave_batcher(rig.batcher.member)

@@ -31,7 +31,7 @@ def test_one_that_sleeps_for_too_long_is_killed(rig: StarRig, caplog: pytest.Log
     with subprocess.Popen(program) as asleep, subprocess.Popen(program) as waiting:
         rig.a.member.pid, rig.b.member.pid, rig.batcher.member.pid = asleep.pid, waiting.pid, waiting.pid
         seen = {asleep.pid: Observed(False, 0.0), waiting.pid: Observed(True, 0.0)}
-        watch = SilentMembers(rig.loop, rig.star, lambda pid: seen[pid])
+        watch = SilentMembers(rig.star, lambda pid: seen[pid])
         watch.look(10.0)
         rig.star.announce_to_clients([ModelForgotten("m", "", 1)])
         for now_s in (11.0, 11.5, 11.9):
@@ -51,7 +51,7 @@ def test_one_that_sleeps_for_too_long_is_killed(rig: StarRig, caplog: pytest.Log
 def test_one_that_takes_long_to_end_is_killed_once_a_second(rig: StarRig, caplog: pytest.LogCaptureFixture) -> None:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as asleep:
         rig.a.member.pid = rig.b.member.pid = rig.batcher.member.pid = asleep.pid
-        watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(False, 0.0))
+        watch = SilentMembers(rig.star, lambda _pid: Observed(False, 0.0))
         rig.star.announce_to_clients([ModelForgotten("m", "", 1)])
         for now_s in (10.0, 11.0, 11.25, 11.5):
             watch.look(now_s)
@@ -63,7 +63,7 @@ def test_the_watch_outlives_a_time_without_descriptors(rig: StarRig) -> None:
     sleeps = [sys.executable, "-c", "import signal; signal.pause()"]
     with subprocess.Popen(sleeps) as asleep, subprocess.Popen(sleeps) as other:
         rig.a.member.pid, rig.b.member.pid, rig.batcher.member.pid = asleep.pid, other.pid, other.pid
-        watch = SilentMembers(rig.loop, rig.star, lambda pid: Observed(pid != asleep.pid, 0.0))
+        watch = SilentMembers(rig.star, lambda pid: Observed(pid != asleep.pid, 0.0))
         rig.star.announce_to_clients([ModelForgotten("m", "", 1)])
         watch.look(10.0)
         with no_descriptors_left():
@@ -83,7 +83,7 @@ def test_a_look_that_fails_is_followed_by_another(rig: StarRig) -> None:
 
     rig.star.announce_to_clients([ModelForgotten("m", "", 1)])
     with pytest.raises(RuntimeError):
-        SilentMembers(rig.loop, rig.star, fails).watch()
+        SilentMembers(rig.star, fails).watch()
     for _ in range(2):
         with pytest.raises(RuntimeError):
             rig.clock.pass_time(LOOK_S)
@@ -93,7 +93,7 @@ def test_a_look_that_fails_is_followed_by_another(rig: StarRig) -> None:
 def test_a_batcher_that_answers_no_ping_is_killed_and_the_log_says_why(
     rig: StarRig, asleep: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(False, 0.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(False, 0.0))
     watch.look(10.0)
     watch.look(10.9)
     assert "is killed" not in caplog.text
@@ -107,7 +107,7 @@ def test_a_batcher_has_a_second_for_each_ping(
     rig: StarRig, asleep: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time between its answer to one ping and the next ping is not silence."""
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(False, 0.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(False, 0.0))
     for now_s in (10.0, 10.5):
         watch.look(now_s)
         rig.acknowledge(rig.batcher)
@@ -123,7 +123,7 @@ def test_a_batcher_whose_answer_is_not_read_yet_is_not_silent(
 ) -> None:
     """The supervisor has waited for a core itself, between its look at the sockets and this one."""
     rig.batcher.member.start()
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(False, 0.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(False, 0.0))
     watch.look(10.0)
     rig.batcher.read()
     rig.batcher.channel.send(Acknowledged(rig.batcher.unacknowledged.pop()))
@@ -138,7 +138,7 @@ def test_what_a_batcher_computed_before_a_ping_is_no_silence(
     rig: StarRig, asleep: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waits for a core, after five seconds of imports."""
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(True, 5.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(True, 5.0))
     for now_s in (10.0, 11.0, 16.0):
         watch.look(now_s)
     assert "is killed" not in caplog.text
@@ -149,7 +149,7 @@ def test_a_batcher_that_acknowledges_one_message_of_many_after_the_other_moves(
 ) -> None:
     """A successor of one that had hundreds of models computes for more than a second before it has read them all."""
     acknowledgements, member = rig.star.acknowledgements, rig.batcher.member
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(False, 0.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(False, 0.0))
     acknowledgements.announce([(member, RetireModel(number)) for number in range(4)])
     rig.clock.settle()
     rig.batcher.read()
@@ -163,7 +163,7 @@ def test_a_batcher_is_pinged_again_once_it_has_answered_and_not_before(
     rig: StarRig, asleep: "subprocess.Popen[bytes]"
 ) -> None:
     """A stopped one must not find a ping for each look, nor one that has an announcement to acknowledge."""
-    watch = SilentMembers(rig.loop, rig.star, lambda _pid: Observed(True, 0.0))
+    watch = SilentMembers(rig.star, lambda _pid: Observed(True, 0.0))
     for now_s in (10.0, 10.25, 10.5):
         watch.look(now_s)
     assert rig.batcher.heard() == [Ping()]

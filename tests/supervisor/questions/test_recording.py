@@ -27,7 +27,7 @@ def test_a_recording_for_which_there_is_no_directory_is_refused(rig: StarRig, mo
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
-    control = RecordingControl(rig.loop, "@", {}, OPTIONS, rig.star)
+    control = RecordingControl(rig.star, "@", OPTIONS)
     asked = rig.loop.begin(control.record({"model": "m", "sample": 1.0, "for_s": 60.0, "max_bytes": 0}))
     rig.clock.settle()
     with pytest.raises(UnavailableError, match=r"the server's user has no home directory; .*--record=FOLDER"):
@@ -46,7 +46,7 @@ def test_a_recording_for_which_there_is_no_memory_leaves_large_results_as_they_w
         raise OutOfSharedMemoryError("no shared memory")
 
     monkeypatch.setattr(OutsideProcess, "_start", lambda _process: None)
-    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path)), rig.star)
+    control = RecordingControl(rig.star, "@", replace(OPTIONS, record=str(tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr(ring_readers, "create_segment", refuses)
         with pytest.raises(OutOfSharedMemoryError):
@@ -59,7 +59,7 @@ def test_a_recording_for_which_there_is_no_memory_leaves_large_results_as_they_w
 
 def test_a_recording_whose_folder_takes_no_file_is_refused_when_it_is_asked_for(rig: StarRig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path / "file" / "x")), rig.star)
+    control = RecordingControl(rig.star, "@", replace(OPTIONS, record=str(tmp_path / "file" / "x")))
     asked = rig.loop.begin(control.record({"model": "m", "sample": 1.0, "for_s": 60.0, "max_bytes": 0}))
     rig.clock.until(asked.done)
     sentence = f"cannot write into '{tmp_path}/file/x': Not a directory. Have it written to, or start the server with"
@@ -84,7 +84,7 @@ def test_a_disk_that_hangs_is_asked_once_and_no_recording_begins_when_it_goes_on
 
     monkeypatch.setattr(recording, "why_unwritable", why_unwritable)
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
-    control = RecordingControl(rig.loop, "@", {}, OPTIONS, rig.star)
+    control = RecordingControl(rig.star, "@", OPTIONS)
     arguments = {"model": "m", "sample": 1.0, "for_s": 60.0, "max_bytes": 0}
     asked = [rig.loop.begin(control.record(arguments)) for _ in range(3)]
     rig.clock.pass_time(CHECK_S + 0.1)
@@ -109,7 +109,7 @@ def test_a_disk_that_hangs_delays_the_start_for_seconds(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setattr(recording, "why_unwritable", lambda _folder: pipe.read_text())
-    control = RecordingControl(rig.loop, "@", {}, replace(OPTIONS, record=str(tmp_path)), rig.star)
+    control = RecordingControl(rig.star, "@", replace(OPTIONS, record=str(tmp_path)))
     rig.clock.run(control.check())
     pipe.write_text("")
     assert control._checked is not None

@@ -37,7 +37,7 @@ def control(rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     model = SimpleNamespace(serving={1: served, 2: served})
     models: Any = SimpleNamespace(models={}, get=lambda _name: model)
     options = replace(OPTIONS, shadow_file=str(tmp_path / "shadows.json"))
-    made = ShadowControl(rig.loop, "@", {}, rig.star, models, shadow_file(options))
+    made = ShadowControl(rig.star, "@", models, shadow_file(options))
     yield made
     rig.clock.run(made.comparator.close())
 

@@ -38,7 +38,7 @@ class TracingHarness:
         self._listener = Listener.create()
         self.loop.on_readable(self._listener.fileno(), self._accept)
         config = understand([("triton", "file", str(self.path)), ("", "rate", "1"), *said], {})
-        self.tracing = TraceControl(self.loop, self._listener.address, {}, config, self.rig.star)
+        self.tracing = TraceControl(self.rig.star, self._listener.address, config)
         self.answers: list[dict[str, Any]] = []
         self.tracer: Member | None = None
 

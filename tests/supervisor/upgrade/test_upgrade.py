@@ -22,7 +22,7 @@ from shoal.supervisor.event_loop import EventLoop, Future, Task, resolve
 from shoal.supervisor.state_file import SETTLE_S, StateWriter
 from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Origin, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
-from tests.supervisor.star_rig import OPTIONS, StarRig
+from tests.supervisor.star_rig import StarRig
 from tests.supervisor.test_state_file import numbers
 
 
@@ -76,9 +76,7 @@ class Upgrading:
         )  # fmt: skip
         service: Any = SimpleNamespace(hand_over=lambda _pid: None)
         nothing: Any = None
-        self.upgrade = Upgrade(
-            loop, OPTIONS, rig.star.acknowledgements, "@", BY_HAND, carried, nothing, nothing, service, [self.writer]
-        )
+        self.upgrade = Upgrade(rig.star, "@", BY_HAND, carried, nothing, nothing, service, [self.writer])
         self._server = NewServer(loop, child, loop.now_s() + 600)
         self._server.join(self.new.member, NewServerConnected("x"))
 
@@ -148,8 +146,7 @@ def test_a_new_server_that_has_not_taken_over_changes_nothing(rig: StarRig) -> N
     """It listens before, and what it changed was lost where the upgrade failed after that."""
     nothing: Any = None
     origin = Origin(predecessor=cast(Any, object()))
-    acknowledgements = rig.star.acknowledgements
-    upgrade = Upgrade(rig.loop, OPTIONS, acknowledgements, "@", origin, nothing, nothing, nothing, nothing, [])
+    upgrade = Upgrade(rig.star, "@", origin, nothing, nothing, nothing, nothing, [])
     assert upgrade.is_under_way
     upgrade.allow()
     assert not upgrade.is_under_way
