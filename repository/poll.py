@@ -182,7 +182,9 @@ class Repositories:
             labels = read_labels(directory, config)
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
-        others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
+        known = {CONFIG_FILENAME, CONFIGS_DIRECTORY, ROLLOUT_FILENAME}  # configurations, or about versions
+        others = [times[entry] for entry in times if entry not in known and not is_version_name(entry)]
+        others_ns = max(others, default=0)
         seen = _fingerprint(times), changed_ns
         return FoundModel(
             name, directory, config, labels, versions, others_ns, error, "", namespace, *seen,
@@ -237,8 +239,3 @@ def _fingerprint(times: Mapping[str, int]) -> str:
     """A digest of `_times`, which the supervisor compares: messages have no room for many names, nor for names that are
     no UTF-8."""
     return blake2b(repr(sorted(times.items())).encode(), digest_size=16).hexdigest() if times else ""
-
-
-def _is_other(entry: str) -> bool:
-    """Whether this entry of a model's directory is neither a configuration nor a version, nor about versions."""
-    return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY, ROLLOUT_FILENAME} and not is_version_name(entry)

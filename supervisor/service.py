@@ -8,7 +8,7 @@ variables.
 
 import logging
 import socket
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -16,7 +16,6 @@ from functools import partial
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
 
@@ -161,25 +160,19 @@ class Service:
 
     def _ask(self, _late_s: float) -> None:
         """Begin a round: each process on a request's path acknowledges a ping in its loop, or is named in the log."""
-        members = self._members()
-        number, silent = self._watchdog.begin([*members, *self._missing(members)])
+        members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}
+        if self._star.batcher is not None:
+            members[f"batcher {self._star.batcher.pid}"] = self._star.batcher
+        # A serving process that is missing never echoes: such a round does not feed the watchdog.
+        num_missing = self._num_front_ends + 1 - len(members)
+        missing = [f"{num_missing} that are not there"] * (num_missing > 0)
+        number, silent = self._watchdog.begin([*members, *missing])
         if silent:
             period_s = self._notifier.watchdog_s / ROUNDS
             _log.warning("no sign of life within %g s from %s", period_s, ", ".join(sorted(silent)))
         for name, member in members.items():
             echoed = self._star.acknowledgements.announce([(member, Ping())])
             self._loop.after(echoed, partial(self._on_echo, number, name))
-
-    def _members(self) -> dict[str, Member]:
-        members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}
-        if self._star.batcher is not None:
-            members[f"batcher {self._star.batcher.pid}"] = self._star.batcher
-        return members
-
-    def _missing(self, members: Mapping[str, Member]) -> list[str]:
-        """A name for serving processes that are missing. It never echoes: such a round does not feed the watchdog."""
-        num_missing = self._num_front_ends + 1 - len(members)
-        return [f"{num_missing} that are not there"] * (num_missing > 0)
 
     def _on_echo(self, number: int, name: str) -> None:
         if self._watchdog.echo(number, name):

@@ -32,15 +32,11 @@ def write_snapshot(directory: Path, name: str, properties: str, models: str) -> 
             file.flush()
             os.fsync(file.fileno())
         part.replace(whole)
-        _remove_old(directory)
+        changes = sorted([each for each in os.listdir(directory) if _CHANGE.fullmatch(each)])
+        for old in changes[:-MAX_CHANGES]:
+            (directory / old).unlink(missing_ok=True)
     except OSError as error:
         raise InternalError(
             f"the snapshot '{whole}' of the configuration cannot be written: {error.strerror or error}; start with "
             "--no-config-snapshots, or set LOG_LOCATION to a directory that can"
         ) from error
-
-
-def _remove_old(directory: Path) -> None:
-    changes = sorted([each for each in os.listdir(directory) if _CHANGE.fullmatch(each)])
-    for name in changes[:-MAX_CHANGES]:
-        (directory / name).unlink(missing_ok=True)

@@ -111,7 +111,8 @@ def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log)
 def _installed(wanted: Wanted, base: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The interpreter of a virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
-    requirements, inherited = Path(wanted.requirements), _own_packages() if wanted.inherits else []
+    requirements, names = Path(wanted.requirements), ("site-packages", "dist-packages") if wanted.inherits else ()
+    inherited = [each for each in sys.path if os.path.basename(each) in names]  # this process's own packages
     interpreter = ask(base, variables_of(base, environ))
     facts = [os.fsencode(base.resolve()), repr(interpreter.version).encode(), *contents(requirements, cache.digest)]
     facts += [os.fsencode(each) for each in inherited]
@@ -122,11 +123,6 @@ def _installed(wanted: Wanted, base: Path, cache: Cache, environ: Mapping[str, s
         _install(requirements, interpreter, directory, environ, log, inherited)
 
     return cache.get(f"requirements-{key}", make, log)
-
-
-def _own_packages() -> list[str]:
-    """The directories with the packages of this process's environment."""
-    return [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
 
 
 def _install(

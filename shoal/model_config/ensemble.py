@@ -87,7 +87,9 @@ def _dataflow(config: Config) -> Iterator[str]:
         if output not in known:
             yield f"ensemble output '{output}' for ensemble {name}' is not used"
         elif output not in ready or output in given:
-            lacking = _lacking(output, listed, ready)
+            # A tensor for which the step that writes the output waits in vain; "" where no step writes it.
+            inputs = next((step["input_map"].values() for step in listed if output in step["output_map"].values()), ())
+            lacking = next((tensor for tensor in inputs if tensor not in ready), "")
             because = f": at least one of its depending tensors, '{lacking}', is not connected" if lacking else ""
             yield f"output '{output}' for ensemble '{name}' is not written{because}"
     read = {tensor for step in listed for tensor in step["input_map"].values()}
@@ -104,12 +106,6 @@ def reachable(listed: Sequence[Config], given: set[str]) -> set[str]:
         for step in runnable:
             ready.update(step["output_map"].values())
     return ready
-
-
-def _lacking(output: str, listed: Sequence[Config], ready: set[str]) -> str:
-    """A tensor for which the step that writes `output` waits in vain; "" where no step writes it."""
-    inputs = next((step["input_map"].values() for step in listed if output in step["output_map"].values()), ())
-    return next((tensor for tensor in inputs if tensor not in ready), "")
 
 
 # --- together with the steps' models ---

@@ -20,8 +20,14 @@ def normalise(config: Config) -> Config:
     config = {**config, "version_policy": config.get("version_policy", {"latest": {"num_versions": 1}})}
     if "ensemble_scheduling" in config:
         return config
-    config["optimization"] = _optimization(config)
-    config["instance_group"] = _instance_groups(config)
+    pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
+    config["optimization"] = {**pinned, **config.get("optimization", messages.optimization())}
+    # The implied group has the model's name, an unnamed listed one also its position.
+    groups = config["instance_group"] or [messages.instance_group(config["name"])]
+    config["instance_group"] = [
+        {**group, "name": group["name"] or f"{config['name']}_{position}", "count": _count(group, config)}
+        for position, group in enumerate(groups)
+    ]
     if "dynamic_batching" in config:
         config["dynamic_batching"] = _dynamic_batching(config)
     if "sequence_batching" in config:
@@ -38,25 +44,11 @@ def place(config: Config, gpus: Sequence[int]) -> Config:
     return {**config, "instance_group": [_placed(group, config, gpus) for group in config["instance_group"]]}
 
 
-def _optimization(config: Config) -> Config:
-    given = config.get("optimization", messages.optimization())
-    return {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}, **given}
-
-
 def _dynamic_batching(config: Config) -> Config:
     batching: Config = config["dynamic_batching"]
     if batching["preferred_batch_size"] or config["max_batch_size"] <= 0:
         return batching
     return {**batching, "preferred_batch_size": [config["max_batch_size"]]}
-
-
-def _instance_groups(config: Config) -> list[Config]:
-    # The implied group has the model's name, an unnamed listed one also its position.
-    groups = config["instance_group"] or [messages.instance_group(config["name"])]
-    return [
-        {**group, "name": group["name"] or f"{config['name']}_{position}", "count": _count(group, config)}
-        for position, group in enumerate(groups)
-    ]
 
 
 def _count(group: Config, config: Config) -> int:

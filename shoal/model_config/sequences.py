@@ -126,7 +126,11 @@ def faults(config: Config) -> Iterator[str]:
     for own in (*_OWN_LIMITS, QUEUE_PARAMETER):
         yield from whole_number_faults(config, own, 0, _MAX_INT32, "a whole number")
     yield from _controls(given, name)
-    yield from _strategy(given, name)
+    if not 0.0 <= given.get("direct", {}).get("minimum_slot_utilization", 0.0) <= 1.0:
+        yield f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
+    num_candidates = given.get("oldest", {}).get("max_candidate_sequences", 0)
+    if num_candidates > MAX_CANDIDATE_SEQUENCES:
+        yield f"max_candidate_sequences is {num_candidates} for {name}, must be at most {MAX_CANDIDATE_SEQUENCES}"
     for state in given["state"]:
         yield from _state(state, config)
 
@@ -172,14 +176,6 @@ def _correlation(control: Config, model: str) -> Iterator[str]:
             "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
             f"{CORRELATION_KIND} for {model}"
         )
-
-
-def _strategy(given: Config, model: str) -> Iterator[str]:
-    if not 0.0 <= given.get("direct", {}).get("minimum_slot_utilization", 0.0) <= 1.0:
-        yield f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model}"
-    num_candidates = given.get("oldest", {}).get("max_candidate_sequences", 0)
-    if num_candidates > MAX_CANDIDATE_SEQUENCES:
-        yield f"max_candidate_sequences is {num_candidates} for {model}, must be at most {MAX_CANDIDATE_SEQUENCES}"
 
 
 def _state(state: Config, config: Config) -> Iterator[str]:

@@ -120,7 +120,11 @@ class ModelControl:
             self._note_missing(names, poll)
             poll = poll._replace(problems={})
         elif not poll.identifiers and self._options.model_repository:
-            _log_no_models(self._options.model_repository)
+            _log.warning(
+                "no models in %s: each is a directory in the repository, with a version in it, as in "
+                "MODEL/1/model.onnx. Is it the right directory?",
+                ", ".join(map(repr, map(str, self._options.model_repository))),
+            )
         if self._mode == "poll" and self._options.repository_poll_secs:
             self._loop.start(self._follow_repositories())
         await self._models.load_all(poll)
@@ -180,7 +184,10 @@ class ModelControl:
         versions = self._models.versions
         unknown = set(poll.identifiers) - {version.identifier for version in versions}
         rows = [_row(version) for version in versions]
-        rows += [_row_of_unknown(identifier.name, poll.problems.get(identifier)) for identifier in unknown]
+        for identifier in unknown:
+            problem = poll.problems.get(identifier)  # why the model cannot be loaded, where that is known
+            why = {} if problem is None else {"state": "UNAVAILABLE", "reason": problem}
+            rows.append({"name": identifier.name, **why})
         return sorted(rows, key=lambda row: str(row["name"]))
 
     async def _load(self, arguments: Arguments) -> None:
@@ -207,7 +214,11 @@ class ModelControl:
         if not models:
             raise InternalError(f"failed to load '{name}', failed to poll from model repository")
         loads = [self._load_one(found, has_config=config is not None) for found in models]
-        _raise_as_one([each for each in await gather(*loads, return_exceptions=True) if isinstance(each, Exception)])
+        errors = [each for each in await gather(*loads, return_exceptions=True) if isinstance(each, Exception)]
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
 
     async def _load_one(self, found: FoundModel, *, has_config: bool) -> None:
         """Load a model that was found and, for an ensemble, the models that it lacks."""
@@ -218,7 +229,12 @@ class ModelControl:
             await self._begin_to_load_steps(found)
             await self._models.load(found)
         except ShoalError as error:
-            raise _in_words(found, error) from error
+            if found.error is None:
+                raise
+            # In Triton's words, and with the cause, which Triton leaves to its log.
+            is_empty = found.config and not found.versions
+            what = "no version is available" if is_empty else "failed to poll from model repository"
+            raise InternalError(f"failed to load '{found.name}', {what}: {error}") from error
 
     async def _unload(self, arguments: Arguments) -> None:
         """Unload the model of a name, with namespacing all of that name; answered as soon as no more requests are
@@ -376,22 +392,6 @@ class ModelControl:
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
 
 
-def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
-    """The error of a load in Triton's words, and with the cause, which Triton leaves to its log."""
-    if found.error is None:
-        return error
-    what = "no version is available" if found.config and not found.versions else "failed to poll from model repository"
-    return InternalError(f"failed to load '{found.name}', {what}: {error}")
-
-
-def _raise_as_one(errors: Sequence[Exception]) -> None:
-    """Raise the errors of the models of one name as one error, if there are any."""
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
-
-
 def _copy(directory: Path) -> Path:
     """A copy of a directory of files that came with a request, which takes no space where links are possible."""
     copy = Path(tempfile.mkdtemp(prefix="shoal-override-"))
@@ -414,16 +414,3 @@ def _row(version: ModelVersion) -> dict[str, Any]:
     if version.reason:
         row["reason"] = version.reason
     return row
-
-
-def _log_no_models(repositories: Sequence[object]) -> None:
-    names = ", ".join(map(repr, map(str, repositories)))
-    _log.warning(
-        "no models in %s: each is a directory in the repository, with a version in it, as in MODEL/1/model.onnx. Is it "
-        "the right directory?", names,
-    )  # fmt: skip
-
-
-def _row_of_unknown(name: str, problem: str | None) -> dict[str, Any]:
-    """A row of the index for a model that was never loaded, with the reason why it cannot be, where that is known."""
-    return {"name": name} if problem is None else {"name": name, "state": "UNAVAILABLE", "reason": problem}

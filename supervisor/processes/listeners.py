@@ -80,7 +80,8 @@ def bind(
         _log.warning("the socket of port %d that systemd has passed is for none of the server's endpoints", port)
         unused.close()
     for name, listener in found.items():
-        _limit_waits(listener)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # of each recv and send: accepted sockets inherit them
+            listener.setsockopt(socket.SOL_SOCKET, option, SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8))
         is_listening = listener in passed or listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         when = "connections wait until" if is_listening else "it accepts connections once"
         _log.info("%s is bound for %s; %s the models have loaded", text_of(listener), name, when)
@@ -174,10 +175,3 @@ def _bind(endpoint: Endpoint) -> socket.socket:
             f"Choose another --{service}-port or --{service}-address, or stop what listens there"
         ) from error
     return listener
-
-
-def _limit_waits(listener: socket.socket) -> None:
-    """Have the kernel limit each recv and send in time: accepted sockets inherit the limits."""
-    timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
