@@ -31,12 +31,13 @@ from shoal.shm.segment import SegmentView
 from shoal.shm.spinning import SpinningPoller
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
+from shoal.workers.failure_log import failure_fields
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
 from shoal.workers.gpu_answers import GpuAnswers
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import Request, RequestReader, failure_fields
+from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
 from shoal.workers.sequences import SequenceTensors, gap_like

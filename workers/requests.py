@@ -55,8 +55,6 @@ NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy of it or, for
 #: a backend that takes them, a GpuTensor.
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
-#: Most ids of requests in one line of the log (ours).
-MAX_LOGGED_IDS = 8
 #: In `ParsedRequest.on_gpu`: the input lies in a worker's pool, and its place stands in the input's block.
 PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
@@ -484,16 +482,3 @@ def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collectio
 def is_wanted(output: str, requests: Sequence[Request]) -> bool:
     """Whether any of these requests wants this output; the first usually does."""
     return requests[0].parsed.wants(output) or any(request.parsed.wants(output) for request in requests)
-
-
-def failure_fields(requests: Sequence[Request]) -> dict[str, str | int]:
-    """Fields of the log about a batch whose execution has failed: its number, and the first MAX_LOGGED_IDS of its
-    requests' ids, if any has one. Those of a warm-up, which is part of a load, have no number."""
-    if requests and not requests[0].batch:
-        return {"stage": "load"}
-    fields: dict[str, str | int] = {"stage": "execute"}
-    if requests:  # otherwise none of the batch could be read
-        fields["batch"] = requests[0].batch
-    if ids := [request.id for request in requests if request.id]:
-        fields["request_id"] = ", ".join(ids[:MAX_LOGGED_IDS])
-    return fields

@@ -22,9 +22,10 @@ from shoal.workers.batch_drift import (
     DriftMetrics,
     difference,
 )
+from shoal.workers.failure_log import failure_fields
 from shoal.workers.loop import Loop
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import Request, failure_fields
+from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from tests.workers.worker_harness import CONFIG, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
 

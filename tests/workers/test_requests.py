@@ -13,7 +13,7 @@ from shoal.model_config.signature import Signature
 from shoal.shm.layout import B
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
-from shoal.workers.requests import Request, RequestReader, failure_fields, gather, why_not_joined
+from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
 from tests.request_headers import request_header
 from tests.workers.worker_harness import (
     CONFIG,
@@ -300,16 +300,3 @@ def test_why_requests_cannot_be_joined() -> None:
     inputs = [{**each, "optional": True} for each in PAIR["input"]]
     other = request_of({**PAIR, "input": inputs}, {"INPUT1": (8, (1, 2), bytes(8))}).parsed
     assert why_not_joined(first, other) == "inputs INPUT1 cannot be batched with inputs INPUT0"
-
-
-def test_a_failed_batch_is_logged_with_its_number_and_ids_and_a_warm_up_as_part_of_the_load() -> None:
-    def opened(id_: str, batch: int) -> Request:
-        header = request_header(id_, [["INPUT0", 11, [1, 4], 0, 16]], [], {})
-        return RequestReader(Signature.from_config(CONFIG)).open(
-            0, memoryview(bytes(16)), header, (0, 1, batch, *[0] * 13)
-        )
-
-    batch = {"stage": "execute", "batch": 7}
-    assert failure_fields([opened("a", 7), opened("", 7), opened("b", 7)]) == {**batch, "request_id": "a, b"}
-    assert failure_fields([opened("", 7)]) == batch
-    assert failure_fields([opened("", 0)]) == {"stage": "load"}

@@ -30,9 +30,10 @@ from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, R
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.cuda_regions import CudaRegions
+from shoal.workers.failure_log import failure_fields
 from shoal.workers.faults import DeviceError, Fault, fault_of
 from shoal.workers.gpu_pool import GpuPool
-from shoal.workers.requests import Request, failure_fields
+from shoal.workers.requests import Request
 
 _log = logging.getLogger(__name__)
 
