@@ -24,6 +24,7 @@ from shoal.request import (
     split_header,
     unpack_layout,
     unpack_lent_request,
+    unpack_options,
     unpack_request,
     unpack_response,
     unpack_targets,
@@ -56,6 +57,22 @@ RESPONSE_BYTES = (
 def test_the_bytes_of_a_request() -> None:
     assert pack_request(REQUEST) == REQUEST_BYTES
     assert unpack_request(memoryview(REQUEST_BYTES), BLOCK_NBYTES) == REQUEST
+
+
+@pytest.mark.parametrize("nbytes", [1, 31, 32, 64, 65, 255, 256])
+def test_an_id_without_other_options_is_read_however_long_it_is(nbytes: int) -> None:
+    id_ = "é" + "x" * (nbytes - 2) if nbytes > 1 else "x"
+    assert unpack_options(packed([id_, {}])) == (id_, {}, (0, 0), ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [b"\x92\xa1\xff\x80", b"\x92\xa2x\x80", b"\x92\xa1x\x81", b"\x92\xa1x\xa0", b"\x93\xa1x\x80", b"\x92\xc4\x01x\x80"],
+    ids=["no UTF-8", "too short", "half a map", "no map", "three members", "bytes"],
+)
+def test_damaged_options_of_an_id_alone_are_refused(options: bytes) -> None:
+    with pytest.raises(InternalError, match="a request header in shared memory is damaged"):
+        unpack_options(options)
 
 
 def test_the_bytes_of_a_response() -> None:
