@@ -284,12 +284,12 @@ class Loop:
             if len(records) > 1:
                 self._has_lone_requests = False
             while records:
-                num = self._num_together(records)
-                end_ns = self._execute(records[:num])
+                together = records if len(records) == 1 else records[: self._num_together(records)]
+                end_ns = self._execute(together)
                 if not end_ns:
                     gc.collect()  # here, since in `_execute` the error's traceback still keeps the model's memory
                     continue
-                del records[:num]
+                del records[: len(together)]
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
                     rung_ns, num_sent = end_ns, executed

@@ -276,6 +276,8 @@ class RequestReader:
         # Changed by open.
         self._parsed = Memo[bytes, ParsedRequest]("parsed_request", MAX_PARSED)
         self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
+        #: The last layout that was found there: tried first. No layout begins with another, nor with these four bytes.
+        self._last: tuple[bytes, ParsedRequest | None] = b"\xff" * 4, None
         self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
@@ -284,10 +286,16 @@ class RequestReader:
         parsed = self._parsed.entries.get(header)
         if parsed is not None and parsed.end <= len(block):
             return Request(position, parsed, block, None, record, self._is_key_cancelled)
-        layout, packed = split_header(header)
+        layout, parsed = self._last
+        if header.startswith(layout):
+            packed = header[len(layout) :]
+        else:
+            layout, packed = split_header(header)
+            parsed = self._layouts.entries.get(layout)
+            if parsed is not None:
+                self._last = layout, parsed
         options = WITHOUT_OPTIONS if packed == NO_OPTIONS else unpack_options(packed)
         tensors: dict[str, Array | memoryview] | None = None
-        parsed = self._layouts.entries.get(layout)
         if parsed is None or parsed.end > len(block):
             open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
             read_gpu: ReadGpu = self._refuse_gpu if self._is_guests(record[B.BLOCK]) else self._read_gpu
