@@ -404,7 +404,8 @@ class Submission:
             known = template.response_heads.get(header)
             if known is None or known.end > len(block):
                 return None
-            chunks: Chunks = [known.with_id(id_) if id_ else known.head]
+            head = known.with_id(id_) if id_ else (known.head,)
+            chunks: Chunks = [*head] if known.is_small else [b"".join(head)]
             for start, end in known.spans:
                 chunks.append(block[start:end])
             return [b"".join(chunks)] if known.is_small else chunks

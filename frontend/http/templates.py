@@ -99,15 +99,15 @@ class ResponseHead:
     #: The head in front of an id and behind it, by the id's length. Changed by `with_id`.
     around_id: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
-    def with_id(self, id_: bytes) -> bytes:
-        """The head of a response with this id, of 1 to MAX_ID_BYTES bytes."""
+    def with_id(self, id_: bytes) -> tuple[bytes, bytes, bytes]:
+        """The three parts of the head of a response with this id, of 1 to MAX_ID_BYTES bytes."""
         around = self.around_id.get(len(id_))
         if around is None:
             in_front, behind = b'{"id":"', b'",' + self.json[1:]
             nbytes = len(in_front) + len(id_) + len(behind)
             head = _BINARY_HEAD % (nbytes, nbytes + sum([end - start for start, end in self.spans]))
             around = self.around_id[len(id_)] = head + in_front, behind
-        return b"".join((around[0], id_, around[1]))
+        return around[0], id_, around[1]
 
 
 def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:

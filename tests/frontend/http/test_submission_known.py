@@ -188,13 +188,16 @@ def test_white_space_is_no_memory_of_what_is_known(star: Star) -> None:
 def test_the_values_of_fields_without_a_meaning_may_differ(star: Star) -> None:
     first, second = [request("grid", GRID, ONE, b"A: 1\r\ntrace: %d\r\nB: 2\r\n" % number) for number in (17, 18)]
     submit(star, second, first)
-    for value in (b"19", b"zz", b" \t"):
+    for value in (b"19", b"zz", b" \t", b"-7", b"--", b"a_"):
         data = request("grid", GRID, TWO, b"A: 1\r\ntrace: %b\r\nB: 2\r\n" % value)
         assert submit_known(star, data) == star.as_the_road("grid", GRID, TWO)
-    # Bytes that no value has, a value that had not differed, and another size.
+    # Bytes that no value has, a value without a space in front, one that had not differed, and another size.
     for more in (
         b"A: 1\r\ntrace: \r\r\r\nB: 2\r\n",
         b"A: 1\r\ntrace: \x7f1\r\nB: 2\r\n",
+        b"A: 1\r\ntrace: \xe9a\r\nB: 2\r\n",
+        b"A: 1\r\ntrace: -\x00\r\nB: 2\r\n",
+        b"A: 1\r\ntrace:171\r\nB: 2\r\n",
         b"A: 2\r\ntrace: 17\r\nB: 2\r\n",
         b"A: 1\r\ntrace: 171\r\nB: 2\r\n",
         b"A: 1\r\ntrace:\r\nX\r\nB: 2\r\n",
