@@ -213,10 +213,10 @@ class Answers:
         """Add outputs that have the rows of all `requests` and no others, or are those of a single request."""
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
-        is_all_wanted = not requests[0].parsed.share[1]
+        wanted_first = requests[0].parsed.share[1]  # empty: all
         for name, spec in self._plans.outputs:
             array = outputs.get(name)
-            if array is None or not (is_all_wanted or is_wanted(name, requests)):
+            if array is None or (wanted_first and name not in wanted_first and not is_wanted(name, requests)):
                 continue
             datatype = spec.datatype
             if datatype is BYTES:
@@ -266,10 +266,10 @@ class Answers:
         fail."""
         wanted = {}
         total = sum([request.parsed.rows for request in requests])
-        is_all_wanted = not requests[0].parsed.share[1]
+        wanted_first = requests[0].parsed.share[1]  # empty: all
         for name, _ in self._plans.outputs:
             array = outputs.get(name)
-            if array is None or not (is_all_wanted or is_wanted(name, requests)):
+            if array is None or (wanted_first and name not in wanted_first and not is_wanted(name, requests)):
                 continue
             got = len(array) if array.ndim else 0
             if got < total:

@@ -26,7 +26,7 @@ from shoal.messages.to_worker import CheckReady, CudaRegionGone, PinInstance, Re
 from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
-from shoal.shm.layout import DONE, B, Record, unpack_span
+from shoal.shm.layout import DONE, SPAN_MASK, SPAN_SHIFT, B, Record
 from shoal.shm.segment import SegmentView
 from shoal.shm.spinning import SpinningPoller
 from shoal.workers.answers import Answers, WrittenAnswers
@@ -408,7 +408,7 @@ class Loop:
                     raise InternalError(
                         f"a request to model '{self._signature.name}' is gone: its block of shared memory was freed"
                     )
-                offset, nbytes = unpack_span(record[_HEADER])
+                offset, nbytes = record[_HEADER] >> SPAN_SHIFT, record[_HEADER] & SPAN_MASK
                 request = open_request(position, block, block[offset : offset + nbytes].tobytes(), record)
                 if most and record[_ROWS] != (request.parsed.rows or 1):
                     raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.parsed.rows}")
