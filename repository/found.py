@@ -49,6 +49,11 @@ class FoundModel:
     def identifier(self) -> ModelIdentifier:
         return ModelIdentifier(self.name, self.namespace)
 
+    @property
+    def may_change(self) -> bool:
+        """Whether the files are the original, which others may change: neither a copy nor an unpacked archive."""
+        return not self.origin and all(each.directory != self.directory for each in self.versions.values())
+
     def config_of(self, number: int) -> Config:
         own = self.versions[number].config
         return self.config if own is None else own

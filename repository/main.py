@@ -26,6 +26,7 @@ from shoal.messages.shared import LogChanged
 from shoal.process_start import join_supervisor
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lines import Lines
 from shoal.repository.poll import Override, Repositories
 from shoal.store_settings import StoreSettings
@@ -42,6 +43,7 @@ _LINES: Mapping[type[Message], Callable[[Any], str]] = {
     to_poller.Poll: lambda order: "polls" if order.names is None or order.names else "the index",
     to_poller.Look: lambda order: f"model {order.name}",
     to_poller.LookAll: lambda order: f"model {order.name}",
+    to_poller.LookAt: lambda order: f"model {order.name}",
     to_poller.LoadStore: lambda _order: "the store",
     to_poller.Register: lambda order: f"archive {order.request.get('url')}",
     to_poller.RegisterWorkflow: lambda order: f"archive {order.request.get('url')}",
@@ -61,6 +63,7 @@ class Poller:
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),
             on(to_poller.LookAll, self._look_all),
+            on(to_poller.LookAt, self._look_at),
             on(to_poller.LoadStore, self._load_store),
             on(to_poller.Register, self._register),
             on(to_poller.RegisterWorkflow, self._register_workflow),
@@ -114,6 +117,10 @@ class Poller:
     def _look(self, order: to_poller.Look) -> None:
         found = self._repositories.look(order.name, preferred=order.preferred)
         self._answer(order, [] if found is None else [found])
+
+    def _look_at(self, order: to_poller.LookAt) -> None:
+        identifier, directory = ModelIdentifier(order.name, order.namespace), Path(order.directory)
+        self._answer(order, [self._repositories.look_at(identifier, directory, order.config, mapped=True)])
 
     def _load_store(self, order: to_poller.LoadStore) -> None:
         self._answer(order, [] if self._store is None else self._store.load_at_start())

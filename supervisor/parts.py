@@ -91,6 +91,7 @@ class Administration:
         self.repository = RepositoryPoller(loop, options, address, log_settings, slots, store_slot, gpus)
         files = self.repository.discard, self.repository.forget
         self.models = Models(foundation.context, foundation.roster, on_models_changed, *files)
+        self.models.look_at = self.repository.look_at
         has_snapshots = options.store is not None and bool(options.store.snapshot_directory)
         self.registrations = Registrations(self.repository, self.models, has_snapshots=has_snapshots)
         is_registered = self.registrations.is_registered

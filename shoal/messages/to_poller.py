@@ -58,6 +58,17 @@ class Look(Message):
     preferred: str
 
 
+class LookAt(Message):
+    """Sent by the supervisor: look into the directory of a model again, with this configuration as JSON if there is
+    one."""
+
+    order: int
+    name: str
+    namespace: str
+    directory: str
+    config: str | None
+
+
 class LoadStore(Message):
     """Sent by the supervisor: look into the archives of TorchServe's store that are loaded at start."""
 
@@ -173,6 +184,7 @@ Order = (
     Poll
     | LookAll
     | Look
+    | LookAt
     | LoadStore
     | Register
     | RegisterWorkflow

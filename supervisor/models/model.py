@@ -8,7 +8,7 @@ error in a load fails that load.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from shoal import errors
@@ -101,12 +101,7 @@ class Model:
         try:
             async with self._turn:
                 try:
-                    found = self.with_kept_config(found)
-                    if found.error is not None:
-                        self._refuse(found, found.error)
-                        raise found.error
-                    todo = plan({number: each.source for number, each in self.serving.items()}, found)
-                    fresh = await self._bring_up(found, todo)
+                    found, todo, fresh = await self._bring_up_one_state(self.with_kept_config(found))
                 except Exception as error:  # noqa: BLE001 - the rim of a load
                     failure = report(self, error)
                 else:
@@ -130,6 +125,46 @@ class Model:
             await self._models.settle_retired()
             await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
+    async def _bring_up_one_state(self, found: FoundModel) -> tuple[FoundModel, LoadPlan, dict[int, ServedVersion]]:
+        """Bring up what was found; once more where several instances may have read different states of its files,
+        since these have changed meanwhile. Returns what was brought up, its plan and the fresh versions."""
+        todo, fresh, changed = await self._bring_up_found(found)
+        if changed is None:
+            return found, todo, fresh
+        _log.info("the files of model '%s' have changed while it was loading: it is loaded once more", self.identifier)
+        for served in fresh.values():
+            served.discard()
+        await gather(*[shared(served.ended) for served in fresh.values()])
+        found = changed
+        todo, fresh, changed = await self._bring_up_found(found)
+        if changed is not None:
+            _log.warning(
+                "the files of model '%s' have changed during both of its loads: its instances may have read different "
+                "states of them",
+                self.identifier,
+            )
+        return found, todo, fresh
+
+    async def _changed(self, found: FoundModel, fresh: Collection[ServedVersion]) -> FoundModel | None:
+        """The model as it is now, where its files have changed since it was found; None where they have not, or no
+        version has instances that could differ."""
+        look_at = self._models.look_at
+        if look_at is None or not found.may_change or all(each.version.num_instances < 2 for each in fresh):
+            return None
+        try:
+            now = await look_at(found)
+        except ShoalError as error:
+            _log.error("whether the files of model '%s' have changed is not known: %s", self.identifier, error)
+            return None
+        return None if now.fingerprint == found.fingerprint else now
+
+    async def _bring_up_found(self, found: FoundModel) -> tuple[LoadPlan, dict[int, ServedVersion], FoundModel | None]:
+        if found.error is not None:
+            self._refuse(found, found.error)
+            raise found.error
+        todo = plan({number: each.source for number, each in self.serving.items()}, found)
+        return todo, *await self._bring_up(found, todo)
+
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
         """Note why the model on disk cannot be loaded at all."""
         _log.error("failed to load '%s': %s", self.identifier, error)
@@ -148,9 +183,12 @@ class Model:
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
-    async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> dict[int, ServedVersion]:
-        """Bring up fresh and resized versions; returns the fresh ones. Raises ShoalError where one is not up; the fresh
-        ones then end. A version that cannot come up leaves the others time to do so; an unexpected error does not."""
+    async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> tuple[dict[int, ServedVersion], FoundModel | None]:
+        """Bring up fresh and resized versions; returns the fresh ones, and the model if it has changed meanwhile.
+
+        Raises ShoalError where one is not up; the fresh ones then end. A version that cannot come up leaves the others
+        time to do so; an unexpected error does not.
+        """
         fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._models.loop.begin
         flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
@@ -160,12 +198,13 @@ class Model:
             for flow in flows:
                 flow.cancel()
             reasons = dict.fromkeys((*todo.fresh, *todo.resized), errors.index_reason(report(self, error)))
+        changed = None if reasons else await self._changed(found, fresh.values())
         up = [served for served in fresh.values() if served.version.state is VersionState.LOADING]
         for served in fresh.values():
             if served not in up:  # it may have come up, and have failed while others did
                 reasons.setdefault(served.version.version, served.version.reason)
         if not reasons:
-            return fresh
+            return fresh, changed
         for served in up:
             with contained(served):
                 served.discard()

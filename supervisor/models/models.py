@@ -58,6 +58,8 @@ class Models:
         self.loop = context.loop
         #: The rollouts, which say what requests mean that name no version. Set once.
         self.traffic: Rollouts | None = None
+        #: Looks into a model's directory again (processes/repository.py). Set once.
+        self.look_at: Callable[[FoundModel], Future[FoundModel]] | None = None
         self._context = context
         self._roster = roster
         self._on_changed = on_changed

@@ -5,11 +5,12 @@ dies, or is silent for as long as a model may take to load, all open orders fail
 """
 
 import itertools
+import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,6 +158,12 @@ class RepositoryPoller:
         """The model of a name, of several that of the `preferred` namespace; None where there is none."""
         order = to_poller.Look(next(self._numbers), name, preferred)
         return self._order(order, lambda _answer, found: found[0] if found else None)
+
+    def look_at(self, found: FoundModel) -> Future[FoundModel]:
+        """A model as its directory is now; a configuration that came with a request is kept."""
+        config = json.dumps(found.config) if found.is_given else None
+        order = to_poller.LookAt(next(self._numbers), *found.identifier, str(found.directory), config)
+        return self._order(order, lambda _answer, models: replace(models[0], is_given=found.is_given))
 
     def load_store(self) -> Future[list[FoundModel]]:
         """The models that TorchServe's store loads at start, each with one version, of the number 1."""

@@ -1,5 +1,6 @@
 """The poller at a real control connection: its orders are answered or refused, each for itself."""
 
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -94,3 +95,34 @@ def test_an_order_for_which_no_thread_starts_is_refused_and_may_come_again(
         supervisor.shutdown()
         with pytest.raises(EOFError):
             ended.result(DEADLINE_S)
+
+
+def test_a_model_is_looked_at_again_in_its_directory_with_the_configuration_of_a_request(tmp_path: Path) -> None:
+    """Its fingerprint is another once a file has changed."""
+    file = tmp_path / "m/1/model.onnx"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    config = '{"name": "m", "backend": "onnxruntime", "max_batch_size": 3}'
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(DEADLINE_S)
+    with ThreadPoolExecutor() as threads, Channel(ours) as supervisor, Channel(its) as end:
+        ended = threads.submit(Poller(end, Repositories([tmp_path])).run)
+        found = list[to_poller.ModelFound]()
+        for order in (
+            to_poller.LookAll(1, "m", config),
+            to_poller.LookAt(2, "m", "", str(tmp_path / "m"), config),
+            to_poller.LookAt(3, "m", "", str(tmp_path / "m"), config),
+        ):
+            if order.order == 3:
+                os.utime(file, ns=(1, 1))
+                os.utime(file.parent, ns=(1, 1))
+            supervisor.send(order)
+            answer, _ = supervisor.receive(ANSWERS)
+            assert isinstance(answer, to_poller.ModelFound)
+            found.append(answer)
+            assert isinstance(supervisor.receive(ANSWERS)[0], to_poller.OrderDone)
+        supervisor.shutdown()
+        with pytest.raises(EOFError):
+            ended.result(DEADLINE_S)
+    assert [each.config["max_batch_size"] for each in found] == [3, 3, 3]
+    assert found[0].fingerprint == found[1].fingerprint != found[2].fingerprint

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Copy:
         self.version = ModelVersion(found.name, number, number, number, Path(f"/m/{number}"))
         self.source = source_of(found, number)
         self.loaded: Future[None] = loop.future()
+        self.ended: Future[None] = loop.future()
         self.calls: list[str] = []
         self.is_ending = self.is_public = False
 
@@ -52,6 +54,7 @@ class Copy:
     def discard(self) -> None:
         self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self.calls.append("discard")
+        self.ended.set_result(None)
 
     def retire(self) -> None:
         self.calls.append("retire")
@@ -70,6 +73,7 @@ class AllVersions:
 
     num_retries = 0
     traffic = None
+    look_at: Callable[[FoundModel], Future[FoundModel]] | None = None
 
     def __init__(self, clock: ClockLoop) -> None:
         self._clock = clock
@@ -344,3 +348,89 @@ def test_while_a_load_is_under_way_a_scaling_is_refused(rig: ModelRig) -> None:
     rig.versions.confirm()
     rig.versions.bring_up(rig.versions.copies[0])
     rig.model.refuse_while_loading()
+
+
+class Disk:
+    """A model's directory, in one state after the other; each state is named by its fingerprint."""
+
+    def __init__(self, rig: ModelRig, *states: str) -> None:
+        self._loop, self._states = rig.versions.loop, list(states)
+        self.looked_at: list[str] = []
+
+    def look_at(self, seen: FoundModel) -> Future[FoundModel]:
+        self.looked_at.append(seen.fingerprint)
+        looked: Future[FoundModel] = self._loop.future()
+        looked.set_result(replace(seen, fingerprint=self._states.pop(0)))
+        return looked
+
+
+def load_with(rig: ModelRig, *, num_instances: int) -> Task[None]:
+    load = rig.load(replace(found(1), fingerprint="first"))
+    bring_up_last(rig, num_instances=num_instances)
+    return load
+
+
+def bring_up_last(rig: ModelRig, *, num_instances: int = 3) -> None:
+    copy = rig.versions.copies[-1]
+    copy.version.num_instances = num_instances
+    rig.versions.bring_up(copy)
+
+
+def test_files_that_change_while_several_instances_load_are_loaded_once_more(rig: ModelRig) -> None:
+    """Instances may have read different states of the files: none of them serves."""
+    disk = Disk(rig, "second", "second")
+    rig.versions.look_at = disk.look_at
+    load = load_with(rig, num_instances=3)
+    mixed, copy = rig.versions.copies
+    assert (mixed.calls, rig.model.serving) == (["discard"], {})
+    bring_up_last(rig)
+    rig.versions.confirm()
+    assert outcome(load) is None
+    assert (copy.calls, rig.model.serving) == ([], {1: copy})
+    assert disk.looked_at == ["first", "second"]
+
+
+def test_files_that_change_during_every_load_are_served_with_a_warning(
+    rig: ModelRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of a model that writes into its own directory."""
+    rig.versions.look_at = Disk(rig, "second", "third").look_at
+    load = load_with(rig, num_instances=2)
+    bring_up_last(rig)
+    rig.versions.confirm()
+    assert outcome(load) is None
+    assert rig.model.serving == {1: rig.versions.copies[1]}
+    assert "the files of model 'm' have changed during both of its loads" in caplog.text
+
+
+def test_one_instance_reads_one_state_of_the_files(rig: ModelRig) -> None:
+    disk = Disk(rig)
+    rig.versions.look_at = disk.look_at
+    load = load_with(rig, num_instances=1)
+    rig.versions.confirm()
+    assert outcome(load) is None
+    assert disk.looked_at == []
+
+
+def test_a_load_goes_on_where_the_files_cannot_be_looked_at_again(
+    rig: ModelRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: Future[FoundModel] = rig.versions.loop.future()
+    lost.set_exception(InternalError("the reader is gone"))
+    rig.versions.look_at = lambda _found: lost
+    load = load_with(rig, num_instances=2)
+    rig.versions.confirm()
+    assert outcome(load) is None
+    assert "whether the files of model 'm' have changed is not known: the reader is gone" in caplog.text
+
+
+def test_a_version_that_fails_while_its_files_are_looked_at_is_not_served(rig: ModelRig) -> None:
+    looked: Future[FoundModel] = rig.versions.loop.future()
+    rig.versions.look_at = lambda _found: looked
+    load = load_with(rig, num_instances=2)
+    rig.versions.copies[0].fail("an error of the server's own")
+    looked.set_result(replace(found(1), fingerprint="first"))
+    rig.versions.confirm()
+    assert outcome(load) == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: an error of the server's own;\n"
+    )
