@@ -6,13 +6,15 @@ no other process waits for a slow network file system.
 
 import logging
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.backends import PLATFORMS
 from shoal.model_config.ensemble import steps
 from shoal.model_config.files import CONFIG_FILENAME, read
 from shoal.model_config.load import (
@@ -39,6 +41,8 @@ from shoal.repository.scan import (
 
 _log = logging.getLogger(__name__)
 
+#: Backends whose models are files of a framework, and no code of a user.
+_FILE_BACKENDS = frozenset({"fil", *(each.backend for each in PLATFORMS)} - {"python"})
 #: The file of a model's directory that says how a new version is rolled out; and its most bytes (ours).
 ROLLOUT_FILENAME = "rollout.json"
 _MAX_ROLLOUT_BYTES = 65536
@@ -170,7 +174,7 @@ class Repositories:
         config: Config = {}
         labels: dict[str, tuple[str, ...]] = {}
         error: ShoalError | None = None
-        times, changed_ns = _times(directory)
+        times, changed_ns, specials = _times(directory)
         try:
             if override is None:
                 config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
@@ -178,7 +182,9 @@ class Repositories:
                 config = prepare_config(parse_override(override, name), directory, **how)
             available = version_directories(directory)
             for number in wanted_versions(available, config["version_policy"], name):
-                versions[number] = FoundVersion(available[number], times.get(available[number].name, 0))
+                place = available[number]
+                _refuse_special(specials.get(place.name, ""), name, config)
+                versions[number] = FoundVersion(place, times.get(place.name, 0))
             labels = read_labels(directory, config)
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
@@ -207,14 +213,14 @@ def _read_rollout(directory: Path) -> str:
         return ""
 
 
-def newest_ns(path: Path) -> tuple[int, int]:
+def newest_ns(path: Path) -> tuple[int, int, str]:
     """The newest times of modification and of change (st_ctime: access rights, too) of a file or of all entries below a
-    directory; 0 where there is none."""
+    directory, 0 where there is none; and the last FIFO, socket or device below the directory, "" without any."""
     try:
         status = os.stat(path)
     except OSError:
-        return 0, 0
-    modified_ns, changed_ns = status.st_mtime_ns, status.st_ctime_ns
+        return 0, 0, ""
+    modified_ns, changed_ns, special = status.st_mtime_ns, status.st_ctime_ns, ""
     for directory, _, files in os.walk(path):
         for entry in (directory, *[os.path.join(directory, file) for file in files]):
             try:
@@ -222,17 +228,30 @@ def newest_ns(path: Path) -> tuple[int, int]:
             except OSError:
                 continue  # a link that points nowhere, or removed meanwhile
             modified_ns, changed_ns = max(modified_ns, status.st_mtime_ns), max(changed_ns, status.st_ctime_ns)
-    return modified_ns, changed_ns
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                special = entry
+    return modified_ns, changed_ns, special
 
 
-def _times(directory: Path) -> tuple[dict[str, int], int]:
-    """By visible entry of a model's directory, the newest modification time in it; and the newest change of all."""
+def _times(directory: Path) -> tuple[dict[str, int], int, dict[str, str]]:
+    """By visible entry of a model's directory, the newest modification time in it; the newest change of all; and by
+    entry a FIFO, socket or device in it, "" without any."""
     try:
         newest = {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
     except OSError:
-        return {}, 0  # reading the configuration fails next, and reports why
-    modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
-    return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
+        return {}, 0, {}  # reading the configuration fails next, and reports why
+    modified = {name: modified_ns for name, (modified_ns, _, _) in newest.items()}
+    changed_ns = max((changed_ns for _, changed_ns, _ in newest.values()), default=0)
+    return modified, changed_ns, {name: special for name, (_, _, special) in newest.items()}
+
+
+def _refuse_special(path: str, name: str, config: Config) -> None:
+    """Raise UnavailableError for a FIFO, socket or device in the version directory of a model whose framework may open
+    every file there, and would wait for a writer; a model of Python may have made it for itself."""
+    if path and config["backend"] in _FILE_BACKENDS and config["runtime"] != "model.py":
+        raise UnavailableError(
+            f"'{path}' of model '{name}' cannot be read: it is not a regular file; put the model's file in its place"
+        )
 
 
 def _fingerprint(times: Mapping[str, int]) -> str:

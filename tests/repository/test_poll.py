@@ -1,6 +1,8 @@
 """The look into real directories: configurations, versions, labels, modification times, and what is wrong with them."""
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,7 +158,7 @@ def test_a_link_that_points_nowhere_has_no_time(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     os.utime(tmp_path, ns=(1000, 1000))
     assert newest_ns(tmp_path)[0] == 1000
-    assert newest_ns(tmp_path / "link") == (0, 0)
+    assert newest_ns(tmp_path / "link") == (0, 0, "")
 
 
 def test_with_namespacing_a_model_is_found_by_its_name_while_no_other_has_it(tmp_path: Path) -> None:
@@ -201,3 +203,36 @@ def test_a_model_is_found_whatever_its_rollout_json_is(
     found = look(repository)
     assert (found.error, found.rollout) == (None, "")
     assert f"'{path}' cannot be read" in caplog.text
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("backend", "entry"), [("tensorflow", "model.savedmodel/variables/data"), ("onnxruntime", "weights.bin")]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, lambda path: path.symlink_to("/dev/zero")])
+def test_a_framework_is_given_no_fifo_socket_or_device(
+    tmp_path: Path, backend: str, entry: str, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would open it, and wait for a writer, or read it for ever."""
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    special = Path("simple/1", entry)
+    special.parent.mkdir(parents=True)
+    Path("simple/config.pbtxt").write_text(f'backend: "{backend}"')
+    special.touch()
+    assert look(Path()).error is None
+    special.unlink()
+    make(special)
+    assert str(look(Path()).error) == (
+        f"'{special}' of model 'simple' cannot be read: it is not a regular file; put the model's file in its place"
+    )
+
+
+def test_a_model_of_python_may_have_a_fifo(tmp_path: Path) -> None:
+    (tmp_path / "simple/1").mkdir(parents=True)
+    (tmp_path / "simple/config.pbtxt").write_text('backend: "python"')
+    os.mkfifo(tmp_path / "simple/1/queue")
+    assert look(tmp_path).error is None
