@@ -203,7 +203,7 @@ def _listed(requests: "Sequence[RecordedRequest]") -> str:
         said = each.id if each.error is None else str(each.error)
         rows.append(
             (
-                str(each.number), _date(each.arrival_ns)[:23], f"{each.model}/{each.version}",
+                str(each.number), _date(each.arrival_ns)[:23], f"{printable(each.model)}/{each.version}",
                 each.outcome.name.lower(), str(each.rows), batch, f"{each.total_ns / 1e6:.3f}", printable(said)[:60],
             )
         )  # fmt: skip
@@ -216,7 +216,7 @@ def _shown(request: "RecordedRequest") -> str:
     execution, points = request.execution, request.points
     why = "" if request.error is None else f": {printable(str(request.error))}"
     lines = [
-        f"request {request.number} to {request.model} version {request.version}, from a {request.asker}",
+        f"request {request.number} to {printable(request.model)} version {request.version}, from a {request.asker}",
         f"  arrived     {_date(request.arrival_ns)}",
         f"  outcome     {request.outcome.name.lower()}{why}",
         f"  took        {request.total_ns / 1e6:.3f} ms",
@@ -228,20 +228,20 @@ def _shown(request: "RecordedRequest") -> str:
         )
     if execution is not None:
         lines.append(
-            f"  executed    by {execution.instance} (pid {execution.pid}), in its batch {execution.batch}, as "
-            f"{execution.position + 1} of {execution.num_requests} requests, {execution.rows} rows"
+            f"  executed    by {printable(execution.instance)} (pid {execution.pid}), in its batch {execution.batch}, "
+            f"as {execution.position + 1} of {execution.num_requests} requests, {execution.rows} rows"
         )
     if request.id:
         lines.append(f"  id          {printable(request.id)}")
     lines += [f"  parameter   {printable(name)} = {value!r}" for name, value in request.parameters.items()]
-    lines += [f"  header      {name}: {printable(value)}" for name, value in request.headers.items()]
+    lines += [f"  header      {printable(name)}: {printable(value)}" for name, value in request.headers.items()]
     if request.sequence != (0, 0):
         lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")
     tensors = [("input", each) for each in request.inputs]
     tensors += [("output", each) for response in request.responses for each in response.outputs]
     with np.printoptions(precision=6, suppress=True, threshold=64, linewidth=110):
         for kind, each in tensors:
-            lines.append(f"  {kind:<11} {each.name}  {each.datatype} {list(each.shape)}")
+            lines.append(f"  {kind:<11} {printable(each.name)}  {each.datatype} {list(each.shape)}")
             lines += [f"    {line}" for line in _printed(each).splitlines()]
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
+from shoal.cli import main, records
 from shoal.cli.records import described
 from shoal.recorder.entry import Outcome
 from shoal.recorder.recorded import RecordedTensor, Recording
@@ -55,6 +55,20 @@ def test_what_clients_have_sent_does_not_reach_the_terminal_as_it_is(
         assert "\\x1b[2Jr7\\n2" in printed
         assert "\x1b" not in printed
         assert ("parameter   \\x1b[3J = 1" in printed) is (number == "#1")
+
+
+def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recording may have come from another server, or have been made by hand."""
+    sent = made(model="m\x1b[2J", tensor="IN\x1b]0;title\x07")
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([sent]))
+    for number in ("", "#1"):
+        assert main(["records", f"{tmp_path}/one.shoalrec{number}"]) == 0
+        printed = capsys.readouterr().out
+        assert "\x1b" not in printed
+        assert "m\\x1b[2J" in printed
+        assert ("IN\\x1b]0;title\\x07  FP32" in printed) is (number == "#1")
+    (request,) = Recording(tmp_path)
+    assert "header      a\\x1b: b" in records._shown(replace(request, headers={"a\x1b": "b"}))
 
 
 def test_without_a_library_the_command_says_how_to_get_it(
