@@ -13,6 +13,7 @@ the supervisor's only import of asyncio. Four rules make its flows readable and 
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, TypeVar
 
 from shoal.supervisor.failure_domains import bound
@@ -164,6 +165,13 @@ class EventLoop:
         """Return from `run` after this pass; without effect outside `run`."""
         if self._loop.is_running():
             self._loop.stop()
+
+    def end(self) -> None:
+        """Close the flows that have not begun and never will, as the process ends: Python would warn of each."""
+        for task in self._tasks:
+            flow: Any = task.get_coro()
+            if getcoroutinestate(flow) == CORO_CREATED:
+                flow.close()
 
     def _on_error(self, _loop: object, context: dict[str, Any]) -> None:
         error = context.get("exception")

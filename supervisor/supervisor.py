@@ -174,6 +174,7 @@ class Supervisor:
             measuring.close()
         for writer in self._state_writers:
             writer.close()
+        self._loop.end()
         return living.result()
 
     # --- phases ---

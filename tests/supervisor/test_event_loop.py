@@ -208,6 +208,8 @@ async def hold():
 tasks = [loop.begin(hold()), loop.begin(hold())]
 loop.call_after(0, loop.stop)
 loop.run()
+loop.begin(hold())  # too late: as that of a worker which dies in the last pass of the loop
+loop.end()
 """
     ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=True)
     assert ended.stderr == b""
