@@ -382,11 +382,11 @@ def test_files_that_change_while_several_instances_load_are_loaded_once_more(rig
     rig.versions.look_at = disk.look_at
     load = load_with(rig, num_instances=3)
     mixed, copy = rig.versions.copies
-    assert (mixed.calls, rig.model.serving) == (["discard"], {})
+    assert (mixed.calls, list(rig.model.serving)) == (["discard"], [])
     bring_up_last(rig)
     rig.versions.confirm()
     assert outcome(load) is None
-    assert (copy.calls, rig.model.serving) == ([], {1: copy})
+    assert (copy.calls, copy.version.state) == ([], VersionState.READY)
     assert disk.looked_at == ["first", "second"]
 
 
@@ -399,7 +399,7 @@ def test_files_that_change_during_every_load_are_served_with_a_warning(
     bring_up_last(rig)
     rig.versions.confirm()
     assert outcome(load) is None
-    assert rig.model.serving == {1: rig.versions.copies[1]}
+    assert rig.versions.copies[1].version.state is VersionState.READY
     assert "the files of model 'm' have changed during both of its loads" in caplog.text
 
 
