@@ -9,15 +9,17 @@ answers are compared, and numpy is imported here alone. ring_loop.py has its loo
 import logging
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
-from shoal.control import Channel
+from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
 from shoal.messages import to_comparator
 from shoal.messages.message import on, table
 from shoal.process_start import join_supervisor
 from shoal.recorder.disagreements import Disagreements
 from shoal.recorder.entry import EntryError
-from shoal.recorder.ring_loop import RingLoop
+from shoal.recorder.ring_loop import SHORT_PAUSE_S, RingLoop
 from shoal.shm.byte_ring import ByteRingReader
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
@@ -28,6 +30,8 @@ COMPLAINT_S = 10.0
 #: Seconds after which messages of the supervisor are looked for, however much is in the ring (ours): a model's own
 #: function may take up to a second for each pair.
 STEP_S = 0.5
+#: Seconds after which findings are sent and room in the ring is freed (ours): as often as the ring is looked into.
+SETTLE_S = SHORT_PAUSE_S
 
 
 class Comparator:
@@ -42,29 +46,44 @@ class Comparator:
 
     def step(self, ring: ByteRingReader) -> int:
         """Compare pairs that are in the ring, for about STEP_S; returns their number."""
-        number, end_s = 0, time.monotonic() + STEP_S
+        number, begun_s = 0, time.monotonic()
+        end_s, settles_s = begun_s + STEP_S, begun_s + SETTLE_S
         for memory in ring.read():
             number += 1
-            copied = memoryview(bytes(memory))
-            ring.acknowledge()  # now: a pair whose comparison ends this process must not end the next one, too
-            try:
-                self._disagreements.take(copied)
-            except (EntryError, ShoalError, ValueError) as error:
-                self._complain(error)
-            if time.monotonic() > end_s:
+            if ring.was_begun_last:  # its comparison may have ended the last process, and must not end this one, too
+                copied = memoryview(bytes(memory))
+                self._settle(ring)
+                self._handle(self._disagreements.drop, copied)
+                continue
+            ring.begin()
+            self._handle(self._disagreements.take, memory)
+            now_s = time.monotonic()
+            if now_s > end_s:
                 break
+            if now_s > settles_s:
+                self._settle(ring)
+                settles_s = now_s + SETTLE_S
+        self._settle(ring)
         return number
+
+    def _handle(self, handle: Callable[[memoryview], None], memory: memoryview) -> None:
+        try:
+            handle(memory)
+        except (EntryError, ShoalError, ValueError) as error:
+            self._complain(error)
+
+    def _settle(self, ring: ByteRingReader) -> None:
+        """Send the supervisor the findings, and free the room of their pairs: a successor compares all others again."""
+        with suppress(*GONE):  # `RingLoop.run` finds by itself that the supervisor is gone
+            for message in self._disagreements.reports():
+                self._supervisor.send(message)
+        ring.acknowledge()
 
     def _complain(self, error: Exception) -> None:
         self._num_unreadable += 1
         if time.monotonic() >= self._quiet_until_s:
             self._quiet_until_s = time.monotonic() + COMPLAINT_S
             _log.error("two answers cannot be compared: %s; %d such pairs so far", error, self._num_unreadable)
-
-    def report(self) -> None:
-        """Send the supervisor the findings since the last call."""
-        for message in self._disagreements.reports():
-            self._supervisor.send(message)
 
 
 def main() -> int:
@@ -77,7 +96,7 @@ def main() -> int:
     comparator = Comparator(supervisor, disagreements)
     own = table(on(to_comparator.ComparisonsChanged, lambda message: disagreements.change(message.rules)))
     with supervisor:
-        RingLoop(supervisor, own, comparator.step, comparator.report).run()
+        RingLoop(supervisor, own, comparator.step).run()
     return 0
 
 

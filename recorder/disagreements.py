@@ -30,10 +30,10 @@ _MAX_SENTENCE = 500
 class _Counts:
     """The counts of one pair's compared answers since the last report."""
 
-    __slots__ = ("agreed", "disagreed", "examples", "failed", "primary_ns", "shadow_ns")
+    __slots__ = ("agreed", "disagreed", "dropped", "examples", "failed", "primary_ns", "shadow_ns")
 
     def __init__(self) -> None:
-        self.agreed = self.disagreed = self.failed = self.primary_ns = self.shadow_ns = 0
+        self.agreed = self.disagreed = self.failed = self.dropped = self.primary_ns = self.shadow_ns = 0
         self.examples: list[dict[str, Any]] = []
 
 
@@ -81,12 +81,17 @@ class Disagreements:
         counts.failed += compared.error is not None
         counts.examples = worst([*counts.examples, example(compared, found)])
 
+    def drop(self, memory: memoryview) -> None:
+        """Count the pair of answers in an entry as one that is not compared. Raises as `take` does."""
+        self._counts.setdefault(read_pair(memory).pair, _Counts()).dropped += 1
+
     def reports(self) -> list[AnswersCompared]:
         """Messages with the counts of all answers compared since the last call."""
         counts, self._counts = self._counts, {}
         return [
             AnswersCompared(
-                *pair, each.agreed, each.disagreed, each.failed, each.primary_ns, each.shadow_ns, each.examples
+                *pair, each.agreed, each.disagreed, each.failed, each.primary_ns, each.shadow_ns, each.examples,
+                each.dropped,
             )
             for pair, each in counts.items()
         ]  # fmt: skip

@@ -1,7 +1,8 @@
 """A ring of entries of any size, with one writer and one reader, each a type of its own.
 
-The writer's segment holds the entries in its slab, and the tail; the reader's segment holds the head. Tail and head
-count bytes and never wrap. An entry is whole: one that does not fit after the last one begins at the slab's start.
+The writer's segment holds the entries in its slab, and the tail; the reader's segment holds the head and, in the place
+of a tail, the end of the entry that the reader has begun last. All three count bytes and never wrap. An entry is whole:
+one that does not fit after the last one begins at the slab's start.
 
     0        8        size of the entry's contents in bytes; SKIP: the next entry is at the start of the slab
     8        n        contents, padded to a multiple of 8
@@ -71,7 +72,7 @@ class ByteRingWriter:
 class ByteRingReader:
     """The reader's end: `own` is its segment, with the head, `peer` the writer's."""
 
-    __slots__ = ("_memory", "_nbytes", "_own_words", "_peer_words", "_position", "_words")
+    __slots__ = ("_begun", "_memory", "_nbytes", "_own_words", "_peer_words", "_position", "_words")
 
     def __init__(self, own: Segment, peer: Mapping) -> None:
         header = peer.header
@@ -81,6 +82,7 @@ class ByteRingReader:
         self._own_words = own.words
         self._peer_words = peer.words
         self._position = own.words[HEAD_WORD]
+        self._begun = own.words[TAIL_WORD]  # by the reader's predecessor, in this ring
 
     def has_unread(self) -> bool:
         """Whether the ring has unread entries."""
@@ -106,6 +108,15 @@ class ByteRingReader:
         """Discard all entries that are unread."""
         self._position = self._peer_words[TAIL_WORD]
         self.acknowledge()
+
+    @property
+    def was_begun_last(self) -> bool:
+        """Whether the entry read last is the one that a dead predecessor had begun last, and not acknowledged."""
+        return self._position == self._begun
+
+    def begin(self) -> None:
+        """Note, for a successor, that the entry read last is begun."""
+        self._own_words[TAIL_WORD] = self._position
 
     def acknowledge(self) -> None:
         """Free the room of all entries that were read."""

@@ -38,7 +38,8 @@ from shoal.tolerance import read_tolerance
 
 _log = logging.getLogger(__name__)
 
-_MIRRORED = "mirrored"
+#: What the batcher counts, beside the reasons of drops, of which one is the comparator's, too.
+_MIRRORED, _COMPARATOR = "mirrored", "comparator"
 #: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
 #: which is not served while its model serves others (ours).
 MAX_ENDED = 32
@@ -199,7 +200,10 @@ class ShadowControl:
 
     def _on_compared(self, message: AnswersCompared) -> None:
         found = self._found.setdefault(Pair(message.model, message.primary, message.shadow), _Found())
-        found.figure = found.figure.plus(ShadowFigure(0, 0, message.agreed, message.disagreed, message.failed))
+        found.dropped += Counter({_COMPARATOR: message.dropped})  # without an entry for 0
+        found.figure = found.figure.plus(
+            ShadowFigure(0, message.dropped, message.agreed, message.disagreed, message.failed)
+        )
         found.primary_ns += message.primary_ns
         found.shadow_ns += message.shadow_ns
         found.examples = worst([*found.examples, *message.examples])

@@ -147,6 +147,14 @@ def test_the_worst_examples_are_reported_in_json_and_bounded() -> None:
     assert disagreements.reports() == []
 
 
+def test_a_pair_that_is_dropped_is_counted_for_its_versions() -> None:
+    disagreements = Disagreements([("m", 1, 2, 1.0, "")])
+    disagreements.drop(pair(answered(1, values(3, 4)), answered(2, values(3, 5))))
+    (report,) = disagreements.reports()
+    assert (report.model, report.primary, report.shadow, report.dropped) == ("m", 1, 2, 1)
+    assert (report.agreed, report.disagreed, report.primary_ns, report.examples) == (0, 0, 0, [])
+
+
 def test_damaged_pairs_raise_what_the_comparator_expects() -> None:
     whole, random = bytes(pair(answered(1, values(3, 4)), answered(2, values(3, 5)))), Random(4)
     disagreements = Disagreements([("m", 1, 2, 1.0, "atol=1")])

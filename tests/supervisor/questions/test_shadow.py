@@ -14,7 +14,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import ComparisonRingMade, ShadowsChanged
-from shoal.messages.to_comparator import ComparisonsChanged
+from shoal.messages.to_comparator import AnswersCompared, ComparisonsChanged
 from shoal.messages.to_recorder import RingAdded
 from shoal.shadow import Pair, ShadowRule
 from shoal.shm import segment
@@ -232,3 +232,13 @@ def test_the_last_shadows_that_ended_are_kept_and_all_that_go_on() -> None:
     assert forgotten == [known[1], known[2], known[3], known[4], *known[6:10]]
     assert len(known) - len(forgotten) == MAX_ENDED + len(going_on)
     assert forgettable(known[:MAX_ENDED], ()) == []
+
+
+@pytest.mark.parametrize(("dropped", "drops"), [(1, {"comparator": 1}), (0, {})])
+def test_a_pair_during_whose_comparison_the_comparator_ended_is_dropped(
+    control: ShadowControl, dropped: int, drops: dict[str, int]
+) -> None:
+    on_compared = control.comparator._handlers()[AnswersCompared]
+    on_compared(AnswersCompared("m", 1, 2, 3, 0, 0, 10, 20, [], dropped))
+    (figures,) = control.figures()
+    assert (figures["agreed"], figures["dropped"], figures["drops"]) == (3, dropped, drops)
