@@ -87,13 +87,12 @@ class CloudRepository:
         self._cache = CopyCache(cache_dir)
         # Changed by listings and fetches. Replaced after a failure: credentials may have been renewed.
         self._filesystem: Any = None
-        # Changed under the lock, by fetches and `forget`: by model, the thread's turn to fetch it, and the latest copy;
-        # fetches under way; the copies to keep where some are to be removed once no fetch is under way.
+        # Changed under the lock, by fetches: by model, the thread's turn to fetch it, and the latest copy; what fetches
+        # under way make.
         self._lock = Lock()
         self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
-        self._num_fetches = 0
-        self._keep: set[Path] | None = None
+        self._under_way: list[CloudModel] = []
         # Changed by fetch_some: by model, a fetch that goes on, or is to begin, though no call waits for it.
         self._late: dict[str, Future[Path | ShoalError]] = {}
 
@@ -113,12 +112,17 @@ class CloudRepository:
         `model` is the model's entry in a fresh listing; without it, a listing is made. Raises NotFoundError where there
         is no such model, and ShoalError for every other failure.
         """
-        with self._fetching(name):
+        with self._lock:
+            turn = self._turns[name]
+        with turn:
             for _ in range(ATTEMPTS):
-                copy = self._copy(model or self._model(name))
-                if copy is not None:
-                    self._note(name, copy)
-                    return copy
+                wanted = model or self._model(name)
+                with self._kept(wanted):
+                    copy = self._copy(wanted)
+                    if copy is not None:
+                        with self._lock:
+                            self._latest[name] = copy
+                        return copy
                 model = None
         raise UnavailableError(
             f"model '{name}' in {self.url} changed while it was copied, {ATTEMPTS} times in a row; "
@@ -163,39 +167,21 @@ class CloudRepository:
             return error
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies that contain none of the paths in `keep`, at once or when no fetch is under way.
-
-        The latest copy of each model stays, and what has been fetched meanwhile: a load of that copy may be about to
-        begin.
-        """
+        """Remove the copies that contain none of the paths in `keep`. The latest copy of each model stays, since a load
+        of it may be about to begin, and what fetches under way make or find."""
         with self._lock:
-            self._keep = {*keep, *self._latest.values()}
-            self._forget_if_idle()
-
-    def _forget_if_idle(self) -> None:
-        if self._keep is not None and not self._num_fetches:
-            keep, self._keep = self._keep, None
-            self._cache.forget(keep)
+            self._cache.forget({*keep, *self._latest.values()}, self._under_way)
 
     @contextlib.contextmanager
-    def _fetching(self, name: str) -> Iterator[None]:
-        """Wait for the end of another thread's fetch of this model, and keep back the removal of copies."""
+    def _kept(self, model: CloudModel) -> Iterator[None]:
+        """Keep a copy of this model, and its objects, from being removed."""
         with self._lock:
-            self._num_fetches += 1
-            turn = self._turns[name]
+            self._under_way.append(model)
         try:
-            with turn:
-                yield
+            yield
         finally:
             with self._lock:
-                self._num_fetches -= 1
-                self._forget_if_idle()
-
-    def _note(self, name: str, copy: Path) -> None:
-        with self._lock:
-            self._latest[name] = copy
-            if self._keep is not None:
-                self._keep.add(copy)
+                self._under_way.remove(model)
 
     def _copy(self, model: CloudModel) -> Path | None:
         """The existing or a new copy of a model; None where the model changed meanwhile."""

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 
 from shoal.cloud_url import CloudUrl
 from shoal.errors import UnavailableError
@@ -61,6 +62,9 @@ class CopyCache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._objects = directory / "objects"
+        # Changed under the lock, by `workplace`: the workplaces in use.
+        self._lock = Lock()
+        self._workplaces: set[Path] = set()
 
     def find(self, model: CloudModel) -> Path | None:
         """The copy with exactly this content; None where there is none, or a power failure has truncated it."""
@@ -84,8 +88,15 @@ class CopyCache:
     def workplace(self) -> Iterator[Path]:
         """A fresh directory for downloads, removed at the end of the `with` with all that was not kept."""
         self._objects.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as directory:
-            yield Path(directory)
+        with self._lock:
+            directory = Path(tempfile.mkdtemp(prefix=".", dir=self._directory))
+            self._workplaces.add(directory)
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+            with self._lock:
+                self._workplaces.discard(directory)
 
     def keep_object(self, download: Path, model: CloudModel, path: str) -> None:
         """Move a download to the kept objects, if it is complete."""
@@ -121,23 +132,32 @@ class CopyCache:
         top.parent.rename(copy)  # publishes: the copy
         return copy / model.name
 
-    def forget(self, keep: Collection[Path]) -> None:
-        """Remove copies that contain none of `keep`, and leftovers of killed processes. Not during a fetch."""
+    def forget(self, keep: Collection[Path], under_way: Collection[CloudModel] = ()) -> None:
+        """Remove copies that contain none of `keep`, and leftovers of killed processes; not what fetches of models
+        `under_way` make or find."""
+        tags = {model.tag for model in under_way}
         for entry in self._entries():
             if entry.name[0] == ".":
                 shutil.rmtree(entry, ignore_errors=True)
-            elif not any(entry in path.parents for path in keep):
+            elif entry.name not in tags and not any(entry in path.parents for path in keep):
                 with self.workplace() as workplace:
                     entry.rename(workplace / entry.name)  # a kill from here on leaves no half of a copy
         if self._objects.is_dir():
-            for each in self._objects.iterdir():
-                if each.stat().st_nlink == 1:
-                    each.unlink()
+            needed = {self._object(model, path, each) for model in under_way for path, each in model.files.items()}
+            for stored in self._objects.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # moved into a copy, without hard links
+                    if stored not in needed and stored.stat().st_nlink == 1:
+                        stored.unlink()
 
     def _entries(self) -> list[Path]:
+        """The directories of the slot but those of objects and of workplaces in use."""
         if not self._directory.is_dir():
             return []
-        return [entry for entry in self._directory.iterdir() if entry.is_dir() and entry != self._objects]
+        with self._lock:
+            return [each for each in self._directory.iterdir() if each.is_dir() and not self._is_in_use(each)]
+
+    def _is_in_use(self, entry: Path) -> bool:
+        return entry == self._objects or entry in self._workplaces
 
     def _object(self, model: CloudModel, path: str, each: CloudObject) -> Path:
         facts = "\0".join([model.name, path, str(each.size), each.tag])

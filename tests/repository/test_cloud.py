@@ -232,6 +232,22 @@ def test_who_is_killed_while_copying_leaves_nothing_that_looks_whole(s3: S3Serve
     assert copies(tmp_path) == [copy.parent.name]
 
 
+def test_removals_do_not_wait_for_a_fetch_that_is_under_way(s3: S3Server, tmp_path: Path) -> None:
+    s3.upload("slow", {"models/small/1/model.onnx": b"1", "models/large/1/model.onnx": os.urandom(1 << 20)})
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with ThreadPoolExecutor(1) as threads, proxy.running() as host:
+        models = repository(s3, "slow", tmp_path, host=host)
+        old = models.fetch("small")
+        s3.upload("slow", {"models/small/1/model.onnx": b"22"})
+        new = models.fetch("small")
+        fetch = threads.submit(models.fetch, "large")
+        assert proxy.halted.wait(DEADLINE_S)
+        models.forget(())
+        assert (old.exists(), new.exists()) == (False, True)
+        proxy.go_on.set()
+        assert (fetch.result(DEADLINE_S) / "1/model.onnx").stat().st_size == 1 << 20
+
+
 # --- what goes wrong ---
 
 

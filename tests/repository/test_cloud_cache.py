@@ -114,6 +114,26 @@ def test_unneeded_copies_are_removed(tmp_path: Path) -> None:
     assert (entries(tmp_path), entries(tmp_path / "objects")) == ({"objects"}, set())
 
 
+def test_what_a_fetch_makes_is_not_removed_during_it(tmp_path: Path) -> None:
+    """Neither its downloads, nor objects that no copy has yet, nor the copy; all else is."""
+    cache, begun = CopyCache(tmp_path), model(a=b"1", b=b"2")
+    old = copy(cache, a=b"3")
+    with cache.workplace() as workplace:
+        download = workplace / "0"
+        download.write_bytes(b"1")
+        cache.keep_object(download, begun, "1/a")
+        (workplace / "1").write_bytes(b"2")
+        cache.forget((), [begun])
+        assert (old.exists(), workplace.exists()) == (False, True)
+        assert list(cache.missing(begun)) == ["1/b"]
+        cache.keep_object(workplace / "1", begun, "1/b")
+        made = cache.assemble(begun, workplace)
+        cache.forget((), [begun])
+        assert made.exists()
+    cache.forget(())
+    assert (entries(tmp_path), entries(tmp_path / "objects")) == ({"objects"}, set())
+
+
 def test_forgetting_in_a_cache_that_was_never_used(tmp_path: Path) -> None:
     CopyCache(tmp_path / "none").forget(())
     assert entries(tmp_path) == set()
