@@ -160,6 +160,7 @@ class Supervisor:
             StoppedProcesses(self._loop, lambda: self._roster.to_be_kept_going(self._star.front_ends)).watch()
             if self._predecessor is not None:
                 self._predecessor.watch(self._loop, self._regions.restore, self._failed)
+                self._regions.report = self._predecessor.send_region
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
         while not living.done():

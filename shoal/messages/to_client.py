@@ -195,6 +195,10 @@ class RegionUnregistered(Message):
     name: str
 
 
+#: A change of clients' regions, which the servers of an upgrade send each other.
+RegionChange: TypeAlias = RegionRegistered | CudaRegionRegistered | RegionUnregistered
+
+
 ToClient: TypeAlias = (
     shared.SegmentAnnounced
     | shared.SegmentGone

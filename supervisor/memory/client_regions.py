@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
-from shoal.messages.message import Message
-from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionChange, RegionRegistered, RegionUnregistered
 from shoal.messages.to_worker import CudaRegionGone
 from shoal.shm.client_regions import ClientRegion, open_region
 from shoal.shm.cuda_regions import CudaRegion
@@ -37,6 +36,8 @@ class ClientRegions:
         """`gpus` are the numbers of the server's GPUs."""
         self._star = star
         self._gpus = gpus
+        #: Sends the old server what clients change here, as long as this one may be ended in its favour. Set once.
+        self.report: Callable[[RegionChange], None] = lambda _message: None
         self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
         self.verbs: dict[str, Verb] = {
             "register_region": self._register,
@@ -63,17 +64,21 @@ class ClientRegions:
             for region in self._regions.values():
                 member.send(_message(region))
 
-    def restore(self, message: RegionRegistered | CudaRegionRegistered | RegionUnregistered) -> Future[None]:
-        """Apply a change that the old server has sent; the future is done when all front ends have."""
+    def restore(self, message: RegionChange) -> Future[None]:
+        """Apply a change that the other server of an upgrade has sent; the future is done when all front ends have."""
         if isinstance(message, RegionUnregistered):
             self._close(self._forget(message.kind, message.name))
-        elif isinstance(message, CudaRegionRegistered):
-            self._num_registrations = max(self._num_registrations, message.number)
-            self._regions[message.name] = CudaRegion(*message.values)
-        else:
+            return self._announce(message)
+        region: ClientRegion | CudaRegion
+        if isinstance(message, CudaRegionRegistered):  # with a number of the other server's
+            self._num_registrations += 1
+            region = CudaRegion(
+                message.name, self._num_registrations, message.device_id, message.handle, message.byte_size
+            )
+        else:  # the region owns the descriptor
             region = ClientRegion(message.name, message.key, message.offset, message.byte_size, message.memory)
-            self._regions[message.name] = region  # which owns the descriptor
-        return self._announce(message)
+        self._regions[message.name] = region
+        return self._announce(_message(region))
 
     # --- clients' requests ---
 
@@ -101,13 +106,13 @@ class ClientRegions:
                 "or raise the limit of open files (ulimit -n)"
             )
         self._regions[name] = region = opened()
-        await self._announce(_message(region))
+        await self._change(_message(region))
 
     async def _unregister(self, arguments: dict[str, Any]) -> None:
         """Unregister one region of a kind, or all of the kind where the name is empty."""
         kind, name = arguments["kind"], arguments["name"]
         gone = self._forget(kind, name)
-        await self._announce(RegionUnregistered(kind, name))
+        await self._change(RegionUnregistered(kind, name))
         await self._close(gone)
 
     def _forget(self, kind: str, name: str) -> list[CudaRegionGone]:
@@ -126,9 +131,14 @@ class ClientRegions:
         recipients = [(member, message) for member in workers for message in gone]
         return self._star.acknowledgements.announce([], briefly=recipients)
 
-    def _announce(self, message: Message) -> Future[None]:
-        follower = [] if self._follower is None else [(self._follower, message)]
-        return self._star.acknowledgements.announce([*self._star.to_front_ends(message), *follower])
+    def _change(self, message: RegionChange) -> Future[None]:
+        """Announce a client's change to front ends, and to the other server of an upgrade."""
+        self.report(message)
+        return self._announce(message, *([] if self._follower is None else [self._follower]))
+
+    def _announce(self, message: RegionChange, *others: Member) -> Future[None]:
+        recipients = [*self._star.to_front_ends(message), *[(member, message) for member in others]]
+        return self._star.acknowledgements.announce(recipients)
 
 
 def _message(region: ClientRegion | CudaRegion) -> RegionRegistered | CudaRegionRegistered:

@@ -3,13 +3,14 @@
 Carried are models that were loaded and unloaded by request, with configurations and files that came with a load; the
 numbers of instances; registrations; log and trace settings; clients' regions of shared memory. Not carried are
 counters, the response cache, sequences under way, and models' own state (docs/operations.md). Runs in the supervisor:
-`models`, `settings` and `follow` in the old server's, the others in the new one's.
+`models`, `settings`, `follow` and `restore_region` in the old server's, the others in the new one's.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.messages import upgrade as messages
+from shoal.messages.to_client import RegionChange
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.parts import Administration, Observation
@@ -54,6 +55,10 @@ class CarriedState:
     def follow(self, member: Member) -> None:
         """Send a new server all regions, and each change from now on."""
         self._regions.follow(member)
+
+    def restore_region(self, message: RegionChange) -> None:
+        """Apply a change that a client has made at a new server, which may not take over."""
+        self._regions.restore(message)
 
     def discard(self) -> None:
         """Remove the copies made for a new server that has not taken over."""

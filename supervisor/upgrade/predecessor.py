@@ -20,7 +20,7 @@ from shoal import control
 from shoal.control import GONE, Channel
 from shoal.messages import upgrade as messages
 from shoal.messages.message import Message, MessageError
-from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import RegionChange
 from shoal.options import ServerOptions
 from shoal.process import die_with_parent, outlive_parent
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
@@ -98,7 +98,7 @@ class Predecessor:
     def watch(
         self,
         loop: EventLoop,
-        on_region: Callable[[RegionRegistered | CudaRegionRegistered | RegionUnregistered], Future[None]],
+        on_region: Callable[[RegionChange], Future[None]],
         lost: Future[None],
     ) -> None:
         """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
@@ -121,7 +121,7 @@ class Predecessor:
                     _log.error("the old server has ended before this one has taken over")
                     resolve(lost, None)
                 return
-            if isinstance(message, (RegionRegistered, CudaRegionRegistered, RegionUnregistered)):
+            if isinstance(message, RegionChange):
                 loop.after(on_region(message), lambda: self._send(None, seq))
             else:
                 if isinstance(message, messages.TakeOver):
@@ -155,6 +155,11 @@ class Predecessor:
         self._send(messages.NewServerServes())
         await shared(self._received[messages.TakeOver])
         await first(self._received[messages.MainProcessNamed], *self._gone)
+
+    def send_region(self, message: RegionChange) -> None:
+        """Report a change of clients' regions, which the old server needs if this one does not take over."""
+        if not self._received[messages.TakeOver].done():
+            self._send(message)
 
     def fail(self, reason: str) -> None:
         self._send(messages.NewServerFails(reason))

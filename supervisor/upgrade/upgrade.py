@@ -12,11 +12,12 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from shoal.errors import UnavailableError
 from shoal.messages import upgrade as messages
 from shoal.messages.message import Message, on, table
+from shoal.messages.to_client import RegionChange
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
 from shoal.supervisor.memory.star import Star
@@ -85,13 +86,17 @@ class NewServer:
         self._reports: dict[type[Message], Future[Message]] = {}
         self._failed: Future[str] = loop.future()
 
-    def join(self, member: Member, message: messages.NewServerConnected) -> None:
+    def join(
+        self, member: Member, message: messages.NewServerConnected, on_region: Callable[[RegionChange], None]
+    ) -> None:
+        """Take in the process, which has connected; `on_region` applies a change of clients' regions."""
         self.member = member
         self.version = message.version
         member.listen(
             table(
                 on(messages.ModelsSettled, self._note),
                 on(messages.NewServerServes, self._note),
+                *[on(kind, on_region) for kind in get_args(RegionChange)],
                 on(messages.NewServerFails, lambda failure: resolve(self._failed, failure.reason)),
             )
         )
@@ -262,7 +267,7 @@ class Upgrade:
         if self._new is None or self._new.child.pid != member.pid:
             member.hang_up()
             return
-        self._new.join(member, message)
+        self._new.join(member, message, self._carried.restore_region)
 
     # --- the upgrade ---
 

@@ -9,6 +9,7 @@ import posix_ipc
 import pytest
 
 from shoal.messages.from_client import QuestionAsked
+from shoal.messages.message import Message
 from shoal.messages.to_client import CudaRegionRegistered, QuestionAnswered, RegionRegistered, RegionUnregistered
 from shoal.messages.to_worker import CudaRegionGone
 from shoal.supervisor.memory.client_regions import ClientRegions
@@ -186,13 +187,38 @@ def test_a_worker_that_executes_is_not_waited_for(office: Office) -> None:
     assert answers(office) == [(0, "")]
 
 
-def test_a_new_server_numbers_on_where_the_old_one_was(office: Office) -> None:
-    office.regions.restore(on_gpu("r", 7))
-    assert office.a.heard() == office.b.heard() == [on_gpu("r", 7)]
+def test_a_region_on_a_gpu_has_a_number_of_each_server_of_an_upgrade(office: Office) -> None:
+    """Both number regions on, so a number of the other server's may be one of this server's."""
+    register_cuda(office, "q")
+    office.settle()
+    office.a.heard()
+    office.b.heard()
+    office.regions.restore(on_gpu("r", 1))
+    assert office.a.heard() == office.b.heard() == [on_gpu("r", 2)]
     office.settle()
     register_cuda(office, "s")
-    assert office.a.heard() == [on_gpu("s", 8)]
+    assert office.a.heard() == [on_gpu("s", 3)]
     office.settle()
     office.regions.restore(RegionUnregistered("cuda", "r"))
     assert office.a.heard() == [RegionUnregistered("cuda", "r")]
-    assert office.third.heard() == [CudaRegionGone(7)]
+    assert office.third.heard() == [CudaRegionGone(2)]
+
+
+def test_changes_by_clients_are_reported_to_the_old_server_and_its_own_are_not(office: Office) -> None:
+    reported = list[Message]()
+    office.regions.report = reported.append
+    office.regions.restore(on_gpu("r", 1))
+    office.settle()
+    register_cuda(office, "s")
+    office.settle()
+    office.unregister("s", "cuda")
+    office.settle()
+    assert reported == [on_gpu("s", 2), RegionUnregistered("cuda", "s")]
+
+
+def test_a_change_that_a_new_server_has_sent_is_not_sent_back(office: Office) -> None:
+    follower = office.start()
+    office.regions.follow(follower.member)
+    office.regions.restore(on_gpu("r", 1))
+    register_cuda(office, "s")
+    assert follower.heard() == [on_gpu("s", 2)]

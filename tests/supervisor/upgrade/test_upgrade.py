@@ -8,11 +8,14 @@ from typing import Any, cast
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.to_client import CudaRegionRegistered, RegionUnregistered
 from shoal.messages.upgrade import (
     MainProcessNamed,
     ModelsCarried,
     ModelsSettled,
     NewServerConnected,
+    NewServerFails,
     NewServerServes,
     SettingsCarried,
     TakeOver,
@@ -78,7 +81,8 @@ class Upgrading:
         nothing: Any = None
         self.upgrade = Upgrade(rig.star, "@", BY_HAND, carried, nothing, nothing, service, [self.writer])
         self._server = NewServer(loop, child, loop.now_s() + 600)
-        self._server.join(self.new.member, NewServerConnected("x"))
+        self.regions = list[Message]()
+        self._server.join(self.new.member, NewServerConnected("x"), self.regions.append)
 
     def begin(self) -> None:
         self.upgrade._loop.start(self.upgrade._run(self._server, self.ended.append))
@@ -140,6 +144,22 @@ def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig
     assert answer.result() is None
     rig.clock.until(upgrading.writer._written.done)
     assert upgrading.file.read() == [2]
+
+
+def test_a_region_that_a_client_has_registered_at_a_new_server_is_not_lost_with_it(
+    rig: StarRig, tmp_path: Path
+) -> None:
+    upgrading = Upgrading(rig, tmp_path)
+    upgrading.begin()
+    rig.clock.until(lambda: bool(upgrading.new.read()))
+    upgrading.new.say(ModelsSettled([]))
+    changes = [CudaRegionRegistered("r", 1, 0, b"h" * 64, 8), RegionUnregistered("system", "s")]
+    for change in changes:
+        upgrading.new.say(change)
+    upgrading.new.say(NewServerFails("it has failed"))
+    rig.clock.until(lambda: bool(upgrading.ended))
+    assert upgrading.reason == "it has failed"
+    assert upgrading.regions == changes
 
 
 def test_a_new_server_that_has_not_taken_over_changes_nothing(rig: StarRig) -> None:
