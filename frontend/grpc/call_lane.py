@@ -11,6 +11,7 @@ from shoal.frontend.grpc.lane_sockets import LaneSockets
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.service import GrpcCall
+from shoal.frontend.upload_budget import UploadBudget
 from shoal.shm.slab import Block
 
 
@@ -22,6 +23,8 @@ class CallLane(LaneSockets, Protocol):
     parking: Parking
 
     admissions: Admissions
+    #: Private memory for bytes of calls that the road has not taken.
+    upload_budget: UploadBudget
 
     def may_hand_over(self, num_calls: int) -> bool:
         """Whether a connection with so many calls on the road may have one more there: each takes a descriptor until

@@ -74,6 +74,7 @@ class GrpcLane(Lane[GrpcConnection]):
         )
         self._max_handed_over = reserve() // _RESERVE_PER_CALL
         self.buffers = MessageBuffers(self._port, self._state.upload_pace)
+        self.upload_budget = self._state.upload_budget
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
         self.admissions = Admissions(self)

@@ -1,8 +1,8 @@
 """A unary call that the road answers, because it waits: for the supervisor, for a model, or for memory.
 
 The call becomes a request of HTTP/1.1 on a socket pair, whose other end is handed to the road as if it were a client's
-connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them. One thread, the
-lane's, which never waits for the road.
+connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them, and the lane no
+more of all calls than --max-upload-mib. One thread, the lane's, which never waits for the road.
 """
 
 import select
@@ -19,6 +19,7 @@ from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.grpc.wire import MAX_LEADING_BYTES, leading_text
 from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
+from shoal.frontend.upload_budget import NoUploadMemoryError
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
@@ -52,6 +53,7 @@ class RoadCall:
         # Changed as the call goes on.
         self._missing = message.nbytes  # bytes of the message that have not come yet
         self._unsent = bytearray()
+        self._num_counted = 0  # of `_unsent`, in the lane's budget
         self._num_uncredited = 0  # bytes that came and that the road has not taken: they count against the window
         self._answer = bytearray()  # the beginning of the answer's head, until that is whole
         self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
@@ -65,7 +67,7 @@ class RoadCall:
             theirs.close()
             raise
         lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
-        self.take(message.begun)
+        self._pass(message.begun)
 
     # --- the message goes out ---
 
@@ -76,7 +78,16 @@ class RoadCall:
         """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
-        """Pass on a piece of the message; bytes after its end are ignored."""
+        """Pass on a piece of the message; bytes after its end are ignored. Where what the road has not taken of all
+        calls is too much for the lane's memory, calls are refused."""
+        self._pass(data)
+        budget = self._lane.upload_budget
+        while isinstance(call := budget.excess(), RoadCall):
+            error = NoUploadMemoryError(budget.limit)
+            call._refuse(error.grpc_status, str(error))
+            self._lane.has_output(call._connection)
+
+    def _pass(self, data: bytes | memoryview) -> None:
         data = data[: self._missing]
         self._missing -= len(data)
         self._unsent += data
@@ -99,10 +110,17 @@ class RoadCall:
                 sent = len(self._unsent)
             del self._unsent[:sent]
             self._connection.http2.keep_received(-sent)
+        self._count(len(self._unsent))
         if not self._unsent and self._missing:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
         self._watch()
+
+    def _count(self, num_kept: int) -> None:
+        """Count this call's bytes in the lane's memory."""
+        if num_kept != self._num_counted:
+            self._lane.upload_budget.add(self, self._connection.peer, num_kept - self._num_counted)
+            self._num_counted = num_kept
 
     def _watch(self) -> None:
         unsent_bytes = self._connection.http2.unsent_nbytes(self._stream_id)
@@ -210,6 +228,7 @@ class RoadCall:
             self._socket.close()
             self._connection.http2.keep_received(-len(self._unsent))
             self._unsent.clear()
+            self._lane.upload_budget.remove(self)
 
 
 def _head(opening: Opening, peer: str, message: LargeMessage, deadline_ns_: int) -> bytes:

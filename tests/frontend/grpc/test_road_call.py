@@ -20,6 +20,7 @@ from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.unary import TOO_MANY_HANDED_OVER, UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.upload_budget import UploadBudget
 from tests.frontend.grpc.connection_pair import Pair
 from tests.frontend.grpc.http2.peer import HEADERS, PREFACE, SETTINGS, frame, frames_in, number
 from tests.scarcity import no_descriptors_left
@@ -34,6 +35,7 @@ class Lane:
     """What such a call asks of its lane."""
 
     def __init__(self) -> None:
+        self.upload_budget = UploadBudget(1 << 30)
         self.road: socket.socket | None = None
         self.head = b""
         self.protocol = None
@@ -186,6 +188,38 @@ def test_a_call_whose_socket_the_kernel_does_not_watch_leaves_none(num_descripto
     assert (num_descriptors(), raised.value.errno) == (before, errno.ENOSPC)
     pair.connection.close()
     pair.client.close()
+
+
+def test_what_the_road_does_not_take_of_all_calls_is_bounded_and_the_largest_is_refused() -> None:
+    """Each call had a window's worth of the lane's memory, however many there were."""
+    lane: Any = Lane()
+    lane.upload_budget = UploadBudget(3 * MIB)
+    pairs, calls, roads = list[Pair](), list[RoadCall](), list[socket.socket]()
+    opening = Opening(find(INFER), {}, None, "identity", "identity", None)  # type: ignore[arg-type]
+    for _ in range(2):
+        pairs.append(Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()))
+        pairs[-1].call(1)
+        message = LargeMessage(NBYTES, b"", is_compressed=False)
+        calls.append(RoadCall(lane, pairs[-1].connection, 1, opening, message, 1e9))
+        pairs[-1].connection.calls[1] = calls[-1]
+        roads.append(lane.road)
+    calls[0].take(bytes(3 * MIB))
+    calls[1].take(bytes(MIB // 2))
+    calls[1].take(bytes(MIB // 2))
+    assert [1 in pair.connection.calls for pair in pairs] == [False, True]
+    pairs[0].connection.flush(0.0)
+    refusal = b"Send the request again later, or raise --max-upload-mib"
+    assert any(refusal in each.payload for each in frames_in(pairs[0].read()))
+    assert len(calls[1]._unsent) == lane.upload_budget.nbytes > 0
+    roads[1].recv(MIB)
+    calls[1].serve(select.EPOLLOUT)
+    assert len(calls[1]._unsent) == lane.upload_budget.nbytes
+    calls[1].cancel()
+    assert lane.upload_budget.nbytes == 0
+    for pair, road in zip(pairs, roads, strict=True):
+        pair.connection.close()
+        pair.client.close()
+        road.close()
 
 
 @pytest.mark.parametrize(
