@@ -6,6 +6,9 @@ A load runs users' code, which may hang until --model-load-timeout-secs. So a lo
 - of young loads there are as many at once as that flag says, of all loads MOST_LOADS times as many;
 - of one model as many load at once as that flag says, and next is the model with the fewest loads under way.
 
+So a load waits YOUNG_S seconds for each such number of hung loads before it; where MOST_LOADS times as many hang, until
+one of them ends, since each has a process.
+
 Runs in the supervisor.
 """
 
