@@ -233,7 +233,8 @@ class PortTransport:
                 self.doubt(number)
                 reply.ask()
         except queue.Empty:
-            # The reply may have come just after the time was over.
+            # The reply may have come just after the time was over or, while the process stood still, before that.
+            self.shared.hand_out()
             if (last := _left(waiter)) is None:
                 raise self.no_answer() from None
             return last
