@@ -5,35 +5,30 @@ One thread, the lane's, which never waits: the answer is brought to the stream t
 
 import socket
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.api_keys import ApiKey
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import UnavailableError
 from shoal.frontend.access.admission_words import GREETING, MAX_BYTES, Question, pack_question, unpack_verdict
 from shoal.frontend.access.key_limits import KeyLimitError
-from shoal.frontend.grpc.lane_sockets import LaneSockets
+
+if TYPE_CHECKING:
+    from shoal.frontend.grpc.grpc_lane import GrpcLane
+    from shoal.frontend.grpc.stream_call import StreamCall
 
 #: How long a request waits for the road's answer (ours: a road that was killed is there again within a second).
 ANSWER_S = 10.0
 
 
-class Asking(Protocol):
-    """A stream with a request that asks to begin."""
-
-    def judged(self, number: int, error: ShoalError | None) -> None:
-        """Handle the answer to the question of this number: admitted, or refused with an error."""
-        ...
-
-
 class _Asked(NamedTuple):
-    stream: Asking
+    stream: "StreamCall"
     deadline_s: float
 
 
 class Admissions:
     """The questions of one lane."""
 
-    def __init__(self, lane: LaneSockets) -> None:
+    def __init__(self, lane: "GrpcLane") -> None:
         self._lane = lane
         self.fd = -1
         # Changed by every method.
@@ -41,7 +36,7 @@ class Admissions:
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
 
-    def ask(self, stream: Asking, key: ApiKey) -> int:
+    def ask(self, stream: "StreamCall", key: ApiKey) -> int:
         """Ask for a request by this key. Returns the question's number, which is the admission's if there is one."""
         number = next(self._numbers)
         self._asked[number] = _Asked(stream, self._lane.now_s + ANSWER_S)

@@ -24,7 +24,6 @@ from shoal.frontend.grpc.idle_connections import longest_idle
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
-from shoal.frontend.grpc.lane_sockets import CallSocket
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
 from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
@@ -32,6 +31,7 @@ from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.region_template import RegionTemplate
+from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall, shutting_down
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
@@ -86,7 +86,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
-        self._listeners: dict[int, CallSocket] = {}  # by descriptor
+        self._listeners: dict[int, RoadCall | Admissions] = {}  # by descriptor
         self._deadlines = Deadlines()
         self._bounds = bounds(self._limits, 0, 0, 0)  # of each connection
 
@@ -149,6 +149,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self.has_output(connection)
 
     def close(self, connection: GrpcConnection) -> None:
+        """Close a connection, unless it is closed: no further byte is received or sent."""
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
             self._poller.unregister(connection.fd)
@@ -292,21 +293,25 @@ class GrpcLane(Lane[GrpcConnection]):
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
         return call
 
-    # --- methods for calls (CallLane) ---
+    # --- methods for calls ---
 
     def has_output(self, connection: GrpcConnection) -> None:
+        """Note that a connection has bytes to send at the end of this pass."""
         if not connection.is_dirty:
             connection.is_dirty = True
             self._dirty.append(connection)
 
     def deadline_s(self, opening: Opening) -> float:
+        """The monotonic time at which a call that begins now is too late: the client's deadline, or the server's."""
         timeout_s = self._place.request_timeout_s if opening.method.handler is None else self._place.answer_timeout_s
         return self.now_s + (timeout_s if opening.timeout_s is None else min(timeout_s, opening.timeout_s))
 
     def answer_by_s(self) -> float:
+        """The monotonic time at which the next answer of a streamed request is too late."""
         return self.now_s + self._place.request_timeout_s
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
+        """The status and message for a call whose deadline has passed."""
         if (
             not self._state.gives_up
             and opening.timeout_s is not None
@@ -317,30 +322,40 @@ class GrpcLane(Lane[GrpcConnection]):
         return error.grpc_status, str(error)
 
     def no_answer(self) -> UnavailableError:
+        """The error for a request that no model has answered in time."""
         return self._state.no_answer(self._place.request_timeout_s)
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
+        """The call in the form for a handler of the service."""
         return GrpcCall(self._state, None, opening.metadata, connection.peer, key=opening.key)
 
     def free(self, block: Block) -> None:
+        """Free the block of a received message that will not be submitted."""
         self._port.slab.free(block.ref)
 
     def may_hand_over(self, num_calls: int) -> bool:
+        """Whether a connection with so many calls on the road may have one more there: each takes a descriptor until
+        it is answered."""
         # A connection may have half as many as there is room for: every other one finds some.
         return 2 * num_calls < self._max_handed_over - len(self._listeners)
 
-    def listen(self, listener: CallSocket) -> None:
-        self._poller.register(listener.fd, _IN)  # which may fail: then nothing has happened
+    def listen(self, listener: RoadCall | Admissions) -> None:
+        """Call the listener's `serve` whenever its descriptor can be read. Raises OSError, with no effect, if the
+        kernel watches no further descriptor."""
+        self._poller.register(listener.fd, _IN)
         self._listeners[listener.fd] = listener
 
-    def forget(self, listener: CallSocket) -> None:
+    def forget(self, listener: RoadCall | Admissions) -> None:
+        """Stop listening to a descriptor that is about to be closed."""
         del self._listeners[listener.fd]
         self._poller.unregister(listener.fd)
 
     def watch(self, fd: int, events: int) -> None:
+        """Wait for other events of a listener's descriptor."""
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
+        """Give the road its end of a socket pair."""
         self._sources.hand_over(theirs, data)
 
     # --- answers go out ---

@@ -3,8 +3,8 @@ lane's."""
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
@@ -14,23 +14,11 @@ from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, or_untraced
-from shoal.shm.port import Port, Reply
+from shoal.shm.port import Port
 from shoal.timing import as_header
 
 #: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, in which no other call is served.
 MAX_UNPACKED_BYTES = 1 << 20
-
-
-class Asker(Protocol):
-    """A call that has submitted requests to a model."""
-
-    def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
-        """Handle a reply, and release its block. `timing` are the request's times, which its client has asked for."""
-        ...
-
-    def give_up(self) -> None:
-        """Log the exception being handled, which is a fault of this server, and end the connection."""
-        ...
 
 
 class Inference:
@@ -43,11 +31,11 @@ class Inference:
         #: Releases a reply, whose block is no longer read.
         self.release = port.release
         # Changed by ask, forget and deliver.
-        self._waiting: dict[int, tuple[Asker, AskedMessage, TracedRequest | None] | None] = {}
+        self._waiting: dict[int, tuple[AskingCall, AskedMessage, TracedRequest | None] | None] = {}
 
     def ask(
         self,
-        asker: Asker,
+        asker: AskingCall,
         opening: Opening,
         received: ReceivedMessage,
         begun_s: float,
@@ -81,7 +69,7 @@ class Inference:
 
     def ask_known(
         self,
-        asker: Asker,
+        asker: AskingCall,
         template: MessageTemplate | RegionTemplate,
         id_: bytes,
         tensors: Sequence[bytes],
@@ -109,7 +97,7 @@ class Inference:
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
-    def _wait(self, asker: Asker, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> None:
+    def _wait(self, asker: AskingCall, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> None:
         is_traced = self._state.tracing is not None or opening.wants_timing
         trace = self._trace(number, asked, opening, begun_s) if is_traced else None
         self._waiting[number] = asker, asked, trace

@@ -7,8 +7,8 @@ that model alone. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
-from typing import Protocol
 
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import InferenceProtocol
 from shoal.shm.port import Port
@@ -18,22 +18,13 @@ from shoal.shm.shares import may_take
 MAX_PARKED_BYTES = 64 << 20
 
 
-class Parked(Protocol):
-    """A call that waits for room."""
-
-    def resume(self) -> int:
-        """Submit the waiting request, since there probably is room. Returns 0, or the number of the model for which
-        there is none; then the call has not changed, and waits on."""
-        ...
-
-
 class Parking:
     """All calls of a lane that wait for room."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
         #: By model, the calls that wait and the bytes of each; empty most of the time. Changed here alone.
-        self.waiting: dict[int, OrderedDict[Parked, int]] = {}
+        self.waiting: dict[int, OrderedDict[AskingCall, int]] = {}
         # Changed with `waiting`: the bytes kept for each model, and for all; the models in the order of their turns.
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
@@ -61,10 +52,10 @@ class Parking:
         free_nbytes = MAX_PARKED_BYTES - self._nbytes
         return nbytes <= free_nbytes and may_take(self._nbytes_of.get(model, 0), free_nbytes)
 
-    def park(self, call: Parked, model: int, nbytes: int) -> None:
+    def park(self, call: AskingCall, model: int, nbytes: int) -> None:
         self._add(call, model, nbytes, is_first=False)
 
-    def leave(self, call: Parked, model: int) -> None:
+    def leave(self, call: AskingCall, model: int) -> None:
         """Forget a call that has ended, if it still waits for this model."""
         waiting = self.waiting.get(model)
         if waiting is not None and call in waiting:
@@ -89,7 +80,7 @@ class Parking:
         if not self._nbytes_of[model]:
             del self._nbytes_of[model]
 
-    def _add(self, call: Parked, model: int, nbytes: int, *, is_first: bool) -> None:
+    def _add(self, call: AskingCall, model: int, nbytes: int, *, is_first: bool) -> None:
         waiting = self.waiting.get(model)
         if waiting is None:
             waiting = self.waiting[model] = OrderedDict()
@@ -99,14 +90,14 @@ class Parking:
             waiting.move_to_end(call, last=False)
         self._count(model, nbytes)
 
-    def _take(self, model: int) -> tuple[Parked, int]:
+    def _take(self, model: int) -> tuple[AskingCall, int]:
         """Remove and return the call to a model that has waited longest, with its bytes."""
         waiting = self.waiting[model]
         call, nbytes = waiting.popitem(last=False)
         self._remove(model, waiting, nbytes)
         return call, nbytes
 
-    def _remove(self, model: int, waiting: "OrderedDict[Parked, int]", nbytes: int) -> None:
+    def _remove(self, model: int, waiting: "OrderedDict[AskingCall, int]", nbytes: int) -> None:
         self._count(model, -nbytes)
         if not waiting:
             del self.waiting[model]

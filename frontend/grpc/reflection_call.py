@@ -1,24 +1,29 @@
 """A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
 
+from typing import TYPE_CHECKING
+
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call_lane import CallLane
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.connection import GrpcConnection, prefixed
 from shoal.frontend.grpc.framing import HEADERS, decompress
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 
+if TYPE_CHECKING:
+    from shoal.frontend.grpc.grpc_lane import GrpcLane
+
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
 #: Most bytes of answers that a client has not read yet (kilobytes each, with all descriptors).
 _MAX_UNSENT_BYTES = 1 << 20
 
 
-class ReflectionCall:
-    """A call of server reflection."""
+class ReflectionCall(OpenCall):
+    """A call of server reflection. No question is large enough to be received directly."""
 
     __slots__ = ("_connection", "_deadline_s", "_has_begun", "_inbox", "_opening", "_stream_id")
 
-    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening
@@ -26,12 +31,6 @@ class ReflectionCall:
         # Changed as the call goes on.
         self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._has_begun = False
-
-    #: No question is large enough to be received directly.
-    target = None
-
-    def received_into_target(self, nbytes: int) -> None:
-        """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
         from shoal.frontend.grpc.reflection import answer  # here: few clients ask, and it takes 1.5 MiB
@@ -63,9 +62,6 @@ class ReflectionCall:
             self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
         elif (late := self._inbox.late(now_s)) is not None:
             self._finish(late.grpc_status, str(late))
-
-    def recall(self, is_wanted: object) -> None:
-        """Do nothing: answers lie in this process's own memory."""
 
     def end_idle(self, error: ShoalError) -> None:
         del error

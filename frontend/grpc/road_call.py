@@ -7,9 +7,9 @@ more of all calls than --max-upload-mib. One thread, the lane's, which never wai
 
 import select
 import socket
+from typing import TYPE_CHECKING
 
-from shoal.errors import ShoalError
-from shoal.frontend.grpc.call_lane import CallLane
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, decompressed_start, prefix
 from shoal.frontend.grpc.inbox import LargeMessage
@@ -21,6 +21,9 @@ from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
 from shoal.frontend.upload_budget import NoUploadMemoryError
 
+if TYPE_CHECKING:
+    from shoal.frontend.grpc.grpc_lane import GrpcLane
+
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
 #: Bytes of a response that the client has not read, beyond which no more are read from the road; fewer if there is no
@@ -30,12 +33,12 @@ _MAX_HEAD_BYTES = 64 * 1024
 _LOST = "the front end that answers this call has ended, or has ended the call; the server's log says why"
 
 
-class RoadCall:
-    """A call that was handed over to the road, until it has been answered."""
+class RoadCall(OpenCall):
+    """A call that was handed over to the road, until it has been answered. Its message is passed on, not kept."""
 
     def __init__(
         self,
-        lane: CallLane,
+        lane: "GrpcLane",
         connection: GrpcConnection,
         stream_id: int,
         opening: Opening,
@@ -70,12 +73,6 @@ class RoadCall:
         self._pass(message.begun)
 
     # --- the message goes out ---
-
-    #: None, since the message is passed on, not kept.
-    target = None
-
-    def received_into_target(self, nbytes: int) -> None:
-        """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
         """Pass on a piece of the message; bytes after its end are ignored. Where what the road has not taken of all
@@ -205,12 +202,6 @@ class RoadCall:
             self._pace = ReadRate()
             return self._progress.is_slow(now_s, queue.num_taken)
         return self._pace.is_slow(now_s, queue.num_taken)
-
-    def recall(self, is_wanted: object) -> None:
-        """Do nothing: the road's response is a copy."""
-
-    def end_idle(self, error: ShoalError) -> None:
-        """Do nothing: the road ends idle calls."""
 
     def _lost(self) -> None:
         self._refuse(_INTERNAL, _LOST)

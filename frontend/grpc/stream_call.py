@@ -10,11 +10,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
-from shoal.frontend.grpc.call_lane import CallLane
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
@@ -22,6 +22,9 @@ from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.stream_order import StreamOrder
 from shoal.shm.port import NoRoomError, Reply
+
+if TYPE_CHECKING:
+    from shoal.frontend.grpc.grpc_lane import GrpcLane
 
 _log = logging.getLogger("shoal")
 
@@ -57,7 +60,7 @@ class RefusedMessage(NamedTuple):
     error: ShoalError
 
 
-class StreamCall:
+class StreamCall(AskingCall):
     """A call of ModelStreamInfer, until both sides have ended it."""
 
     __slots__ = (
@@ -66,7 +69,7 @@ class StreamCall:
         "_stream_id", "_waits_for", "opening",
     )  # fmt: skip
 
-    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
@@ -181,6 +184,7 @@ class StreamCall:
         return self._admission > 0
 
     def judged(self, number: int, error: ShoalError | None) -> None:
+        """Handle the answer to the question of this number: the next message is admitted, or refused with an error."""
         self._question, self._refusal = 0, error
         if error is None:
             self._admission = number

@@ -3,9 +3,10 @@ lane's."""
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call_lane import CallLane
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import OK, decompress, with_timing
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
@@ -20,13 +21,16 @@ from shoal.frontend.prepared import RoadOnlyError
 from shoal.open_files import explain
 from shoal.shm.port import NoRoomError, Reply
 
+if TYPE_CHECKING:
+    from shoal.frontend.grpc.grpc_lane import GrpcLane
+
 _log = logging.getLogger("shoal")
 
 TOO_MANY_HANDED_OVER = "too many large calls, and calls that may wait, are under way: try again later"
 _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 
 
-class UnaryCall:
+class UnaryCall(AskingCall):
     """A unary call, until its message is whole and, if it is an inference, its model has answered."""
 
     __slots__ = (
@@ -41,7 +45,7 @@ class UnaryCall:
         "_waits_for",
     )
 
-    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
@@ -221,9 +225,6 @@ class UnaryCall:
         self._lane.has_output(connection)
 
     # --- other ends of the call ---
-
-    def recall(self, is_wanted: object) -> None:
-        """Do nothing: no response waits for another."""
 
     def end_idle(self, error: ShoalError) -> None:
         if not self._number and self._parked is None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.frontend.grpc import parking as parking_module
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.parking import Parking
 
@@ -59,7 +60,7 @@ class Calls:
         return bool(waits_for)
 
 
-class Call:
+class Call(AskingCall):
     def __init__(self, calls: Calls, number: int, model: int) -> None:
         self._calls = calls
         self._number = number
