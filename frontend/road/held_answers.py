@@ -14,27 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
 from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
 from shoal.shm.port import Port
 
+if TYPE_CHECKING:
+    from shoal.frontend.road.streamed_replies import StreamedReplies
+
 #: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
 PIECE_BYTES = 1 << 20
-
-
-class UnsentReplies(Protocol):
-    """Replies that wait for the thread that is to send them (streamed_replies.py)."""
-
-    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """Copy the replies that lie in these segments and release their blocks; drop those that have no room, if
-        `is_urgent`.
-
-        Returns how many were dropped. Called under the port's lock.
-        """
-        ...
 
 
 class HeldAnswers:
@@ -48,7 +39,7 @@ class HeldAnswers:
         self._given_up = slow_reader_log("responses")
         # Changed under the lock: responses that still hold a block, the oldest first.
         self.holding: dict[HeldAnswer, None] = {}
-        self.unread: dict[UnsentReplies, None] = {}  # queues in which replies that hold a block wait
+        self.unread: dict[StreamedReplies, None] = {}  # queues in which replies that hold a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response to give to gunicorn. `number` and `part` are those of the reply in whose block its chunks may

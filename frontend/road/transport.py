@@ -51,36 +51,6 @@ class StreamedResponse(NamedTuple):
     is_final: bool
 
 
-class Replies(Protocol):
-    """A queue of replies to one request, or to several, which the replies' numbers tell apart."""
-
-    def put(self, item: Reply | None, /) -> None:
-        """Add a reply; None: the request is to be given up. The listening thread calls this, so it must not wait."""
-        ...
-
-
-class Executions(Protocol):
-    """Requests of one caller that are executed at the same time. One thread's."""
-
-    def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
-        """Submit a request; returns its number. It waits for memory within the server's limit; `in_time`: within that
-        of `next_in_time`. Raises ShoalError."""
-        ...
-
-    def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
-        """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the caller has
-        hung up, and UnavailableError if the server ends."""
-        ...
-
-    def next_in_time(self) -> tuple[int, StreamedResponse]:
-        """Like `next`, within the server's limit for all responses together; raises UnavailableError after that."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """Cancel an open request; no reply to it comes any more."""
-        ...
-
-
 class Transport(Protocol):
     """The road's way to models and to the supervisor, as its handlers call it."""
 
@@ -98,7 +68,7 @@ class Transport(Protocol):
         """
         ...
 
-    def several(self) -> AbstractContextManager[Executions]:
+    def several(self) -> "AbstractContextManager[Executions]":
         """A context for several requests at a time; those that are open at its end are cancelled."""
         ...
 
@@ -107,7 +77,8 @@ class Transport(Protocol):
         ...
 
 
-#: A queue of the replies to one request. A None in it cancels the request; a Caller means that it may have hung up.
+#: A queue of the replies to one request, or to several, which the replies' numbers tell apart. A None in it gives the
+#: requests up; a Caller means that it may have hung up.
 Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
 
 
@@ -122,7 +93,7 @@ class PortTransport:
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
         # Changed under the lock: the waiting threads' queues by requests' numbers; the copies for slow clients.
-        self._waiting: dict[int, Replies] = {}
+        self._waiting: dict[int, Waiter] = {}
         self._kept = KeptMemory()
         self._held = HeldAnswers(self._port, self._lock, self._kept)
         self._port.on_recall = lambda segments, is_urgent: self._held.recall(
@@ -185,8 +156,8 @@ class PortTransport:
                 self._abandon(number, waiter)
 
     @contextmanager
-    def several(self, waiter: Waiter | None = None, came_s: float | None = None) -> Iterator[Executions]:
-        opened = PortExecutions(self, queue.SimpleQueue() if waiter is None else waiter, self.deadline_s(came_s))
+    def several(self, waiter: Waiter | None = None, came_s: float | None = None) -> "Iterator[Executions]":
+        opened = Executions(self, queue.SimpleQueue() if waiter is None else waiter, self.deadline_s(came_s))
         try:
             yield opened
         finally:
@@ -199,7 +170,7 @@ class PortTransport:
     def submit(
         self,
         prepared: PreparedRequest,
-        replies: Replies,
+        replies: Waiter,
         trace: TracedRequest | None = None,
         deadline_s: float = math.inf,
     ) -> int:
@@ -379,7 +350,7 @@ class WatchedTransport:
             yield from self._transport.stream(prepared, trace, waiter, self._came_s)
 
     @contextmanager
-    def several(self) -> Iterator[Executions]:
+    def several(self) -> "Iterator[Executions]":
         """Run several requests, see Transport.several; they are cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put), self._transport.several(waiter, self._came_s) as opened:
@@ -389,8 +360,8 @@ class WatchedTransport:
         return self._transport.ask(verb, arguments, timeout_s)
 
 
-class PortExecutions:
-    """Executions over this process's port, for the context of `several`."""
+class Executions:
+    """Requests of one caller that are executed at the same time, within the context of `several`. One thread's."""
 
     def __init__(self, transport: PortTransport, waiter: Waiter, deadline_s: float) -> None:
         self._transport = transport
@@ -400,12 +371,16 @@ class PortExecutions:
         self._open: dict[int, PreparedRequest] = {}
 
     def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
+        """Submit a request; returns its number. It waits for memory within the server's limit; `in_time`: within that
+        of `next_in_time`. Raises ShoalError."""
         deadline_s = self._deadline_s if in_time else math.inf
         number = self._transport.submit(prepared, self._waiter, deadline_s=deadline_s)
         self._open[number] = prepared
         return number
 
     def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
+        """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the caller has
+        hung up, and UnavailableError if the server ends."""
         end_s = time.monotonic() + limit_s
         while True:
             try:
@@ -428,12 +403,14 @@ class PortExecutions:
             return reply.number, self._transport.part(prepared, reply)
 
     def next_in_time(self) -> tuple[int, StreamedResponse]:
+        """Like `next`, within the server's limit for all responses together; raises UnavailableError after that."""
         found = self.next(max(0.0, self._deadline_s - time.monotonic()))
         if found is None:
             raise self._transport.no_answer()
         return found
 
     def cancel(self, number: int) -> None:
+        """Cancel an open request; no reply to it comes any more."""
         if self._open.pop(number, None) is not None:
             self._transport.cancel(number)
 
