@@ -27,11 +27,16 @@ class HandlerCall(NamedTuple):
     forwarded: Forwarded = NOTHING
     head: bytes = b""  # as it came, up to the empty line or further; b"" on servers that do not keep it
 
+    @property
+    def road(self) -> "Transport":
+        """The transport, for handlers that wait, which only the road runs."""
+        assert self.transport is not None, "a lane submits in its own way, or hands over what waits"
+        return self.transport
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor a question (see Transport). For handlers marked as blocking. Raises ShoalError if the
         supervisor refuses or does not answer in time."""
-        assert self.transport is not None, "a lane hands over requests whose handlers ask the supervisor"
-        return self.transport.ask(verb, arguments, timeout_s)
+        return self.road.ask(verb, arguments, timeout_s)
 
 
 #: A function that asks the supervisor for a change that every front end must acknowledge. It takes the verb, its

@@ -128,11 +128,10 @@ class _Batch(NamedTuple):
 
 def _ask(batches: Sequence[PreparedRequest], call: HandlerCall, model: EmbeddingModel) -> list[_Batch]:
     """The answers to all batches, in their order."""
-    assert call.transport is not None, "a lane hands over what waits"
     found: list[_Batch] = [_Batch((), None)] * len(batches)
     waiting = deque(enumerate(batches))
     executing: dict[int, int] = {}  # the numbers of requests, and of which batch each is
-    with call.transport.several() as executions:
+    with call.road.several() as executions:
         while waiting or executing:
             while waiting and len(executing) < _MOST_AT_ONCE:
                 index, prepared = waiting.popleft()

@@ -5,7 +5,7 @@ If a model is reloaded while a request for it is parsed, the request is prepared
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Handler, HandlerCall
@@ -18,9 +18,6 @@ from shoal.frontend.v2.compression import compress, decompress
 from shoal.frontend.v2.infer import prepare, render
 from shoal.reasons import ModelGoneError
 from shoal.star.models import ModelEntry
-
-if TYPE_CHECKING:
-    from shoal.frontend.road.transport import Transport
 
 T = TypeVar("T")
 
@@ -52,7 +49,7 @@ def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], No
     body = decompress(call.headers, call.body, limit, call.state.max_expansion, expand)
     prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
     prepared = with_headers(prepared, call.state.recorded_headers, call.headers)
-    reply = _transport(call).infer(prepared)
+    reply = call.road.infer(prepared)
     try:
         response = render(as_answered(prepared, reply.other_version), reply.response, reply.block)
         compressed = compress(response, call.headers.get("accept-encoding", ""))
@@ -71,7 +68,7 @@ def generating(plan: Planner) -> Handler:
         def attempt(entry: ModelEntry) -> Response:
             rendering = planned.prepare(entry)
             rendering.prepared = with_headers(rendering.prepared, call.state.recorded_headers, call.headers)
-            return respond(rendering, _transport(call))
+            return respond(rendering, call.road)
 
         return with_model(lambda: call.state.models.lookup(planned.name, planned.version), attempt)
 
@@ -96,8 +93,3 @@ def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry]
             if entry.model_id == gone.model_id:
                 raise
     return attempt(entry)
-
-
-def _transport(call: HandlerCall) -> "Transport":
-    assert call.transport is not None, "a lane submits in its own way, or hands over"
-    return call.transport

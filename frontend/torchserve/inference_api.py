@@ -91,7 +91,6 @@ def find_version(call: HandlerCall, name: str) -> ModelEntry:
 def _predict_with(
     call: HandlerCall, kind: Prediction, entry: ModelEntry, request_id: str, fields: "list[Field] | None"
 ) -> Response:
-    assert call.transport is not None, "a lane submits in its own way, or hands over"
     asked = asked_for(kind, path_in(call.head))
     headers = spelled_headers(call.head) if call.head else dict(call.headers)
     sequence_id = in_sequence(entry, headers)
@@ -100,8 +99,8 @@ def _predict_with(
     prepared = prepare(entry, request_id, described, element_of(pieces), sequence_id)
     headers_added = ((ID_HEADER, request_id),)
     if entry.is_decoupled:
-        return stream(prepared, call.transport, headers_added)
-    reply = call.transport.infer(prepared)
+        return stream(prepared, call.road, headers_added)
+    reply = call.road.infer(prepared)
     try:
         response = response_of(answered(reply.response, reply.block))
     except BaseException:

@@ -234,14 +234,13 @@ def _customized(call: HandlerCall, entry: ModelEntry | None) -> _Customized:
     if entry is None:
         missing = "has no worker to serve describe request. Please use scale workers API to add workers."
         raise refused(503, "ServiceUnavailableException", f'Model "{call.name}" {missing}')
-    assert call.transport is not None, "a description is made on the road"
     request_id, headers = new_id(), dict[str, str]()
     sequence_id = in_sequence(entry, headers)
     described = description(Asked(), "", headers, request_id, describe=True)
     prepared = prepare(entry, request_id, described, element_of([]), sequence_id)
     if sequence_id:
         prepared = replace(prepared, flags=SEQUENCE_START | SEQUENCE_END)  # of which nothing stays
-    reply = call.transport.infer(prepared)
+    reply = call.road.infer(prepared)
     try:
         answer = answered(reply.response, reply.block)
         body = bytes(answer.body)

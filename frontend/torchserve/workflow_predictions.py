@@ -48,7 +48,6 @@ def predict(call: HandlerCall) -> Response:
 
 
 def _predict(call: HandlerCall, request_id: str) -> Response:
-    assert call.transport is not None, "a lane hands over what waits"
     prefix = f"{call.name}__"
     described = [
         orjson.loads(parameter(entry, "ts_workflow_node"))
@@ -60,7 +59,7 @@ def _predict(call: HandlerCall, request_id: str) -> Response:
     graph = graph_of(described)
     if graph is None:
         raise refused(503, "ServiceUnavailableException", f"Workflow {call.name} is being registered or removed.")
-    with call.transport.several() as executions:
+    with call.road.several() as executions:
         answers = run(graph, _Nodes(call, request_id, executions), time.monotonic)
     if len(answers) == 1:
         (body,) = answers.values()
