@@ -23,7 +23,7 @@ from shoal.frontend.routes import ROUTES, SMALL_BODIES
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
 from shoal.frontend.v2.health import model_ready
-from shoal.star.readiness import asks_model
+from shoal.star.known_server import asks_model
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport

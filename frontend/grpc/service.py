@@ -39,10 +39,16 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
 from shoal.star.file_overrides import PREFIX
-from shoal.star.metadata import describe_model, describe_server
+from shoal.star.known_server import (
+    asks_model,
+    collect,
+    describe_model,
+    describe_server,
+    is_live,
+    is_model_ready,
+    is_server_ready,
+)
 from shoal.star.models import parse_version
-from shoal.star.readiness import asks_model, is_live, is_model_ready, is_server_ready
-from shoal.star.statistics import collect
 from shoal.tracer.settings import read_changes
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response, json_response
+from shoal.star.known_server import is_live, is_model_ready, is_server_ready, is_settled
 from shoal.star.models import NO_VERSION, ModelEntry
-from shoal.star.readiness import is_live, is_model_ready, is_server_ready, is_settled
 
 _YES = Response(200)
 _NO = Response(400)

@@ -2,8 +2,7 @@
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response, json_response
-from shoal.star.metadata import describe_model, describe_server
-from shoal.star.statistics import collect
+from shoal.star.known_server import collect, describe_model, describe_server
 
 
 def server_metadata(call: HandlerCall) -> Response:

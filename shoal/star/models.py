@@ -45,7 +45,7 @@ class ModelEntry:
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
     groups: tuple[str, ...] = ()  # names of its instance groups, by their numbers in errors about a death
     namespace: str = ""  # its repository, with --model-namespacing
-    has_ready_check: bool = False  # the model has an is_ready of its own (readiness.py)
+    has_ready_check: bool = False  # the model has an is_ready of its own (known_server.py)
     is_polled: bool = True  # False: its configuration could not be read
     is_cached: bool = False  # the response cache is enabled
     is_default: bool = False  # requests that name no version mean this one, not the highest

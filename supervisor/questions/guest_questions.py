@@ -10,11 +10,8 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 from shoal.options import ServerOptions
 from shoal.shm.counters import CounterTableView
-from shoal.star.known_server import KnownServer
-from shoal.star.metadata import describe_model, describe_server
+from shoal.star.known_server import KnownServer, collect, describe_model, describe_server, is_server_ready
 from shoal.star.models import ModelTable
-from shoal.star.readiness import is_server_ready
-from shoal.star.statistics import collect
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.questions.questions import Verb
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shoal.star.known_server import is_ready
 from shoal.star.models import ModelEntry
-from shoal.star.readiness import is_ready
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.messages.to_client import ModelChanged
-from shoal.star.readiness import asks_model
+from shoal.star.known_server import asks_model
 from tests.frontend.calls import call_of
 
 Message = Callable[..., ModelChanged]

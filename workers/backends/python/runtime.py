@@ -15,7 +15,7 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.open_files import explain
 from shoal.star import client, model_control
 from shoal.star.client import StarClient
-from shoal.star.readiness import is_ready
+from shoal.star.known_server import is_ready
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, BlsCall, Parents, current_parents
 from shoal.workers.backends.python.gpu_calls import GpuCalls
