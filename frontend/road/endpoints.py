@@ -25,7 +25,7 @@ from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, error_json, error_response
 from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body, read_body
-from shoal.frontend.road.traced_transport import TracedTransport
+from shoal.frontend.road.transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.road_endpoint import RoadEndpoint

@@ -44,8 +44,7 @@ from shoal.frontend.road.endpoints import (
     scraped,
 )
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
-from shoal.frontend.road.refusal_log import RefusalLog
-from shoal.frontend.road.refusals import endpoint_of, error_writer, refusal
+from shoal.frontend.road.refusals import RefusalLog, endpoint_of, error_writer, refusal
 from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads

@@ -7,7 +7,7 @@ thread puts its reply (shoal/star/shared_port.py).
 import math
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -18,15 +18,15 @@ from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, wishes_of, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.road.hang_ups import Caller, Notify
-from shoal.frontend.road.held_answers import HeldAnswers
-from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
-from shoal.frontend.tracing import TracedRequest
+from shoal.frontend.road.held_answers import HeldAnswers, KeptReply, StreamedReplies
+from shoal.frontend.tracing import TracedRequest, Tracing
 from shoal.request import InferResponse
 from shoal.shm.layout import ABANDONED, NO_DIGEST
 from shoal.shm.port import Reply
 from shoal.star.refusal import answered, other_version
 from shoal.star.request_digest import request_digest
 from shoal.star.shared_port import SharedPort
+from shoal.timing import as_header
 
 
 class ModelResponse(NamedTuple):
@@ -428,3 +428,56 @@ def _left(waiter: Waiter) -> Reply | None:
         if isinstance(reply := waiter.get_nowait(), Reply):
             return reply
     return None
+
+
+class TracedTransport:
+    """A Transport for one request that may be traced: notes the times of the request's events. `begun_ns` is when the
+    request's head had come; by now its body has come, too."""
+
+    def __init__(self, transport: Transport, tracing: Tracing, headers: Mapping[str, str], begun_ns: int) -> None:
+        self._transport = transport
+        self._tracing = tracing
+        self._headers = headers
+        self._received_ns = begun_ns, time.monotonic_ns()
+        # Changed by infer and stream.
+        self._trace: TracedRequest | None = None
+
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
+        """Run a prepared request, see Transport.infer; its trace begins here if it is to be traced."""
+        return self._transport.infer(prepared, self._traced(prepared, trace))
+
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
+        """Run a prepared request, see Transport.stream; its trace begins here if it is to be traced."""
+        return self._transport.stream(prepared, self._traced(prepared, trace))
+
+    def _traced(self, prepared: PreparedRequest, trace: TracedRequest | None) -> TracedRequest | None:
+        self._trace = trace or self._tracing.sample(prepared, self._headers)
+        if self._trace is not None:
+            self._trace.received(*self._received_ns)
+        return self._trace
+
+    def several(self) -> AbstractContextManager[Executions]:
+        """Run several requests, see Transport.several; they are not traced."""
+        return self._transport.several()
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        return self._transport.ask(verb, arguments, timeout_s)
+
+    def ending_trace(self, response: Response) -> Response:
+        """The response with a `close` that also ends the trace; the trace notes that the response begins to be sent."""
+        trace, close = self._trace, response.close
+        if trace is None:
+            return response
+
+        def sent() -> None:
+            if close is not None:
+                close()
+            trace.sent()
+
+        trace.sending()
+        headers = response.headers
+        if trace.is_shown:
+            headers = (*headers, ("Server-Timing", as_header(trace.timing())))
+        return response._replace(headers=headers, close=sent)

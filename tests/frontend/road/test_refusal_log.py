@@ -1,10 +1,10 @@
-"""refusal_log.py: a flood of bad requests costs a few lines a second, and a count of the rest."""
+"""refusals.py: a flood of bad requests costs a few lines a second, and a count of the rest."""
 
 import logging
 
 import pytest
 
-from shoal.frontend.road.refusal_log import LINES_PER_S, RefusalLog
+from shoal.frontend.road.refusals import LINES_PER_S, RefusalLog
 
 
 def record(message: str, error: BaseException | None = None) -> logging.LogRecord:

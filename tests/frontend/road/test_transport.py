@@ -14,7 +14,7 @@ import pytest
 from shoal import log
 from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.road.streamed_replies import StreamedReplies
+from shoal.frontend.road.held_answers import StreamedReplies
 from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Waiter, WatchedTransport
 from shoal.frontend.state import ServerState
 from shoal.messages import shared
