@@ -9,7 +9,7 @@ from shoal.frontend.page.figures import access, figures, metrics
 from shoal.frontend.page.files import file, index_page, page_methods
 from shoal.frontend.page.openapi import document
 from shoal.frontend.road.inference import generate, generate_stream, generating, infer
-from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.torchserve.management_api import scale_workers
 from shoal.frontend.v2.finished_requests import finished_requests
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_lines import log_lines

@@ -4,13 +4,16 @@ A lane answers what does not wait, and submits predictions of plain bodies by it
 others. Pure.
 """
 
+import errno
+from collections.abc import Generator, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, quote
 
-from shoal.errors import ShoalError
+from shoal.errors import InternalError, ShoalError
 from shoal.frontend.call import Handler, HandlerCall, Route, blocking
-from shoal.frontend.response import Response
+from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.response import Headers, Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.api_description import description as document
 from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, error_response, pretty
@@ -30,9 +33,66 @@ from shoal.frontend.torchserve.predictions import (
     rest_of,
     spelled_headers,
 )
-from shoal.frontend.torchserve.streaming import stream
 from shoal.frontend.torchserve.workflow_predictions import predict as predict_by_workflow
 from shoal.star.models import ModelEntry
+
+if TYPE_CHECKING:
+    from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Transport
+
+
+def stream(prepared: PreparedRequest, transport: "Transport", headers: Headers) -> Response:
+    """The response of a model that may answer in parts (send_intermediate_predict_response), with `headers` added:
+    each part is sent as it comes, as a chunk of the body. Closing it early cancels the request.
+
+    Status and headers are those of the first part. A response of one part is not a stream: it has a Content-Length.
+    Raises ShoalError for an error in front of all parts; a later one ends the connection within the body, so that no
+    client takes the parts that it has received for the whole.
+    """
+    parts = transport.stream(prepared)
+    try:
+        part = next(parts)
+        if part.error is not None:
+            raise part.error
+        if part.answer is None:
+            raise InternalError("the model ended its response without a part of it")
+        response = _response(part.answer, headers)
+        if part.is_final:
+            return part.answer.send(response)
+        first = _body(response, part.answer)
+    except BaseException:
+        parts.close()
+        raise
+    return response._replace(chunks=(), close=parts.close, stream=_pieces(first, parts))
+
+
+def _response(answer: "ModelResponse", headers: Headers) -> Response:
+    try:
+        response = response_of(answered(answer.response, answer.block))
+    except BaseException:
+        answer.release()
+        raise
+    return response._replace(headers=(*headers, *response.headers))
+
+
+def _body(response: Response, answer: "ModelResponse") -> bytes:
+    """The body of a part, copied; the worker's block is released."""
+    try:
+        return b"".join(response.chunks)
+    finally:
+        answer.release()
+
+
+def _pieces(first: bytes, parts: "Generator[StreamedResponse, None, None]") -> Iterator[bytes]:
+    yield first
+    try:
+        for part in parts:
+            if part.error is not None:
+                raise part.error
+            if part.answer is not None:
+                yield _body(_response(part.answer, ()), part.answer)
+    except ShoalError as error:
+        # The status has gone. gunicorn closes the connection without a last chunk, and does not log this exception.
+        raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
 
 
 class Prediction(NamedTuple):

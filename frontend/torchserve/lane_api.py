@@ -8,6 +8,7 @@ Clients send one head again and again: so the packed InferRequest that was made 
 the id (a Template). One thread, the lane's.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,16 +19,16 @@ from typing import NamedTuple
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.http.connection import Chunks, HttpConnection
-from shoal.frontend.http.http_head import MAX_KEPT_HEAD, Head
+from shoal.frontend.http.http_head import MAX_HEAD_BYTES, MAX_KEPT_HEAD, ROAD_FIELDS, Head, field_of, fields_of
+from shoal.frontend.http.http_head import framing as framing_of
 from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place, may_pass
 from shoal.frontend.prepared import PreparedRequest, submit_block
 from shoal.frontend.response import Headers, Response, response_head
-from shoal.frontend.router import RouteMatch, answer
+from shoal.frontend.router import RouteMatch, Router, answer, path_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.common_headers import common_headers, with_common_headers
 from shoal.frontend.torchserve.errors import NoWorkerError, error_response
 from shoal.frontend.torchserve.forms import is_form
-from shoal.frontend.torchserve.head import HeadParser
 from shoal.frontend.torchserve.inference_api import PREDICTIONS, asked_for
 from shoal.frontend.torchserve.models import look_up
 from shoal.frontend.torchserve.predictions import (
@@ -48,6 +49,65 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered as answer_in
+from shoal.timing import wants_timing
+
+_MAX_HEADS = 512
+_REQUEST_LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH|HEAD) (/[!-~]*) HTTP/1\.1")
+_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
+
+
+class HeadParser:
+    """Parses heads for the routes of one listener, as http_head.py does for Triton's: any head that is not plainly
+    right is left to the road. But here any method may ask for a prediction, and names of fields may have underscores,
+    as those of sequences have."""
+
+    def __init__(self, routes: Router) -> None:
+        self._routes = routes
+        # Changed by parse: parsed heads, by their bytes.
+        self._known = Memo[bytes, Head]("torchserve_head", _MAX_HEADS)
+
+    def parse(self, raw: bytes) -> Head | None:
+        """The head in `raw`, which ends with the empty line; None if the road must handle the request."""
+        known = self._known.entries.get(raw)
+        if known is not None:
+            return known
+        head = self._parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
+        if head is not None and len(raw) <= MAX_KEPT_HEAD:
+            self._known.keep(raw, head)
+        return head
+
+    def _parse(self, raw: bytes) -> Head | None:
+        first, *lines = raw.split(b"\r\n")
+        line = _REQUEST_LINE.fullmatch(first)
+        headers = fields_of(lines[:-2], _field_line) if lines[-2:] == [b"", b""] else None
+        if line is None or headers is None or "host" not in headers or not headers.keys().isdisjoint(ROAD_FIELDS):
+            return None
+        method, target = line[1].decode("ascii"), line[2].decode("ascii")
+        found = self._routes.resolve(method, target)
+        is_prediction = False
+        if not isinstance(found, Response):
+            if found.is_blocking:
+                return None
+            is_prediction = found.handler in PREDICTIONS
+        # Responses of models are never compressed, so the encodings that a client accepts do not matter.
+        framing = framing_of.__wrapped__(
+            headers.get("content-length", "0"),
+            None,
+            headers.get("connection", "keep-alive"),
+            headers.get("content-encoding", "identity"),
+            "",
+        )
+        if framing is None:
+            return None
+        length, _, keep_alive, _ = framing
+        is_head = method == "HEAD"
+        path, asks = path_of(target), wants_timing(headers)
+        return Head(found, headers, length, None, is_prediction, keep_alive, path, raw, is_head, False, asks)
+
+
+def _field_line(line: bytes) -> tuple[str, str] | None:
+    return field_of(_FIELD_LINE.fullmatch(line))
+
 
 #: Where in its block a body starts.
 BODY_OFFSET = LENGTH.size

@@ -1,17 +1,185 @@
-"""TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
+"""TorchServe's management API: models and workflows are registered, listed, described, scaled and unregistered.
 
+Parameters are read as TorchServe reads them (parameters.py): in the query or, where the body of a registration is JSON,
+in that alone. A worker in TorchServe is an instance here. Runs on the road, which asks the supervisor to make changes.
+"""
+
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import parse_qs
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl
 
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend.call import HandlerCall, Route, blocking
 from shoal.frontend.response import JSON_CONTENT, Response
-from shoal.frontend.torchserve import workflows
-from shoal.frontend.torchserve.errors import RESOURCE_NOT_FOUND, RefusedError, refused
-from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.torchserve.errors import (
+    METHOD_NOT_ALLOWED,
+    RESOURCE_NOT_FOUND,
+    RefusedError,
+    error_response,
+    pretty,
+    refusal_of,
+    refused,
+)
 from shoal.frontend.torchserve.model_list import describe, is_served, models
-from shoal.frontend.torchserve.registration import register, set_default, unregister
+from shoal.frontend.torchserve.parameters import boolean, integer, page_of, request_parameters
+from shoal.frontend.v2.model_instances import number_of
+from shoal.star.questions import Ask
 from shoal.torchserve_keys import RENEWED, renew_key
+
+_TIMEOUTS = ("response_timeout", "startup_timeout")
+#: The members of a description, by the names that the supervisor has for them.
+_MEMBERS = {
+    "workflowName": "name", "workflowUrl": "url", "minWorkers": "min_workers", "maxWorkers": "max_workers",
+    "batchSize": "batch_size", "maxBatchDelay": "max_batch_delay", "workflowDag": "dag",
+}  # fmt: skip
+
+
+def register_workflow(call: HandlerCall) -> Response:
+    """Register a workflow; the response comes once the workers of all its nodes are up. The code that the archive
+    brings is run, so the permissions of a model's registration are needed."""
+    refuse_unless_enabled(call)
+    given = request_parameters(call)
+    if given.get("url") is None:
+        raise refused(400, "BadRequestException", "Parameter url is required.")
+    arguments: dict[str, Any] = {"url": given["url"], "workflow_name": given.get("workflow_name") or None}
+    for name in _TIMEOUTS:
+        seconds = integer(given.get(name, ""), 0)
+        if seconds > 0:
+            arguments[name] = seconds
+    made = call.ask("ts_register_workflow", arguments)
+    return pretty(200, {"status": f"Workflow {made['workflow']} has been registered and scaled successfully."})
+
+
+def unregister_workflow(call: HandlerCall) -> Response:
+    """Unregister a workflow; the response comes once its nodes have ended."""
+    refuse_unless_enabled(call)
+    call.ask("ts_unregister_workflow", {"workflow": call.name})
+    return pretty(200, {"status": f'Workflow "{call.name}" unregistered'})
+
+
+def workflows(call: HandlerCall) -> Response:
+    """A page of the workflows, by name."""
+    rows = call.ask("ts_workflows", {"workflow": None})
+    chosen, token = page_of(rows, dict(parse_qsl(call.query)))
+    page: dict[str, Any] = token
+    page["workflows"] = [{"workflowName": each["name"], "workflowUrl": each["url"]} for each in chosen]
+    return pretty(200, page)
+
+
+def describe_workflow(call: HandlerCall) -> Response:
+    """The description of a workflow."""
+    rows = call.ask("ts_workflows", {"workflow": call.name})
+    if not rows:
+        raise refused(404, "WorkflowNotFoundException", f"Workflow not found: {call.name}")
+    return pretty(200, [{member: row[name] for member, name in _MEMBERS.items()} for row in rows])
+
+
+@blocking
+def scale_workers(call: HandlerCall) -> Response:
+    """The response to a request to scale: 202 at once, or with `synchronous=true` 200 once the instances are there. A
+    model of TorchServe's store may have no workers; one of a repository is scaled within its configuration's bounds."""
+    name, version, parameters = call.name, call.version, dict(parse_qsl(call.query))
+    is_synchronous = boolean(parameters.get("synchronous", ""))
+    wanted = version or parameters.get("model_version") or None
+    try:
+        least, most = _counts(parameters)
+        _scale(call.ask, name, wanted, least, most, is_synchronous=is_synchronous)
+    except ShoalError as error:
+        return error_response(error)
+    if not is_synchronous:
+        return pretty(202, {"status": "Processing worker updates..."})
+    of_version = f", version: {version}" if version else ""
+    return pretty(200, {"status": f"Workers scaled to {least} for model: {name}{of_version}"})
+
+
+def _scale(ask: Ask, name: str, version: str | None, least: int, most: int, *, is_synchronous: bool) -> None:
+    arguments: dict[str, Any] = {"model": name, "version": version, "min_worker": least, "max_worker": most}
+    try:
+        ask("ts_scale", {**arguments, "synchronous": is_synchronous})
+    except ShoalError as error:
+        if refusal_of(error).kind != "ModelNotFoundException":
+            raise
+        # The model may be one of a repository, whose versions are numbers.
+        try:
+            ask("scale", {"model": name, "version": number_of(version), "count": least, "wait": is_synchronous})
+        except NotFoundError:
+            if version:  # it may be the version that is not found
+                raise
+            raise error from None
+
+
+def _counts(parameters: Mapping[str, str]) -> tuple[int, int]:
+    min_worker = integer(parameters.get("min_worker", ""), 1)
+    max_worker = integer(parameters.get("max_worker", ""), min_worker)
+    if min_worker < 0:
+        raise InvalidArgumentError(f"min_worker must be a number of workers, got: {min_worker}")
+    if max_worker < min_worker:
+        raise InvalidArgumentError("max_worker cannot be less than min_worker.")
+    return min_worker, max_worker
+
+
+_TEXTS = ("model_name", "handler", "runtime")
+_NUMBERS = ("batch_size", "max_batch_delay", "initial_workers", "response_timeout", "startup_timeout")
+_RUNTIMES = ("python", "python3")
+_NO_NUMBER = -(10**9)
+
+
+def register(call: HandlerCall) -> Response:
+    """Register an archive; by default the response comes once its workers are up."""
+    refuse_unless_enabled(call)
+    given = request_parameters(call)
+    url = given.get("url")
+    if url is None:
+        raise refused(400, "BadRequestException", "Parameter url is required.")
+    if not url:
+        raise refused(404, "ModelNotFoundException", "empty url")
+    runtime = given.get("runtime")
+    if runtime and runtime.lower() not in _RUNTIMES:
+        raise refused(400, "BadRequestException", f"Invalid RuntimeType value: {runtime}")
+    if boolean(given.get("s3_sse_kms", "false")):
+        raise refused(
+            400,
+            "BadRequestException",
+            "s3_sse_kms is not supported: Amazon's signature is not made. Register the archive by a URL that needs "
+            "none, or put it into the model store",
+        )
+    is_synchronous = boolean(given.get("synchronous", "true"))
+    arguments: dict[str, Any] = {"url": url, "synchronous": is_synchronous}
+    arguments |= {name: given[name] for name in _TEXTS if given.get(name)}
+    for name in _NUMBERS:
+        number = integer(given.get(name, ""), _NO_NUMBER)
+        if number != _NO_NUMBER:
+            arguments[name] = number
+    if "initial_workers" not in arguments and call.state.torchserve.default_workers:
+        arguments["initial_workers"] = call.state.torchserve.default_workers
+    made = call.ask("ts_register", arguments)
+    name, version, workers = made["model"], made["version"], made["workers"]
+    if workers and not is_synchronous:
+        return pretty(202, {"status": "Processing worker updates..."})
+    more = "" if workers else ". Use scale workers API to add workers for the model."
+    return pretty(200, {"status": f'Model "{name}" Version: {version} registered with {workers} initial workers{more}'})
+
+
+def unregister(call: HandlerCall) -> Response:
+    """Unregister a version, without one the default version; the response comes once it has ended."""
+    refuse_unless_enabled(call)
+    call.ask("ts_unregister", {"model": call.name, "version": call.version or None})
+    return pretty(200, {"status": f'Model "{call.name}" unregistered'})
+
+
+def set_default(call: HandlerCall) -> Response:
+    """Let requests without a version mean the one in the path."""
+    call.ask("ts_set_default", {"model": call.name, "version": call.version})
+    sentence = f'Default version successfully updated for model "{call.name}" to "{call.version}"'
+    return pretty(200, {"status": sentence})
+
+
+def refuse_unless_enabled(call: HandlerCall) -> None:
+    """Raise the refusal of a registration where clients may register nothing."""
+    if not call.state.torchserve.enable_model_api:
+        raise RefusedError(METHOD_NOT_ALLOWED)
 
 
 def renew_token(call: HandlerCall) -> Response:
@@ -48,12 +216,12 @@ MANAGEMENT_ROUTES = (
     Route("/token", {"GET": blocking(renew_token)}, "token"),
     Route(
         "/workflows",
-        {"GET": blocking(workflows.workflows), "POST": blocking(workflows.register)},
+        {"GET": blocking(workflows), "POST": blocking(register_workflow)},
         "model-repository",
     ),
     Route(
         f"/workflows/{_NAME}",
-        {"GET": blocking(workflows.describe), "DELETE": blocking(workflows.unregister)},
+        {"GET": blocking(describe_workflow), "DELETE": blocking(unregister_workflow)},
         "model-repository",
     ),
 )

@@ -34,7 +34,7 @@ class WorkflowPart(NamedTuple):
     """The additional facts about a model that is a node of a workflow."""
 
     workflow: str
-    node: str  # JSON, which frontend/torchserve/workflows.py reads
+    node: str  # JSON, which frontend/torchserve/workflow_predictions.py reads
     unpacked: str  # the workflow's URL, where the model is a function in the unpacked archive of it; else ""
 
 

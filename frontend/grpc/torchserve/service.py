@@ -21,9 +21,8 @@ from shoal.frontend.grpc.torchserve.methods import PING, PREDICTIONS, STREAM_PRE
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, refused
 from shoal.frontend.torchserve.inference_api import ping
-from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.torchserve.management_api import register, scale_workers, set_default, unregister
 from shoal.frontend.torchserve.model_list import describe, models
-from shoal.frontend.torchserve.registration import register, set_default, unregister
 from shoal.torchserve_settings import TorchServeSettings
 
 _PERMISSION_DENIED = 7

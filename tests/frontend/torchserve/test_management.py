@@ -1,4 +1,4 @@
-"""frontend/torchserve/management.py: TorchServe's parameters, statuses and JSON, as its clients know them."""
+"""frontend/torchserve/management_api.py: TorchServe's parameters, statuses and JSON, as its clients know them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.torchserve.management_api import scale_workers
 from shoal.torchserve_errors import torchserve_error
 from tests.frontend.calls import call_of
 
