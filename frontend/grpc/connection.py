@@ -3,10 +3,11 @@
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from math import inf
+from operator import itemgetter
 
 from shoal.frontend.access_log import GrpcCalls, address_of
 from shoal.frontend.grpc.call import OpenCall
@@ -22,8 +23,8 @@ from shoal.frontend.grpc.framing import (
     with_timing,
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
+from shoal.frontend.grpc.http2.frames import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
@@ -32,8 +33,9 @@ from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, ReadRate
-from shoal.frontend.slow_readers import HOLD_S
+from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
 from shoal.frontend.v2.compression import deflate
+from shoal.shm.port import Port
 
 READ_BYTES = 64 * 1024
 #: Bytes of one read in the middle of a large message, as from clients that cut messages into frames of 16 KiB.
@@ -419,3 +421,33 @@ def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list
         message = deflate(encoding, chunks)
         return [prefix(len(message), is_compressed=True), message]
     return [prefix(sum(map(len, chunks))), *chunks]
+
+
+class Recall:
+    """Recalls of blocks for all connections of a lane: results of a worker that lacks memory are copied, or dropped if
+    clients read too slowly (slow_readers.py); `cut` ends a call, given its stream, with RESOURCE_EXHAUSTED."""
+
+    def __init__(self, port: Port, cut: Callable[[GrpcConnection, int], None]) -> None:
+        self._port = port
+        self._cut = cut
+        self.given_up = slow_reader_log("calls")
+
+    def recall(
+        self, connections: Iterable[GrpcConnection], segments: Container[int], now_s: float, *, is_urgent: bool
+    ) -> None:
+        """Copy unsent results that lie in these segments, and release them.
+
+        If there is no room for a copy, and `is_urgent`, the calls that have waited longest are cut, but none before
+        HOLD_S.
+        """
+
+        def is_wanted(token: Token) -> bool:
+            return self._port.lies_in(*token, segments)
+
+        left = [(*each, connection) for connection in connections for each in connection.recall(is_wanted)]
+        for since_s, stream, connection in sorted(left, key=itemgetter(0)) if is_urgent else ():
+            if now_s - since_s < HOLD_S:
+                break
+            if stream.queue is not None and connection.keep(stream, stream.queue, is_wanted) < inf:  # still no room
+                self._cut(connection, stream.number)
+                self.given_up.add(now_s)

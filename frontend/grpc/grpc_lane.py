@@ -15,20 +15,18 @@ from shoal.frontend.access_log import CANCELLED, GrpcCalls
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.admissions import Admissions
 from shoal.frontend.grpc.call import OpenCall
-from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
 from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.idle_connections import longest_idle
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
-from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds
+from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds, longest_idle
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
-from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.road_call import RoadCall

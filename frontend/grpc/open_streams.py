@@ -1,4 +1,5 @@
-"""How much one connection of gRPC may have open, so that all connections of a lane together stay within bounds. Pure.
+"""How much one connection of gRPC may have open, and which make room for others, so that all connections of a lane
+together stay within bounds. Pure.
 
 A stream takes one or two kilobytes before a byte of its message has come, and its headers as much again; a client
 leaves it open for as long as a call may take. A connection may have what HTTP/2 has announced (http2/limits.py), as
@@ -7,8 +8,11 @@ its equal part of all streams and lists, which no other connection can take from
 connections with more than that part lose calls that wait for their clients. The lane looks at each tick.
 """
 
+from collections.abc import Iterable
+from heapq import nsmallest
 from typing import NamedTuple
 
+from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.http2.limits import Limits
 
 #: Open streams of all connections of a lane (ours: 56 connections may have as many as one may have).
@@ -51,3 +55,25 @@ def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes
         part if num_streams > MAX_STREAMS else MAX_STREAMS,
         header_part if header_nbytes > MAX_HEADER_BYTES else MAX_HEADER_BYTES,
     )
+
+
+#: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
+#: connected is about to call).
+LEAST_IDLE_S = 1.0
+#: Each time, one in PART connections makes room (ours: several clients wait, if one does).
+PART = 64
+
+
+def longest_idle(connections: Iterable[GrpcConnection], most: int, now_s: float) -> list[GrpcConnection]:
+    """The connections to end, where `most` are open, the most that there may be; empty if there is room, or if enough
+    of them are ending already. `now_s` is in monotonic seconds.
+
+    A channel of gRPC stays connected between calls, for hours: those without an open call that have been silent for
+    longest get GOAWAY, upon which a client of gRPC connects again for its next call, and no call fails.
+    """
+    everything = list(connections)
+    num_missing = len(everything) - most + max(1, most // PART) - sum([each.is_ending for each in everything])
+    if len(everything) < most or num_missing <= 0:
+        return []
+    idle = [each for each in everything if not (each.calls or each.is_ending) and now_s - each.begun_s >= LEAST_IDLE_S]
+    return nsmallest(num_missing, idle, key=lambda each: each.begun_s)

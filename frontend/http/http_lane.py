@@ -27,12 +27,18 @@ from shoal.frontend.http.connection import (
 )
 from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, has_bare_line_feed, parse_head
-from shoal.frontend.http.incoming import Incoming
+from shoal.frontend.http.incoming import (
+    BODY_S,
+    MAX_UNFINISHED_BYTES,
+    PATIENCE_S,
+    Incoming,
+    UnfinishedRequests,
+    WaitingBodies,
+    WaitingBody,
+)
 from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, prepared_of
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.templates import KnownRequest
-from shoal.frontend.http.unfinished import BODY_S, MAX_UNFINISHED_BYTES, UnfinishedRequests
-from shoal.frontend.http.waiting_bodies import PATIENCE_S, WaitingBodies, WaitingBody
 from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, response_head

@@ -1,9 +1,13 @@
-"""Large bodies, received straight into a block of shared memory as fast as their clients send. For the lane.
+"""Requests of a lane that have not come whole: how many bytes of them it keeps where, and for how long.
 
-A client may stop half-way and hold its block for as long as a body may take. So the blocks of all unfinished bodies
-together take at most half of the slab: the other half is for bodies that have come whole. One thread, the lane's.
+A large body is received straight into a block of shared memory as fast as its client sends. A client may stop half-way
+and hold its block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
+the slab: the other half is for bodies that have come whole. A body without room waits in its socket, unread. A head and
+a small body are collected in private memory, which is bounded, too. One thread, the lane's; the time is handed in.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.errors import UnavailableError
@@ -103,3 +107,110 @@ class Incoming:
     def _end(self, connection: HttpConnection, block: Block) -> None:
         self._nbytes -= len(block.memory)
         connection.target = connection.block = connection.head = None
+
+
+#: Seconds that a body waits while no other finds room, and in all (ours: stalled clients and models that hold all room
+#: delay one further body by the first).
+PATIENCE_S, LONGEST_S = 0.1, 1.0
+#: Most bodies that wait (ours). The kernel keeps what their clients have sent, a few MB of each.
+MAX_WAITING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBody:
+    """A body that waits. `data` are the bytes of the request that have been read, its head before all."""
+
+    connection: HttpConnection
+    head: Head
+    data: bytes
+    begun_at: int  # where in `data` the body begins
+    since_s: float
+
+
+class WaitingBodies:
+    """The large bodies of one lane that wait, in the order in which they came, while room keeps coming.
+
+    Half of a lane's slab takes two bodies of 10 MB. On the road a body always finds room, but there it passes through
+    private memory and gets a segment that the supervisor makes for it. So it waits first, and takes the road where
+    nothing moves. Where one has waited in vain, others take the road at once, until one finds room again.
+    """
+
+    def __init__(self, begin: Callable[[WaitingBody], bool]) -> None:
+        """`begin` begins to receive a body. Returns False, and changes nothing, where there is no room for it."""
+        self._begin = begin
+        # Changed by begin, add, forget and look.
+        self._bodies: dict[HttpConnection, WaitingBody] = {}
+        self._moved_s = 0.0  # when one that waited found room last
+        self._is_vain = False  # whether one has waited in vain since any found room
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def begin(self, body: WaitingBody) -> bool:
+        """Begin to receive a body that has just come. False, and no effect, where others wait or there is no room."""
+        if self._bodies or not self._begin(body):
+            return False
+        self._is_vain = False
+        return True
+
+    def add(self, body: WaitingBody) -> bool:
+        """Let a body wait. False, and no effect, where too many do, or one has just waited in vain."""
+        if self._is_vain or len(self._bodies) >= MAX_WAITING:
+            return False
+        self._bodies[body.connection] = body
+        return True
+
+    def forget(self, connection: HttpConnection) -> None:
+        self._bodies.pop(connection, None)
+
+    def look(self, now_s: float) -> tuple[list[WaitingBody], list[WaitingBody]]:
+        """The bodies that have found room now, and those that wait no longer."""
+        begun = [body for body in list(self._bodies.values()) if self._begin(body)]
+        if begun:
+            self._moved_s, self._is_vain = now_s, False
+        for body in begun:
+            del self._bodies[body.connection]
+        given_up = [body for body in self._bodies.values() if self._is_over(body, now_s)]
+        for body in given_up:
+            del self._bodies[body.connection]
+        self._is_vain = self._is_vain or bool(given_up)
+        return begun, given_up
+
+    def _is_over(self, body: WaitingBody, now_s: float) -> bool:
+        return now_s - max(body.since_s, self._moved_s) >= PATIENCE_S or now_s - body.since_s >= LONGEST_S
+
+
+#: Seconds that a small body may take on the lane, from the request's first byte on (ours: an honest client's comes
+#: with its head, or within a round trip of it).
+BODY_S = 2.0
+#: Bytes that the beginnings of all requests may take in a lane (ours: 280 of the largest, 48 KiB and a head).
+MAX_UNFINISHED_BYTES = 16 << 20
+
+
+class UnfinishedRequests:
+    """The beginnings of requests, in private memory, on all connections of a lane.
+
+    A body that does not come within BODY_S, and any request for whose bytes there is no room, takes the road: there all
+    that arrive share the memory of --max-upload-mib, and have the deadline of --upload-timeout-secs.
+    """
+
+    def __init__(self, most_bytes: int = MAX_UNFINISHED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        #: Bytes that are counted. Changed by every method.
+        self.nbytes = 0
+
+    def keep(self, connection: HttpConnection, data: bytes, patience_s: float) -> bool:
+        """Keep the beginning of a request until more of it comes, for at most `patience_s` from its first byte on:
+        further bytes give it no more time. False, and no effect, if there is no room."""
+        if self.nbytes + len(data) > self._most_bytes:
+            return False
+        connection.buffer = data
+        connection.num_counted = len(data)
+        self.nbytes += len(data)
+        connection.deadline_s = min(connection.deadline_s, connection.begun_s + patience_s)
+        return True
+
+    def release(self, connection: HttpConnection) -> None:
+        """Count a connection's bytes no longer: more have come, or the connection leaves the lane."""
+        self.nbytes -= connection.num_counted
+        connection.num_counted = 0

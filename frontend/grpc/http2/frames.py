@@ -7,6 +7,7 @@
 """
 
 import struct
+from typing import NamedTuple
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -125,3 +126,21 @@ def unpadded(payload: bytes, flags: int) -> bytes:
     if start > stop:
         raise BrokenError(PROTOCOL_ERROR, "more padding than payload")
     return payload[start:stop]
+
+
+class ResponseHeaderBlocks(NamedTuple):
+    """The header blocks of a response and the heads of their frames, without the stream's number."""
+
+    headers_head: bytes
+    headers: bytes
+    trailers_head: bytes
+    trailers: bytes
+
+    @classmethod
+    def of(cls, headers: bytes, trailers: bytes) -> "ResponseHeaderBlocks":
+        """The framed form of small blocks: each fits into any frame."""
+        heads = [
+            (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])
+            for block, flags in ((headers, END_HEADERS), (trailers, END_HEADERS | END_STREAM))
+        ]
+        return cls(heads[0], headers, heads[1], trailers)

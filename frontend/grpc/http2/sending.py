@@ -11,9 +11,8 @@ from typing import Any
 
 from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.events import Sent
-from shoal.frontend.grpc.http2.frames import DATA, END_STREAM, pack_head
+from shoal.frontend.grpc.http2.frames import DATA, END_STREAM, ResponseHeaderBlocks, pack_head
 from shoal.frontend.grpc.http2.limits import Limits, greeting
-from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams
 
 #: Pieces up to this size are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.

@@ -1,9 +1,9 @@
-"""frontend/grpc/idle_connections.py: which connections make room for others."""
+"""frontend/grpc/open_streams.py: which connections make room for others."""
 
 from types import SimpleNamespace
 from typing import Any
 
-from shoal.frontend.grpc.idle_connections import LEAST_IDLE_S, longest_idle
+from shoal.frontend.grpc.open_streams import LEAST_IDLE_S, longest_idle
 
 NOW_S = 1000.0
 

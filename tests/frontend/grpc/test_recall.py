@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.framing import HEADERS, trailers
-from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.slow_readers import HOLD_S
 from shoal.request import InferResponse

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.frontend.grpc.stream_order import StreamOrder
+from shoal.frontend.grpc.stream_call import StreamOrder
 
 
 @given(st.integers(0, 12).flatmap(lambda count: st.permutations(range(count))))

@@ -14,8 +14,7 @@ from shoal.frontend import handover
 from shoal.frontend.http.connection import HttpConnection
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.http_lane import HttpLane
-from shoal.frontend.http.incoming import BODY_S_PER_MIB
-from shoal.frontend.http.unfinished import BODY_S, UnfinishedRequests
+from shoal.frontend.http.incoming import BODY_S, BODY_S_PER_MIB, UnfinishedRequests
 from shoal.frontend.lane_loop import HEAD_S, GunicornHandle
 from tests.end_to_end.raw_client import post
 from tests.frontend.grpc.connection_pair import plain_ends

@@ -1,4 +1,4 @@
-"""frontend/http/waiting_bodies.py: who gets room when, and who waits no longer, on a clock that is handed in."""
+"""frontend/http/incoming.py: who gets room when, and who waits no longer, on a clock that is handed in."""
 
 import socket
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.frontend.http.connection import HttpConnection
 from shoal.frontend.http.http_head import Head, parse_head
-from shoal.frontend.http.waiting_bodies import LONGEST_S, MAX_WAITING, PATIENCE_S, WaitingBodies, WaitingBody
+from shoal.frontend.http.incoming import LONGEST_S, MAX_WAITING, PATIENCE_S, WaitingBodies, WaitingBody
 
 STEP_S = PATIENCE_S / 2
 
