@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from shoal.errors import ShoalError
 from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.recorded_headers import as_answered
 from shoal.frontend.response import Headers, Response
-from shoal.frontend.unversioned import as_answered
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse
 from shoal.star.models import ModelEntry

@@ -1,12 +1,17 @@
-"""A front end's memory for copies of unsent responses: bounded for all connections together, and shared among them.
+"""Limits for clients that read responses slowly, and a front end's memory for copies of unsent responses: bounded for
+all connections together, and shared among them.
 
-Such a copy lets a worker have its memory back early. But a client that never reads must not fill the front end's memory
-instead, nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free at
-the moment: alone 7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Every connection finds some free
-(switches share a buffer among their ports in this way, by "dynamic thresholds"). A connection of HTTP/1 has one
-response at a time, which is kept where it fits into what is free. Only a lane's one thread uses this, or the road's
-threads under the lock of their port.
+A response is sent straight from the worker's block. If the client has not read it after HOLD_S, or still reads when the
+worker lacks memory, the rest is copied, so that the worker has its memory back. Where there is no room for the copy,
+the block stays in use until the worker can get memory nowhere else: then the slowest clients' connections are closed.
+But a client that never reads must not fill the front end's memory instead, nor take what other slow clients need. So a
+connection with many calls may keep an eighth of what is free at the moment: alone 7.1 MiB of 64, one of eight 4 MiB,
+one of a hundred 0.6 MiB. Every connection finds some free (switches share a buffer among their ports in this way, by
+"dynamic thresholds"). A connection of HTTP/1 has one response at a time, which is kept where it fits into what is free.
+Only a lane's one thread uses this, or the road's threads under the lock of their port.
 """
+
+from shoal.frontend.counted_warning import CountedWarning
 
 #: The bound for all connections of a front-end process together: as much as its slab for requests has by default, or
 #: ten results of 6 MB (ours).
@@ -16,6 +21,9 @@ _PART = 8
 #: A response for which there is no room is waited for as long as so much of its stream is sent in so long (ours: 8
 #: Mbit/s, which networks have; and a client that stops reading holds its model up for three seconds at most).
 PACE_BYTES, PACE_S = 2 << 20, 2.0
+#: How long a reader may hold a worker's block before its unread rest is copied, or before it is given up for a
+#: worker that lacks memory; and how long it may take nothing at all before its connection ends (ours).
+HOLD_S, SEND_S = 1.0, 30.0
 
 
 class KeptMemory:
@@ -61,3 +69,11 @@ class ReadRate:
         is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes
         self._since_s, self._num_sent = now_s, num_sent
         return is_slow
+
+
+def slow_reader_log(what: str) -> CountedWarning:
+    """The warning about clients whose responses, calls or connections a front end has given up."""
+    return CountedWarning(
+        f"a model lacks memory for its results: ended %d {what} of clients that read too slowly, longest first "
+        "(they held results in shared memory; --shm-worker-slab-mib, --shm-oversize-mib)"
+    )

@@ -1,14 +1,30 @@
 """Two parts of a request that come from its HTTP headers, or gRPC metadata, and not from its body: the headers that are
-recorded (`--record-config headers=…`), and the sticky key, by which a rollout chooses the version. Pure; front-end
-processes.
+recorded (`--record-config headers=…`), and the sticky key, by which the version is chosen while requests that name none
+are split between two; and the version that has answered those. Pure; front-end processes.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.unversioned import with_sticky_key
 from shoal.request import RecordedHeaders
+
+
+def with_sticky_key(prepared: PreparedRequest, headers: Mapping[str, str]) -> PreparedRequest:
+    """The request with the key by which its version is chosen, where requests that name none are split by a header.
+    One without the header goes where its number or its correlation id leads. `headers` have names in lower case."""
+    value = headers.get(prepared.entry.sticky_header)
+    if not value:
+        return prepared
+    said = f"{prepared.entry.name}\0{value}".encode("utf-8", "surrogatepass")
+    hashed = hashlib.blake2b(said, digest_size=4).digest()
+    return replace(prepared, sticky_key=int.from_bytes(hashed, "little") or 1)
+
+
+def as_answered(prepared: PreparedRequest, version: int) -> PreparedRequest:
+    """The request as one to the version that has answered it: `version`, or its own if that is 0."""
+    return replace(prepared, entry=replace(prepared.entry, version=version)) if version else prepared
 
 
 def recorded_headers(names: Sequence[str], headers: Mapping[str, str]) -> RecordedHeaders:

@@ -164,7 +164,7 @@ CACHE = _figures(
     ("nv_cache_insertion_duration", "insertion_ns", "Total cache insertion duration, in microseconds", _US),
     ("nv_cache_util", "utilization", "Cache utilization [0.0 - 1.0]", 1),
 )
-#: Figures of the machine, as `shoal.frontend.metrics.cpu.Cpu` reads them.
+#: Figures of the machine, as `shoal.frontend.metrics.listener.Cpu` reads them.
 CPU_FAMILIES = _figures(
     (),
     ("nv_cpu_utilization", "utilization", "CPU utilization rate [0.0 - 1.0]", 1),

@@ -16,7 +16,7 @@ class Scope(Enum):
     READ = "read"  # tells of models: keys for inference and for administration
     INFER = "infer"
     METRICS = "metrics"
-    ADMIN = "admin"  # changes the server; without keys, for callers on this machine (local_callers.py)
+    ADMIN = "admin"  # changes the server; without keys, for callers on this machine (authorisation.py)
     SETTINGS = "read, admin with settings"  # rpcs that read settings, and change those that the request has
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.call import Handler
 from shoal.frontend.response import Response
-from shoal.frontend.v2.binary_data import HEADER
+from shoal.frontend.v2.infer import HEADER
 
 
 def asked_by_content_type(handler: Handler, content_type: str) -> Handler:

@@ -32,8 +32,7 @@ from shoal.frontend.grpc.opening import Opening, RefusedCall, Service
 from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
-from shoal.frontend.kept_memory import KeptMemory, ReadRate
-from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
+from shoal.frontend.kept_memory import HOLD_S, KeptMemory, ReadRate, slow_reader_log
 from shoal.frontend.v2.compression import deflate
 from shoal.shm.port import Port
 
@@ -425,7 +424,7 @@ def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list
 
 class Recall:
     """Recalls of blocks for all connections of a lane: results of a worker that lacks memory are copied, or dropped if
-    clients read too slowly (slow_readers.py); `cut` ends a call, given its stream, with RESOURCE_EXHAUSTED."""
+    clients read too slowly (kept_memory.py); `cut` ends a call, given its stream, with RESOURCE_EXHAUSTED."""
 
     def __init__(self, port: Port, cut: Callable[[GrpcConnection, int], None]) -> None:
         self._port = port

@@ -34,9 +34,8 @@ from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall, s
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
 from shoal.frontend.grpc.unary import UnaryCall
-from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.kept_memory import HOLD_S, SEND_S, KeptMemory
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane, reserve
-from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")

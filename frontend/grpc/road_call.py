@@ -17,8 +17,7 @@ from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.grpc.wire import MAX_LEADING_BYTES, leading_text
-from shoal.frontend.kept_memory import ReadRate
-from shoal.frontend.slow_readers import SEND_S
+from shoal.frontend.kept_memory import SEND_S, ReadRate
 from shoal.frontend.upload_budget import NoUploadMemoryError
 
 if TYPE_CHECKING:

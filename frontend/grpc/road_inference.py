@@ -8,9 +8,8 @@ from shoal.frontend.access.authorisation import check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
 from shoal.frontend.header_forwarding import forwarded_metadata
-from shoal.frontend.recorded_headers import with_headers
+from shoal.frontend.recorded_headers import as_answered, with_headers
 from shoal.frontend.road.inference import with_model
-from shoal.frontend.unversioned import as_answered
 from shoal.star.models import ModelEntry
 
 if TYPE_CHECKING:

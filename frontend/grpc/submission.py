@@ -24,10 +24,9 @@ from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
 from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
-from shoal.frontend.recorded_headers import recorded_headers
+from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
 from shoal.frontend.region_tensors import region_block
 from shoal.frontend.state import ServerState
-from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.memo import Memo
 from shoal.request import InferResponse, RecordedHeaders, TensorRef, around_id, pack_id
 from shoal.shm.layout import pack_span

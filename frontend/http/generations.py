@@ -22,13 +22,12 @@ from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http.connection import READING, STREAMING, HttpConnection
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.outgoing import OutgoingResponses
+from shoal.frontend.kept_memory import HOLD_S, SEND_S
 from shoal.frontend.prepared import PreparedRequest, submit_copy
-from shoal.frontend.recorded_headers import with_headers
+from shoal.frontend.recorded_headers import as_answered, with_headers
 from shoal.frontend.response import Headers, Response, status_and_fields
 from shoal.frontend.router import RouteMatch
-from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
-from shoal.frontend.unversioned import as_answered
 from shoal.shm.port import Port, Reply
 from shoal.star.refusal import answered, other_version
 

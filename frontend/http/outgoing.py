@@ -1,7 +1,7 @@
 """The responses of a lane's connections, sent straight out of the worker's block, at once or as fast as their clients
 read.
 
-A client that reads slowly must not hold a worker's block (slow_readers.py). Only the lane's one thread calls this; the
+A client that reads slowly must not hold a worker's block (kept_memory.py). Only the lane's one thread calls this; the
 methods that send return whether the connection can go on with its next request at once.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Callable, Container
 from shoal.frontend.access_log import HUNG_UP
 from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnection
 from shoal.frontend.http.submission import JOIN_BYTES
-from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.kept_memory import HOLD_S, SEND_S, KeptMemory, slow_reader_log
 from shoal.frontend.response import Response, response_head
-from shoal.frontend.slow_readers import HOLD_S, SEND_S, slow_reader_log
 from shoal.shm.port import Port
 from shoal.timing import Timing, as_header
 

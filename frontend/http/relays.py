@@ -16,10 +16,10 @@ from contextlib import suppress
 from shoal.errors import UnavailableError
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.http.connection import READ_BYTES
+from shoal.frontend.kept_memory import SEND_S
 from shoal.frontend.lane_loop import LINGER_S
 from shoal.frontend.relayed_socket import make_pair, read_note
 from shoal.frontend.response import CLOSE, as_bytes, error_response
-from shoal.frontend.slow_readers import SEND_S
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.open_files import explain
 

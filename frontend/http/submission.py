@@ -27,12 +27,11 @@ from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
 from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, without
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
-from shoal.frontend.recorded_headers import recorded_headers
+from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
 from shoal.frontend.region_tensors import region_block
 from shoal.frontend.response import JSON_HEAD, Response, error_response, response_head
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
-from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import parse_settings, prepare, render
 from shoal.memo import Memo

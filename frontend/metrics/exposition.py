@@ -35,7 +35,7 @@ class ExternalFigures(NamedTuple):
     """The figures that are not read from the models' counters in shared memory."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
-    cpu: Mapping[str, float]  # those of `Cpu` (cpu.py)
+    cpu: Mapping[str, float]  # those of `Cpu` (listener.py)
     gpus: Sequence[Mapping[str, Any]]  # those of `shoal.nvml.Gpus`
 
 

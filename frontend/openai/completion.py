@@ -12,7 +12,7 @@ import codecs
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +24,8 @@ from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.generation import EVENTS, Failure, Plan, event
 from shoal.frontend.openai.errors import InvalidRequestError, NoSuchModelError, error_text, refusal
+from shoal.frontend.openai.models import MESSAGES, TextModel, members_of, text_model
 from shoal.frontend.openai.request import TextRequest, model_of, read_body, read_chat, read_completion
-from shoal.frontend.openai.stop_sequences import StopSequences
-from shoal.frontend.openai.text_model import MESSAGES, TextModel, members_of, text_model
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import JSON_CONTENT, Headers, Response
 from shoal.frontend.v2.generate import prepare_members
@@ -34,6 +33,51 @@ from shoal.model_config.chat_templates import BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKE
 from shoal.model_config.parameters import parameter
 from shoal.request import InferResponse, TensorRef
 from shoal.star.models import ModelEntry
+
+
+class StopSequences:
+    """The search in one text that comes in pieces, which ends in front of the first stop sequence.
+
+        stop "END"     pieces "the E", "N", "D of it"     →     "the ", "", "", and the end
+
+    The end of a piece that may be the beginning of a stop sequence is kept back until the next piece has come.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops` are not empty."""
+        self._stops = stops
+        # Changed by feed and rest.
+        self._kept = ""
+        self.is_found = False
+
+    def feed(self, piece: str) -> str:
+        """The part of the text that is certain now; after the first stop sequence, nothing."""
+        if not self._stops:
+            return piece
+        if self.is_found:
+            return ""
+        text = self._kept + piece
+        ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.is_found, self._kept = True, ""
+            return text[: min(ends)]
+        most = max(_num_begun(text, stop) for stop in self._stops)
+        self._kept = text[len(text) - most :]
+        return text[: len(text) - most]
+
+    def rest(self) -> str:
+        """The text that was kept back, once the model's text has ended."""
+        kept, self._kept = self._kept, ""
+        return kept
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the beginning of a stop sequence."""
+    for num in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:num]):
+            return num
+    return 0
+
 
 _REQUEST_ID = "x-request-id"
 _MAX_ID_CHARS = 128

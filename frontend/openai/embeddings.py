@@ -18,8 +18,8 @@ from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall, blocking
 from shoal.frontend.openai.completion import first_text, id_of, known, num_tokens, prepared_of, whole_number
 from shoal.frontend.openai.errors import InvalidRequestError, NoSuchModelError
+from shoal.frontend.openai.models import EMBEDDING_REQUEST, EmbeddingModel, embedding_model
 from shoal.frontend.openai.request import model_of, read_body
-from shoal.frontend.openai.text_model import EMBEDDING_REQUEST, EmbeddingModel, embedding_model
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.recorded_headers import with_headers
 from shoal.frontend.response import Response, json_response

@@ -1,13 +1,109 @@
-"""`GET /v1/models` and `GET /v1/models/NAME`: the text and embedding models that are ready. Pure."""
+"""The models that OpenAI's endpoints serve, and the tensors that the members of requests become. Pure.
 
-from typing import Any
+A *text model* has a string input `text_input` and a string output `text_output`, as models of Triton's vLLM and
+TensorRT-LLM backends have, or names its own tensors in its config.pbtxt:
 
+    parameters { key: "text_input" value { string_value: "PROMPT" } }
+    parameters { key: "text_output" value { string_value: "ANSWER" } }
+
+An *embedding model* has a string input `text_input` and an output of floats `embedding`, or the one that its parameter
+`embedding_output` names. A model that answers `embedding_request`, as Triton's vLLM backend does, is both.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.datatypes import BYTES
 from shoal.errors import PermissionDeniedError, UnauthenticatedError
 from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.openai.errors import NoSuchModelError
-from shoal.frontend.openai.text_model import is_listed
 from shoal.frontend.response import Response, json_response
+from shoal.model_config.parameters import parameter
+from shoal.star.models import ModelEntry
+
+TEXT_INPUT, TEXT_OUTPUT, EMBEDDING_OUTPUT = "text_input", "text_output", "embedding"
+#: An input that gets a conversation itself, as JSON, in place of a prompt that a template made of it (ours).
+MESSAGES = "messages"
+#: An input that gets all sampling parameters as one JSON object: of Triton's vLLM backend.
+SAMPLING = "sampling_parameters"
+#: An input that gets the texts to be embedded, as JSON: of Triton's vLLM backend.
+EMBEDDING_REQUEST = "embedding_request"
+#: Inputs by which a model is asked to leave the prompt out of its answer, and to tell how many tokens there were and
+#: why it ended: of Triton's vLLM and TensorRT-LLM backends.
+_ASKED = (
+    "exclude_input_in_output", "sampling_param_exclude_input_from_output", "return_num_input_tokens",
+    "return_num_output_tokens", "return_finish_reason",
+)  # fmt: skip
+#: Inputs for stop sequences: of TensorRT-LLM's backend, and OpenAI's name.
+_STOPS = ("stop_words", "stop")
+_FLOATS = frozenset({"FP16", "FP32", "FP64"})
+
+
+class TextModel(NamedTuple):
+    """The names of the tensors of a text model."""
+
+    prompt: str  # "" where the model takes conversations only
+    answer: str
+    takes_messages: bool
+
+
+class EmbeddingModel(NamedTuple):
+    """The names of the tensors of an embedding model; `request` in place of `text` for one that takes
+    EMBEDDING_REQUEST."""
+
+    text: str
+    embedding: str
+
+
+def text_model(entry: ModelEntry) -> TextModel | None:
+    """The model's tensors for text; None if it is no text model."""
+    inputs, outputs = entry.signature.inputs, entry.signature.outputs
+    answer = parameter(entry.config, TEXT_OUTPUT) or TEXT_OUTPUT
+    prompt = parameter(entry.config, TEXT_INPUT) or TEXT_INPUT
+    if answer not in outputs or outputs[answer].datatype is not BYTES:
+        return None
+    has_prompt = prompt in inputs and inputs[prompt].datatype is BYTES
+    takes_messages = MESSAGES in inputs and inputs[MESSAGES].datatype is BYTES
+    if not (has_prompt or takes_messages):
+        return None
+    return TextModel(prompt if has_prompt else "", answer, takes_messages)
+
+
+def embedding_model(entry: ModelEntry) -> EmbeddingModel | None:
+    """The model's tensors for embeddings; None if it is no embedding model."""
+    inputs, outputs = entry.signature.inputs, entry.signature.outputs
+    text = parameter(entry.config, TEXT_INPUT) or TEXT_INPUT
+    embedding = parameter(entry.config, "embedding_output") or EMBEDDING_OUTPUT
+    if EMBEDDING_REQUEST in inputs and TEXT_OUTPUT in outputs:
+        return EmbeddingModel(text, TEXT_OUTPUT)
+    if text not in inputs or inputs[text].datatype is not BYTES or embedding not in outputs:
+        return None
+    return EmbeddingModel(text, embedding) if outputs[embedding].datatype.name in _FLOATS else None
+
+
+def is_listed(entry: ModelEntry) -> bool:
+    """Whether GET /v1/models lists a model."""
+    return text_model(entry) is not None or embedding_model(entry) is not None
+
+
+def members_of(
+    entry: ModelEntry, *, is_stream: bool, stops: tuple[str, ...], sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The members of a generate request (v2/generate.py) beside the prompt: those with the name of an input become that
+    tensor, others request parameters."""
+    inputs = entry.signature.inputs
+    members: dict[str, Any] = dict.fromkeys([name for name in _ASKED if name in inputs], True)
+    if "stream" in inputs:
+        members["stream"] = is_stream
+    if SAMPLING in inputs:
+        parameters = {**sampling, "stop": list(stops)} if stops else dict(sampling)
+        return {**members, SAMPLING: json.dumps(parameters)}  # orjson refuses large numbers
+    for name in _STOPS:
+        if stops and name in inputs:
+            members[name] = list(stops)
+    return {**members, **sampling}
 
 
 def models(call: HandlerCall) -> Response:

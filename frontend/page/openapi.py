@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.openai.text_model import embedding_model, text_model
+from shoal.frontend.openai.models import embedding_model, text_model
 from shoal.frontend.page.files import SAFE
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.state import ServerState

@@ -2,7 +2,7 @@
 sends them, until they are sent or a worker wants its memory back.
 
 A client reads as slowly as it likes. A worker that lacks memory meanwhile asks for the blocks that clients' responses
-hold (slow_readers.py): the unsent rest of a response is copied then, within the memory that the road may use for this
+hold: the unsent rest of a response is copied then, within the memory that the road may use for this
 (kept_memory.py), and the block is released. A response for which there is no room keeps its block until the worker can
 get memory nowhere else: then its connection is closed, if it has held the block for HOLD_S.
 
@@ -18,9 +18,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.kept_memory import HOLD_S, KeptMemory, slow_reader_log
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, slow_reader_log
 from shoal.reasons import Reason
 from shoal.shm.port import Port, Reply
 

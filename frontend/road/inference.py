@@ -10,9 +10,8 @@ from typing import TypeVar
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.generation import PLANNERS, Planner, respond
-from shoal.frontend.recorded_headers import with_headers
+from shoal.frontend.recorded_headers import as_answered, with_headers
 from shoal.frontend.response import Response
-from shoal.frontend.unversioned import as_answered
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
 from shoal.frontend.v2.infer import prepare, render

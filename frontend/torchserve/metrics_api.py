@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from shoal.frontend.call import HandlerCall, Route, blocking
-from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import custom_lines
-from shoal.frontend.metrics.listener import read_gauges
+from shoal.frontend.metrics.listener import Cpu, read_gauges
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.models import FIRST_WORKER, default_version, version_text
 from shoal.shm.counters import RowView

@@ -1,5 +1,7 @@
 """`/v2/models/M[/versions/V]/infer`: makes a validated request of a body, and a response of a model's answer.
 
+Behind the JSON, whose size is in the header Inference-Header-Content-Length, come binary tensors in the order of
+`inputs`, little-endian, dense, with nothing between.
 The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then those of Triton's core.
 Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it into
 shared memory, a response's is a view of the worker's block. Front-end processes.
@@ -30,13 +32,38 @@ from shoal.frontend.prepared import (
 from shoal.frontend.read_json import read_json
 from shoal.frontend.regions import NO_REGIONS, Regions
 from shoal.frontend.response import JSON_CONTENT, Response
-from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.memo import memoized
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix
+
+HEADER = "Inference-Header-Content-Length"
+
+
+def parse_header_length(text: str, content_length: int) -> int:
+    """The header's value: how many bytes of the (decompressed) body are JSON; 0 means a raw request. Raises
+    InvalidArgumentError."""
+    digits = text.strip()
+    # int() would also read "+5", "1_000" and other alphabets' digits, and refuses thousands of digits.
+    if not digits.removeprefix("-").isdecimal() or not digits.isascii():
+        raise InvalidArgumentError(f"Unable to parse {HEADER}, got: {text}")
+    if len(digits) > 20 or not 0 <= int(digits) <= content_length:
+        raise InvalidArgumentError(f"inference header size should be in range (0, {content_length}), got: {text}")
+    return int(digits)
+
+
+def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> memoryview:
+    """The `nbytes` bytes at `offset` behind the JSON, for input `name`. Raises InvalidArgumentError if there are
+    fewer."""
+    missing = offset + nbytes - len(tail)
+    if missing > 0:
+        raise InvalidArgumentError(
+            f"unexpected size for input '{name}', expecting {missing} additional bytes for model '{model}'"
+        )
+    return tail[offset : offset + nbytes]
+
 
 _NO_SETTINGS = RequestSettings({})
 #: Members that say where an input's data is.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shoal.frontend.prepared import PreparedRequest, wishes_of
-from shoal.frontend.unversioned import as_answered, with_sticky_key
+from shoal.frontend.recorded_headers import as_answered, with_sticky_key
 from tests.star.entries import entry_of
 
 PLAIN = PreparedRequest(entry_of("m", 0, []), "", (), (), False, {}, 1, 0, 5, 7, correlation_id="c", flags=3)

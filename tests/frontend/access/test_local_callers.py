@@ -1,8 +1,8 @@
-"""frontend/access/local_callers.py: who counts as a caller on this machine."""
+"""frontend/access/authorisation.py: who counts as a caller on this machine."""
 
 import pytest
 
-from shoal.frontend.access.local_callers import is_local, may_administer
+from shoal.frontend.access.authorisation import is_local, may_administer
 from shoal.frontend.state import ServerState
 
 

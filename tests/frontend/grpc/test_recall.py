@@ -6,8 +6,7 @@ import pytest
 
 from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.framing import HEADERS, trailers
-from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.slow_readers import HOLD_S
+from shoal.frontend.kept_memory import HOLD_S, KeptMemory
 from shoal.request import InferResponse
 from tests.frontend.grpc.connection_pair import Pair
 from tests.frontend.grpc.http2 import peer

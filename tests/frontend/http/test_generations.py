@@ -13,7 +13,7 @@ from shoal.frontend.http.connection import READING, STREAMING, HttpConnection
 from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import parse_head
 from shoal.frontend.http.outgoing import OutgoingResponses
-from shoal.frontend.slow_readers import HOLD_S, SEND_S
+from shoal.frontend.kept_memory import HOLD_S, SEND_S
 from shoal.request import InferResponse, TensorRef
 from tests.frontend.lane_star import Star
 

@@ -1,8 +1,8 @@
-"""frontend/metrics/cpu.py: /proc as a test writes it, and as it is."""
+"""frontend/metrics/listener.py: /proc as a test writes it, and as it is."""
 
 from pathlib import Path
 
-from shoal.frontend.metrics.cpu import Cpu
+from shoal.frontend.metrics.listener import Cpu
 
 MEMORY = "MemTotal:  1000 kB\nMemFree:   100 kB\nMemAvailable:  600 kB\nHugePages_Total:   0\n"
 

@@ -1,9 +1,9 @@
-"""frontend/openai/stop_sequences.py: a text ends where it would if it had come in one piece."""
+"""frontend/openai/completion.py: a text ends where it would if it had come in one piece."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.frontend.openai.stop_sequences import StopSequences
+from shoal.frontend.openai.completion import StopSequences
 
 LETTERS = st.text("ab", max_size=12)
 

@@ -5,12 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.kept_memory import HOLD_S, KeptMemory
 from shoal.frontend.response import Response
 from shoal.frontend.road import held_answers
 from shoal.frontend.road.held_answers import HeldAnswer
 from shoal.frontend.road.transport import ModelResponse
-from shoal.frontend.slow_readers import HOLD_S
 from shoal.shm.layout import RELEASE
 from tests.frontend.transport_harness import TransportHarness, harness, rung
 

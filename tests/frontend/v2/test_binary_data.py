@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.v2.binary_data import parse_header_length, take
+from shoal.frontend.v2.infer import parse_header_length, take
 from shoal.star.validation import check_bytes_elements
 
 WHERE = "for inference input 'IN' for model 'm'"
