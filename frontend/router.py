@@ -153,19 +153,6 @@ class Router:
         return None
 
 
-def dispatch(
-    state: ServerState,
-    transport: "Transport",
-    method: str,
-    target: str,
-    headers: Mapping[str, str],
-    body: memoryview,
-) -> Response:
-    """The response to one request, for any server. Its sender must call its `close`."""
-    found = HTTP.admit(state, method, target, headers)
-    return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
-
-
 def answer(
     found: RouteMatch,
     state: ServerState,

@@ -1,7 +1,7 @@
 """A front end's state with models in every situation, its counters in a real segment, certificates, and no process but
 this one."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.road.app import create_app
-from shoal.frontend.road.transport import ModelResponse, StreamedResponse
-from shoal.frontend.router import dispatch
+from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Transport
+from shoal.frontend.router import HTTP, answer
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse, unpack_request
@@ -166,6 +166,14 @@ class EchoTransport:
 @pytest.fixture
 def transport() -> EchoTransport:
     return EchoTransport()
+
+
+def dispatch(
+    state: ServerState, transport: Transport, method: str, target: str, headers: Mapping[str, str], body: memoryview
+) -> Response:
+    """The response to a request, as a server without a lane and Flask would make it; its sender calls its `close`."""
+    found = HTTP.admit(state, method, target, headers)
+    return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
 
 
 class Client:

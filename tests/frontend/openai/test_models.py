@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
-from tests.frontend.conftest import SIMPLE, tensor
+from tests.frontend.conftest import SIMPLE, dispatch, tensor
 
 TEXT = {"input": [tensor("text_input", "TYPE_STRING", [1])], "output": [tensor("text_output", "TYPE_STRING", [1])]}
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from shoal.frontend.page import figures
-from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.shm.counters import CELL, CounterTable
+from tests.frontend.conftest import dispatch
 
 
 def look(state: ServerState, transport: Any) -> dict[str, Any]:

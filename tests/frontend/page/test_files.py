@@ -9,8 +9,8 @@ import pytest
 
 from shoal.frontend.page.files import files
 from shoal.frontend.response import Response
-from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
+from tests.frontend.conftest import dispatch
 
 PATHS = ["/", "/ui", "/ui/figures", "/ui/metrics", "/ui/app.js", "/openapi.json"]
 Get = Callable[..., Response]

@@ -8,11 +8,11 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from shoal.frontend.page.openapi import describe
-from shoal.frontend.router import HTTP, RouteMatch, dispatch
+from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.metadata import model_metadata
 from tests.frontend.calls import call_of
-from tests.frontend.conftest import SIMPLE
+from tests.frontend.conftest import SIMPLE, dispatch
 
 
 @pytest.fixture
