@@ -39,14 +39,7 @@ class PingAcked(NamedTuple):
     """The client answered our last ping."""
 
 
-class GoneAway(NamedTuple):
-    """The client opens no more streams; those open go on."""
-
-    error_code: int
-    debug: bytes
-
-
-Event = RequestStarted | DataReceived | StreamReset | PingAcked | GoneAway
+Event = RequestStarted | DataReceived | StreamReset | PingAcked
 
 
 class Sent(NamedTuple):

@@ -26,7 +26,7 @@ class Limits(NamedTuple):
     max_continuations: int = 16
     #: Settings in one SETTINGS; RFC 9113 knows six, gRPC two more.
     max_settings: int = 64
-    #: Bytes of the debug data in a GOAWAY that are kept.
+    #: Bytes of the debug data in a GOAWAY.
     max_debug_bytes: int = 1024
     #: Streams cancelled by the client: most at once, most per second, and one more for each call answered.
     #: nghttp2's burst is 1000 at 33/s; ours is wider, since a client whose deadlines pass cancels all it has open.

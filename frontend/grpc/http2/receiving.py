@@ -12,7 +12,6 @@ from shoal.frontend.grpc.http2.data_frames import DataFrames
 from shoal.frontend.grpc.http2.events import (
     DataReceived,
     Event,
-    GoneAway,
     PingAcked,
     RequestStarted,
     StreamReset,
@@ -392,11 +391,11 @@ class Receiving:
             self._abuse.nuisance()
 
     def _go_away(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        del flags
+        """Check a GOAWAY. The client opens no more streams, of which nothing follows here; those open go on."""
+        del flags, payload, events
         if number != 0:
             raise BrokenError(PROTOCOL_ERROR, "GOAWAY of a stream")
         self._abuse.nuisance()
-        events.append(GoneAway(word_of(payload[4:]), payload[8:]))
 
     def _window_update(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         del flags
