@@ -402,10 +402,6 @@ class GrpcConnection:
         block = only_trailers(status, message)
         self.http2.send_headers(stream_id, with_timing(block, timing) if timing else block, end_stream=True)
 
-    def refuse_http(self, stream_id: int, block: bytes) -> None:
-        """End a request that is no gRPC call, with an HTTP response."""
-        self.http2.send_headers(stream_id, block, end_stream=True)
-
     def finish(self, stream_id: int, status: int = 0, message: str = "", nbytes: int | None = None) -> None:
         """End a call that has sent its response headers and, if that is known, `nbytes` bytes of its response."""
         self.calls.pop(stream_id, None)

@@ -121,7 +121,7 @@ class GrpcLane(Lane[GrpcConnection]):
         if isinstance(opening, Opening):
             call.opening = opening
         elif isinstance(opening, RefusedCall):
-            call.refuse(*opening)
+            call.finish(*opening)
             self.has_output(connection)
 
     # --- connections come and go ---
@@ -281,8 +281,8 @@ class GrpcLane(Lane[GrpcConnection]):
         if not isinstance(opening, Opening):
             if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)
-            else:
-                connection.refuse_http(stream_id, opening)
+            else:  # no call of gRPC: an HTTP response
+                connection.http2.send_headers(stream_id, opening, end_stream=True)
             return None
         call: OpenCall = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
         connection.calls[stream_id] = call

@@ -52,9 +52,6 @@ class Parking:
         free_nbytes = MAX_PARKED_BYTES - self._nbytes
         return nbytes <= free_nbytes and may_take(self._nbytes_of.get(model, 0), free_nbytes)
 
-    def park(self, call: AskingCall, model: int, nbytes: int) -> None:
-        self._add(call, model, nbytes, is_first=False)
-
     def leave(self, call: AskingCall, model: int) -> None:
         """Forget a call that has ended, if it still waits for this model."""
         waiting = self.waiting.get(model)
@@ -80,7 +77,8 @@ class Parking:
         if not self._nbytes_of[model]:
             del self._nbytes_of[model]
 
-    def _add(self, call: AskingCall, model: int, nbytes: int, *, is_first: bool) -> None:
+    def park(self, call: AskingCall, model: int, nbytes: int, *, is_first: bool = False) -> None:
+        """Let a call wait whose message takes so many bytes; with `is_first`, in front of the others of its model."""
         waiting = self.waiting.get(model)
         if waiting is None:
             waiting = self.waiting[model] = OrderedDict()
@@ -89,13 +87,6 @@ class Parking:
         if is_first:
             waiting.move_to_end(call, last=False)
         self._count(model, nbytes)
-
-    def _take(self, model: int) -> tuple[AskingCall, int]:
-        """Remove and return the call to a model that has waited longest, with its bytes."""
-        waiting = self.waiting[model]
-        call, nbytes = waiting.popitem(last=False)
-        self._remove(model, waiting, nbytes)
-        return call, nbytes
 
     def _remove(self, model: int, waiting: "OrderedDict[AskingCall, int]", nbytes: int) -> None:
         self._count(model, -nbytes)
@@ -114,10 +105,12 @@ class Parking:
             if not (port.has_place(model) and port.has_memory(model)):
                 num_refused += 1
                 continue
-            call, nbytes = self._take(model)
+            waiting = self.waiting[model]
+            call, nbytes = waiting.popitem(last=False)
+            self._remove(model, waiting, nbytes)
             lacking = call.resume()
             if lacking:
-                self._add(call, lacking, nbytes, is_first=True)
+                self.park(call, lacking, nbytes, is_first=True)
                 num_refused += 1
             else:
                 num_refused = 0

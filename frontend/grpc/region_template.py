@@ -12,7 +12,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.grpc import wire
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.region_tensors import RegionInputs, RegionOutputs, inputs_in_regions, outputs_in_regions
-from shoal.request import InferResponse, around_id, pack_id
+from shoal.request import InferResponse, around_id
 
 _MAX_RESPONSES = 16  # of one template: the sizes of outputs that differ from request to request
 
@@ -35,10 +35,6 @@ class RegionTemplate:
     header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
     #: Responses by the worker's packed InferResponse, whether they are streamed, and whether they are the last.
     responses: dict[tuple[bytes, bool, bool], RegionResponse]
-
-    def header_with(self, id_: str) -> bytes:
-        before, behind = self.header
-        return b"".join((before, pack_id(id_), behind))
 
     def respond(self, id_: str, packed: bytes, block: memoryview, *, stream: bool, final: bool) -> wire.Chunks | None:
         """Write the outputs in a worker's block into their regions; returns the message that says so. None where it has

@@ -384,8 +384,7 @@ class StreamCall(AskingCall):
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
         """Answer a request with an error or, where the protocol has it so, end the whole stream with it."""
         if self._protocol.ends_with_error(self.opening.method.path, self.opening.metadata):
-            self._stop()
-            self._finish(error.grpc_status, str(error))
+            self.finish(error.grpc_status, str(error))
             return
         self._send_in_order(ticket, OutgoingMessage([message], None))
 
@@ -393,13 +392,15 @@ class StreamCall(AskingCall):
         if not self._has_ended or self._is_over or self._open or self._backlog or len(self._order):
             return
         if self._inbox.is_empty:
-            self._stop()
-            self._finish()
+            self.finish()
         else:
-            self._stop()
-            self._finish(_INTERNAL, "the stream ended before its last message was complete")
+            self.finish(_INTERNAL, "the stream ended before its last message was complete")
 
-    def _finish(self, status: int = 0, message: str = "") -> None:
+    # --- other ends of the call ---
+
+    def finish(self, status: int = 0, message: str = "") -> None:
+        """End the stream: with an error, although it was let in, or once all is done."""
+        self._stop()
         connection = self._connection
         if not self._has_begun:
             if status:
@@ -408,30 +409,20 @@ class StreamCall(AskingCall):
             connection.http2.send_headers(self._stream_id, HEADERS)
         connection.finish(self._stream_id, status, message)
 
-    # --- other ends of the call ---
-
-    def refuse(self, status: int, message: str) -> None:
-        """End the stream with an error, although it was let in."""
-        self._stop()
-        self._finish(status, message)
-
     def end_idle(self, error: ShoalError) -> None:
         if not (self._open or self._backlog or len(self._order)):
-            self._stop()
-            self._finish(error.grpc_status, str(error))
+            self.finish(error.grpc_status, str(error))
 
     def cancel(self) -> None:
         self._stop()
 
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
-            self._stop()
-            self._finish(*self._lane.too_late(self.opening))
+            self.finish(*self._lane.too_late(self.opening))
             self._lane.has_output(self._connection)
             return
         if (error := self._inbox.late(now_s, is_held_up=bool(self._backlog))) is not None:
-            self._stop()
-            self._finish(error.grpc_status, str(error))
+            self.finish(error.grpc_status, str(error))
             self._lane.has_output(self._connection)
             return
         late = [number for number, each in self._open.items() if now_s >= each.deadline_s]

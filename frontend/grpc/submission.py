@@ -22,7 +22,7 @@ from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
-from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
+from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
 from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
 from shoal.frontend.region_tensors import region_block
@@ -34,8 +34,6 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered, other_version
-
-__all__ = ["HEADER_BYTES", "SubmittedMessage", "GrpcSubmission", "message_offset"]
 
 #: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_NBYTES = 4096
@@ -103,7 +101,6 @@ class SubmittedMessage(NamedTuple):
 
     @property
     def recognised_by(self) -> MessageTemplate | RegionTemplate | None:
-        """The template that requests like this one are recognised by."""
         return self.template or self.in_regions
 
     @property
@@ -137,13 +134,7 @@ class GrpcSubmission:
         deadline_ns: int = 0,
         key: ApiKey | None = None,
     ) -> tuple[int, SubmittedMessage]:
-        """Submit a ModelInferRequest; visible to the batcher at the port's next flush. Returns the request's number,
-        and the argument for `response` with its replies.
-
-        `message` lies in `block` from `offset` on (see `message_offset`), or in private memory if `block` is None. The
-        block is the port's from now on. Raises ShoalError if the request is refused, as one for a model that `key` is
-        not for; the block is freed then.
-        """
+        """Implements `InferenceProtocol.submit` for a ModelInferRequest (its place in a block: `message_offset`)."""
         start_ns = time.monotonic_ns()
         try:
             pattern = self._header_forward_pattern
@@ -185,7 +176,6 @@ class GrpcSubmission:
             raise
 
     def model_of(self, message: bytes | memoryview) -> int:
-        """The number of the model that a message is for; 0 if there is none, or the message is malformed."""
         template = self._latest.entries.get(_model_field(message))
         if template is not None and template.num_changes == self._state.models.num_changes:
             return template.prepared.entry.model_id
@@ -239,8 +229,9 @@ class GrpcSubmission:
         self, template: RegionTemplate, id_: str, start_ns: int, deadline_ns: int
     ) -> tuple[int, SubmittedMessage]:
         """Submit a message of this template, with the tensors that lie in the regions now. Raises ShoalError."""
-        prepared = template.prepared
-        block, span = region_block(self._port, prepared.entry, template.inputs, template.header_with(id_))
+        prepared, (before, behind) = template.prepared, template.header
+        header = b"".join((before, pack_id(id_), behind))
+        block, span = region_block(self._port, prepared.entry, template.inputs, header)
         number = submit_block(self._port, prepared, block, span, start_ns, deadline_ns)
         return number, SubmittedMessage(id_, None, prepared, template)
 
@@ -326,11 +317,7 @@ class GrpcSubmission:
     def response(
         self, asked: SubmittedMessage, reply: Reply, *, stream: bool = False, final: bool = True
     ) -> wire.Chunks:
-        """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
-
-        A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
-        it is released. Raises ShoalError if the reply is an error.
-        """
+        """Implements `InferenceProtocol.response`: a ModelInferResponse, or a ModelStreamInferResponse with it."""
         template, header, block = asked.template, reply.header, reply.block
         if template is not None and header is not None and block is not None and not (reply.status or reply.reason):
             known = template.responses.get((header, stream, final))

@@ -5,8 +5,9 @@ from typing import Any
 
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.submission import HEADER_BYTES, GrpcSubmission, SubmittedMessage, message_offset
+from shoal.frontend.grpc.submission import GrpcSubmission, SubmittedMessage, message_offset
 from shoal.frontend.header_forwarding import NOTHING, forwarded_metadata
+from shoal.frontend.http.submission import HEADER_BYTES
 from shoal.frontend.prepared import block_nbytes, write_block
 from tests.frontend.lane_star import ONE, Seen, Star, read
 

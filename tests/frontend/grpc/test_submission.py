@@ -20,7 +20,8 @@ from shoal.errors import (
 )
 from shoal.frontend.grpc import infer
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.submission import HEADER_BYTES, SubmittedMessage
+from shoal.frontend.grpc.submission import SubmittedMessage
+from shoal.frontend.http.submission import HEADER_BYTES
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import R
 from shoal.shm.port import Reply
