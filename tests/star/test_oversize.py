@@ -18,7 +18,7 @@ from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Block, SlabView
 from shoal.shm.whole_slabs import KEEP_S
-from shoal.star.oversize import ClientOversizeBlocks
+from shoal.star.shared_port import ClientOversizeBlocks
 from tests.messages import receive
 
 
@@ -156,7 +156,7 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
             now_s[0] += 10.0  # the time is up
 
     star.blocks._send = send
-    monkeypatch.setattr("shoal.star.oversize.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr("shoal.star.shared_port.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     late = star.allocate(9000)
     star.heard()
     star.grant(1, 80)
