@@ -33,9 +33,9 @@ COMPILED = {
     "shoal.frontend": ["lane_loop"],
     "shoal.frontend.http": [
         "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "submission",
-        "tls_connection", "tls_lane",    # they inherit from compiled classes
+        "tls_lane",    # it inherits from compiled classes
     ],
-    "shoal.frontend.grpc": ["grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
+    "shoal.frontend.grpc": ["call_lane", "grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
     "shoal.testing": ["instances"],    # it inherits from compiled classes
     "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip

@@ -5,30 +5,47 @@ One thread, the lane's, which never waits: the answer is brought to the stream t
 
 import socket
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from shoal.api_keys import ApiKey
 from shoal.errors import UnavailableError
 from shoal.frontend.access.admission_words import GREETING, MAX_BYTES, Question, pack_question, unpack_verdict
 from shoal.frontend.access.key_limits import KeyLimitError
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.grpc_lane import GrpcLane
-    from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.call import AskingCall
 
 #: How long a request waits for the road's answer (ours: a road that was killed is there again within a second).
 ANSWER_S = 10.0
 
 
+class CallSocket(Protocol):
+    """An object with one end of a socket pair, whose other end the road has: the lane waits for it."""
+
+    fd: int
+
+    def serve(self, event: int) -> None:
+        """Handle an event of the descriptor."""
+        ...
+
+
+class LaneSockets(Protocol):
+    """The lane, as far as the owner of such a socket needs it (call_lane.py)."""
+
+    now_s: float  # monotonic time of this pass
+
+    def hand_over(self, theirs: socket.socket, data: bytes) -> None: ...
+    def listen(self, listener: CallSocket) -> None: ...
+    def forget(self, listener: CallSocket) -> None: ...
+
+
 class _Asked(NamedTuple):
-    stream: "StreamCall"
+    stream: AskingCall
     deadline_s: float
 
 
 class Admissions:
     """The questions of one lane."""
 
-    def __init__(self, lane: "GrpcLane") -> None:
+    def __init__(self, lane: LaneSockets) -> None:
         self._lane = lane
         self.fd = -1
         # Changed by every method.
@@ -36,7 +53,7 @@ class Admissions:
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
 
-    def ask(self, stream: "StreamCall", key: ApiKey) -> int:
+    def ask(self, stream: AskingCall, key: ApiKey) -> int:
         """Ask for a request by this key. Returns the question's number, which is the admission's if there is one."""
         number = next(self._numbers)
         self._asked[number] = _Asked(stream, self._lane.now_s + ANSWER_S)

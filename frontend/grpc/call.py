@@ -1,13 +1,10 @@
 """What every kind of gRPC call does for its connection and its lane, and a call of models for their replies."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
+from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.shm.port import Reply
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.inference_protocol import AskedMessage
 
 
 class OpenCall:
@@ -53,8 +50,13 @@ class AskingCall(OpenCall):
 
     __slots__ = ()
 
-    def replied(self, number: int, asked: "AskedMessage", reply: Reply, timing: str = "") -> None:
+    def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
         """Handle a reply, and release its block. `timing` are the request's times, which its client has asked for."""
+        raise NotImplementedError
+
+    def judged(self, number: int, error: ShoalError | None) -> None:
+        """Handle the answer to the question of this number (admissions.py): the next message of a stream is admitted,
+        or refused with an error. The road asks for calls of other kinds."""
         raise NotImplementedError
 
     def give_up(self) -> None:

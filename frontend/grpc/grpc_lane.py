@@ -13,34 +13,28 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.access_log import CANCELLED, GrpcCalls
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.grpc.admissions import Admissions
 from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
 from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.inbox import MessageBuffers
-from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
 from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds, longest_idle
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
-from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.reflection_call import ReflectionCall
-from shoal.frontend.grpc.region_template import RegionTemplate
-from shoal.frontend.grpc.road_call import RoadCall
-from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall, shutting_down
+from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, shutting_down
 from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.submission import RegionTemplate
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import HOLD_S, SEND_S, KeptMemory
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane, reserve
-from shoal.shm.slab import Block
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle
 
 _log = logging.getLogger("shoal")
 
-_DEADLINE_EXCEEDED = 4
 #: Fewer bytes are not received directly: in one read with the bytes that follow they take a tenth of the instructions.
 _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
@@ -51,12 +45,7 @@ _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
-#: Of the descriptors that are kept free of connections, one in so many may be a call's on the road (ours: a client has
-#: up to 1024 calls on each of its connections, and the others are for segments, without which a lane ends).
-_RESERVE_PER_CALL = 2
-
-
-class GrpcLane(Lane[GrpcConnection]):
+class GrpcLane(CallLane):
     """Every gRPC connection of one lane."""
 
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
@@ -69,12 +58,6 @@ class GrpcLane(Lane[GrpcConnection]):
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
             max_pings_without_data=self._settings.http2_max_pings_without_data,
         )
-        self._max_handed_over = reserve() // _RESERVE_PER_CALL
-        self.buffers = MessageBuffers(self._port, self._state.upload_pace)
-        self.upload_budget = self._state.upload_budget
-        self.inference = Inference(self._state, self._port)
-        self.parking = Parking(self._port)
-        self.admissions = Admissions(self)
         self._triton = Service(METHODS, self.inference.submission)
         self._services = self._torchserve_services()
         self._frames = ExpectedFrames()
@@ -82,8 +65,6 @@ class GrpcLane(Lane[GrpcConnection]):
         self._recall = Recall(self._port, self._cut)
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
-        self._dirty: list[GrpcConnection] = []
-        self._listeners: dict[int, RoadCall | Admissions] = {}  # by descriptor
         self._deadlines = Deadlines()
         self._bounds = bounds(self._limits, 0, 0, 0)  # of each connection
 
@@ -144,13 +125,6 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._watch(accepted, connection) and self._stops_at_s:
             connection.go_away()
             self.has_output(connection)
-
-    def close(self, connection: GrpcConnection) -> None:
-        """Close a connection, unless it is closed: no further byte is received or sent."""
-        if self._connections.get(connection.fd) is connection:
-            del self._connections[connection.fd]
-            self._poller.unregister(connection.fd)
-            connection.close()
 
     def _give_up(self, connection: GrpcConnection) -> None:
         _log.exception("a connection is closed, since serving it failed")
@@ -290,71 +264,6 @@ class GrpcLane(Lane[GrpcConnection]):
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
         return call
 
-    # --- methods for calls ---
-
-    def has_output(self, connection: GrpcConnection) -> None:
-        """Note that a connection has bytes to send at the end of this pass."""
-        if not connection.is_dirty:
-            connection.is_dirty = True
-            self._dirty.append(connection)
-
-    def deadline_s(self, opening: Opening) -> float:
-        """The monotonic time at which a call that begins now is too late: the client's deadline, or the server's."""
-        timeout_s = self._place.request_timeout_s if opening.method.handler is None else self._place.answer_timeout_s
-        return self.now_s + (timeout_s if opening.timeout_s is None else min(timeout_s, opening.timeout_s))
-
-    def answer_by_s(self) -> float:
-        """The monotonic time at which the next answer of a streamed request is too late."""
-        return self.now_s + self._place.request_timeout_s
-
-    def too_late(self, opening: Opening) -> tuple[int, str]:
-        """The status and message for a call whose deadline has passed."""
-        if (
-            not self._state.gives_up
-            and opening.timeout_s is not None
-            and opening.timeout_s < self._place.request_timeout_s
-        ):
-            return _DEADLINE_EXCEEDED, "Deadline Exceeded"
-        error = self.no_answer()
-        return error.grpc_status, str(error)
-
-    def no_answer(self) -> UnavailableError:
-        """The error for a request that no model has answered in time."""
-        return self._state.no_answer(self._place.request_timeout_s)
-
-    def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
-        """The call in the form for a handler of the service."""
-        return GrpcCall(self._state, None, opening.metadata, connection.peer, key=opening.key)
-
-    def free(self, block: Block) -> None:
-        """Free the block of a received message that will not be submitted."""
-        self._port.slab.free(block.ref)
-
-    def may_hand_over(self, num_calls: int) -> bool:
-        """Whether a connection with so many calls on the road may have one more there: each takes a descriptor until
-        it is answered."""
-        # A connection may have half as many as there is room for: every other one finds some.
-        return 2 * num_calls < self._max_handed_over - len(self._listeners)
-
-    def listen(self, listener: RoadCall | Admissions) -> None:
-        """Call the listener's `serve` whenever its descriptor can be read. Raises OSError, with no effect, if the
-        kernel watches no further descriptor."""
-        self._poller.register(listener.fd, _IN)
-        self._listeners[listener.fd] = listener
-
-    def forget(self, listener: RoadCall | Admissions) -> None:
-        """Stop listening to a descriptor that is about to be closed."""
-        del self._listeners[listener.fd]
-        self._poller.unregister(listener.fd)
-
-    def watch(self, fd: int, events: int) -> None:
-        """Wait for other events of a listener's descriptor."""
-        self._poller.modify(fd, events)
-
-    def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """Give the road its end of a socket pair."""
-        self._sources.hand_over(theirs, data)
-
     # --- answers go out ---
 
     def _deliver(self) -> None:
@@ -364,11 +273,6 @@ class GrpcLane(Lane[GrpcConnection]):
 
     def _on_recall(self, segments: Container[int], is_urgent: bool) -> None:
         self._recall.recall(self._connections.values(), segments, self.now_s, is_urgent=is_urgent)
-
-    def _on_other(self, fd: int, event: int) -> None:
-        listener = self._listeners.get(fd)
-        if listener is not None:
-            listener.serve(event)
 
     def _finish_pass(self) -> None:
         self._patience_s = self._deadlines.expire(self.now_s, TICK_S) if self._deadlines else TICK_S

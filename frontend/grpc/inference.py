@@ -9,9 +9,8 @@ from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.service import refuse_while_exiting
-from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate
+from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, RegionTemplate
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, or_untraced
 from shoal.shm.port import Port

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
 from shoal.frontend.grpc import wire
-from shoal.frontend.grpc.region_template import RegionTemplate
-from shoal.frontend.grpc.submission import MessageTemplate
+from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 from shoal.frontend.prepared import PreparedRequest
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block

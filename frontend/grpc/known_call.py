@@ -25,8 +25,7 @@ from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.region_template import RegionTemplate
-from shoal.frontend.grpc.submission import MessageTemplate
+from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
 _FLAGS, _KIND_BYTES = 4, 5

@@ -1,17 +1,13 @@
 """A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
 
-from typing import TYPE_CHECKING
-
 from shoal.errors import ShoalError
 from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, prefixed
 from shoal.frontend.grpc.framing import HEADERS, decompress
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.grpc_lane import GrpcLane
 
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
 #: Most bytes of answers that a client has not read yet (kilobytes each, with all descriptors).
@@ -23,7 +19,7 @@ class ReflectionCall(OpenCall):
 
     __slots__ = ("_connection", "_deadline_s", "_has_begun", "_inbox", "_opening", "_stream_id")
 
-    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening

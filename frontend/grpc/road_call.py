@@ -7,9 +7,9 @@ more of all calls than --max-upload-mib. One thread, the lane's, which never wai
 
 import select
 import socket
-from typing import TYPE_CHECKING
 
 from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, decompressed_start, prefix
 from shoal.frontend.grpc.inbox import LargeMessage
@@ -19,9 +19,6 @@ from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.grpc.wire import MAX_LEADING_BYTES, leading_text
 from shoal.frontend.kept_memory import SEND_S, ReadRate
 from shoal.frontend.upload_budget import NoUploadMemoryError
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.grpc_lane import GrpcLane
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
@@ -37,7 +34,7 @@ class RoadCall(OpenCall):
 
     def __init__(
         self,
-        lane: "GrpcLane",
+        lane: CallLane,
         connection: GrpcConnection,
         stream_id: int,
         opening: Opening,

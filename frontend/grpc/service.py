@@ -28,8 +28,7 @@ from shoal.errors import (
 )
 from shoal.frontend.access.audit import AUDIT
 from shoal.frontend.access.authorisation import authorise, check_model
-from shoal.frontend.access.doors import Scope, scope_of
-from shoal.frontend.access.restrictions import missing
+from shoal.frontend.access.doors import Scope, missing, scope_of
 from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
 from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.grpc.messages import REFLECTION_PATHS, HealthCheckRequest, HealthCheckResponse

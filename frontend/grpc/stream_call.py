@@ -10,20 +10,18 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.grpc.call import AskingCall
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.shm.port import NoRoomError, Reply
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.grpc_lane import GrpcLane
 
 T = TypeVar("T")
 
@@ -118,7 +116,7 @@ class StreamCall(AskingCall):
         "_stream_id", "_waits_for", "opening",
     )  # fmt: skip
 
-    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
@@ -233,7 +231,6 @@ class StreamCall(AskingCall):
         return self._admission > 0
 
     def judged(self, number: int, error: ShoalError | None) -> None:
-        """Handle the answer to the question of this number: the next message is admitted, or refused with an error."""
         self._question, self._refusal = 0, error
         if error is None:
             self._admission = number

@@ -4,7 +4,7 @@ gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests
 messages are equal, byte for byte. The result of parsing and validating such a message is kept (a MessageTemplate) and
 used again if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the
 response. The id, a new one each time from perf_analyzer, is put in between. Messages whose tensors lie in regions are
-known until the regions change (region_template.py). BYTES tensors, typed contents and everything else that depends on
+known until the regions change. BYTES tensors, typed contents and everything else that depends on
 the data are parsed each time.
 """
 
@@ -20,12 +20,17 @@ from shoal.errors import ShoalError
 from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
-from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
 from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
-from shoal.frontend.region_tensors import region_block
+from shoal.frontend.region_tensors import (
+    RegionInputs,
+    RegionOutputs,
+    inputs_in_regions,
+    outputs_in_regions,
+    region_block,
+)
 from shoal.frontend.state import ServerState
 from shoal.memo import Memo
 from shoal.request import InferResponse, RecordedHeaders, TensorRef, around_id, pack_id
@@ -34,6 +39,62 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered, other_version
+
+_MAX_RESPONSES = 16  # of one template: the sizes of outputs that differ from request to request
+
+
+class RegionResponse(NamedTuple):
+    """A response of which nothing but its id and the tensors' bytes can change."""
+
+    around: wire.Envelope
+    outputs: RegionOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTemplate:
+    """A request of which everything is known but its id and the bytes of its tensors, which all lie in regions
+    (region_tensors.py)."""
+
+    prepared: PreparedRequest  # without an id and inputs
+    pattern: wire.WirePattern | None
+    num_changes: int  # number of changes of the models until then: after another, the name may mean another version
+    inputs: RegionInputs
+    header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
+    #: Responses by the worker's packed InferResponse, whether they are streamed, and whether they are the last.
+    responses: dict[tuple[bytes, bool, bool], RegionResponse]
+
+    def respond(self, id_: str, packed: bytes, block: memoryview, *, stream: bool, final: bool) -> wire.Chunks | None:
+        """Write the outputs in a worker's block into their regions; returns the message that says so. None where it has
+        to be rendered in full."""
+        known = self.responses.get((packed, stream, final))
+        if known is None or known.outputs.end > len(block):
+            return None
+        try:
+            known.outputs.write(block)
+        except ShoalError:
+            return None  # rendered in full, it gets the same error again
+        no_data = (b"",) * len(known.around.parts)
+        return [b"".join(wire.assemble(known.around, id_, no_data, is_streamed=stream))]
+
+    def keep_response(
+        self, packed: bytes, response: InferResponse, around: wire.Envelope, *, stream: bool, final: bool
+    ) -> None:
+        """Keep the bytes of a response that was rendered in full, if all of its outputs are in regions."""
+        outputs = outputs_in_regions(self.prepared, response)
+        if outputs is not None and len(self.responses) < _MAX_RESPONSES:
+            self.responses[packed, stream, final] = RegionResponse(around, outputs)
+
+
+def make_region_template(
+    prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
+) -> RegionTemplate | None:
+    """The template of a request that has been prepared in full; None if it has none."""
+    inputs = inputs_in_regions(prepared)
+    if inputs is None:
+        return None
+    kept = replace(prepared, id="", inputs=())
+    return RegionTemplate(kept, pattern, num_changes, inputs, around_id(kept.pack_header(inputs.refs)), {})
+
 
 #: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_NBYTES = 4096
@@ -279,7 +340,7 @@ class GrpcSubmission:
             self._port.slab.free(block.ref)
         elif not (split.offsets or is_unlike) and len(split.skeleton) <= _MAX_TEMPLATE_NBYTES:
             pattern = wire.make_pattern(message, split) if type(message) is bytes else None
-            in_regions = make_template(prepared, self._state.models.num_changes, pattern)
+            in_regions = make_region_template(prepared, self._state.models.num_changes, pattern)
             if in_regions is not None:
                 self._state.regions.kept.keep(split.skeleton, in_regions)
         return number, asked

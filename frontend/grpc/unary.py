@@ -3,26 +3,22 @@ lane's."""
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
 from shoal.frontend.grpc.call import AskingCall
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import OK, decompress, with_timing
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run
-from shoal.frontend.grpc.submission import MessageTemplate
+from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.open_files import explain
 from shoal.shm.port import NoRoomError, Reply
-
-if TYPE_CHECKING:
-    from shoal.frontend.grpc.grpc_lane import GrpcLane
 
 _log = logging.getLogger("shoal")
 
@@ -45,7 +41,7 @@ class UnaryCall(AskingCall):
         "_waits_for",
     )
 
-    def __init__(self, lane: "GrpcLane", connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id

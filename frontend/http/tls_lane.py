@@ -1,5 +1,6 @@
 """HTTP on a lane over TLS: requests that the lane answers, and connections that it relays to the road (relays.py)."""
 
+import select
 import socket
 from collections.abc import Collection
 from contextlib import suppress
@@ -9,9 +10,9 @@ from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.http.lane_api import LaneApi
 from shoal.frontend.http.relays import Relays
-from shoal.frontend.lane_loop import GunicornHandle
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.frontend.tls.context import RenewedContext
-from shoal.frontend.tls.tls_lane import TlsLane
+from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 
@@ -59,7 +60,7 @@ class TlsHttpConnection(HttpConnection):
 _CONNECTIONS_PER_RELAY = 8
 
 
-class HttpTlsLane(TlsLane[HttpConnection], HttpLane):
+class HttpTlsLane(HttpLane):
     """Every HTTP connection of one process: over TLS at the endpoints of `https`, in plain text at others."""
 
     def __init__(
@@ -69,7 +70,9 @@ class HttpTlsLane(TlsLane[HttpConnection], HttpLane):
         tls: RenewedContext,
         https: Collection[str],
     ) -> None:
-        super().__init__(front_end, gunicorn, tls, "", "HTTP's clients", HTTP_HANDSHAKES_FAILED)
+        super().__init__(front_end, gunicorn)
+        self._handshakes = Handshakes(self._poller, tls, "", self._greet, "HTTP's clients", self._count_failed)
+        self._handshakes.limit(self._max_connections)
         self._https = frozenset(https)
         self._relays = Relays(
             self._poller, self._sources, max(1, self._max_connections // _CONNECTIONS_PER_RELAY), self._take_back
@@ -77,17 +80,26 @@ class HttpTlsLane(TlsLane[HttpConnection], HttpLane):
 
     # --- connections come and go ---
 
-    def _takes_tls(self, accepted: socket.socket) -> bool:
-        return self._endpoint_of(accepted) in self._https
+    def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
+        if is_new and self._endpoint_of(accepted) in self._https:
+            self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
+        else:
+            super()._add(accepted, data, is_new=is_new)
 
     def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
         return TlsHttpConnection(accepted, self.now_s, deadline_s, api)
 
     def _greet(self, client: TlsSocket) -> None:
-        if self._serves(client):
-            super()._greet(client)
-        else:
+        if not self._serves(client):
             self._relays.begin(client, b"", self.now_s)
+            return
+        super()._add(client, b"", is_new=True)
+        connection = self._connections.get(client.fileno())
+        if connection is not None and client.has_received:
+            try:
+                self._serve(connection, select.EPOLLIN)
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
+                self._give_up(connection)
 
     def _serves(self, client: TlsSocket) -> bool:
         """Whether the lane itself answers at the endpoint of a connection. At others it only decrypts, for the road."""
@@ -127,12 +139,27 @@ class HttpTlsLane(TlsLane[HttpConnection], HttpLane):
 
     @property
     def _is_idle(self) -> bool:
-        return super()._is_idle and not len(self._relays)
+        return super()._is_idle and not len(self._handshakes) and not len(self._relays)
 
     def _on_other(self, fd: int, event: int) -> None:
-        if not self._relays.serve(fd, event, self.now_s):
+        if not (self._relays.serve(fd, event, self.now_s) or self._handshakes.serve(fd, self.now_s)):
             super()._on_other(fd, event)
+
+    def _finish_pass(self) -> None:
+        super()._finish_pass()
+        self._handshakes.end_pass()
 
     def _tick(self) -> None:
         super()._tick()
+        self._handshakes.expire(self.now_s)
         self._relays.expire(self.now_s)
+
+    def _begin_to_stop(self) -> None:
+        super()._begin_to_stop()
+        self._handshakes.end_by(self.now_s + LINGER_S)
+
+    def _count_failed(self) -> None:
+        self._port.noted[HTTP_HANDSHAKES_FAILED] += 1
+
+    def _renew_certificates(self) -> None:
+        self._handshakes.renew_certificates()

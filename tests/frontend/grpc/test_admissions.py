@@ -10,8 +10,8 @@ import pytest
 from shoal.api_keys import ApiKey, KeyLimits
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.access.key_limits import KeyLimitError, KeyUses
-from shoal.frontend.grpc.admissions import ANSWER_S, Admissions
-from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.admissions import ANSWER_S, Admissions, CallSocket
+from shoal.frontend.grpc.call import AskingCall
 from shoal.frontend.road.admissions import Admissions as RoadAdmissions
 
 S = 1_000_000_000
@@ -19,7 +19,7 @@ NARROW = ApiKey("narrow", b"digest", ("infer",), limits=KeyLimits(max_in_flight=
 SLOW = ApiKey("slow", b"digest", ("infer",), limits=KeyLimits(requests_per_second=0.5, burst=1))
 
 
-class Stream(StreamCall):
+class Stream(AskingCall):
     """What its questions were answered."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Lane:
     def __init__(self, road: Road) -> None:
         self.now_s = 100.0
         self.is_away = False
-        self.admissions = Admissions(self)  # type: ignore[arg-type]
+        self.admissions = Admissions(self)
         self.sent: list[socket.socket] = []
         self._road = road
         self._poller = selectors.DefaultSelector()
@@ -64,10 +64,10 @@ class Lane:
         if not self.is_away:
             assert self._road.admissions.take_over(theirs, data)
 
-    def listen(self, listener: Admissions) -> None:
+    def listen(self, listener: CallSocket) -> None:
         self._poller.register(listener.fd, selectors.EVENT_READ)
 
-    def forget(self, listener: Admissions) -> None:
+    def forget(self, listener: CallSocket) -> None:
         self._poller.unregister(listener.fd)
 
     def settle(self) -> None:
