@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.frontend import handover
-from shoal.frontend.unix_socket import with_addresses
+from shoal.frontend.addressed_sockets import with_addresses
 
 #: Most connections that are accepted at once: connections in service must not starve, and other lanes that have been
 #: woken get some, too.

@@ -3,7 +3,7 @@
 Two pairs of datagram sockets, made by the supervisor: lanes send connections to the road that they will not serve, the
 road sends idle ones back. A message goes to exactly one of the processes that read a socket. Bytes that are too many
 for a message travel in a file in memory, whose descriptor goes along. Of a connection with TLS, which ends in its lane,
-the road gets the end of a socket pair (relayed_socket.py). Never blocks.
+the road gets the end of a socket pair (addressed_sockets.py). Never blocks.
 """
 
 import array
@@ -13,8 +13,7 @@ import os
 import socket
 from collections import deque
 
-from shoal.frontend.relayed_socket import RelayedSocket
-from shoal.frontend.unix_socket import with_addresses
+from shoal.frontend.addressed_sockets import RelayedSocket, with_addresses
 
 _log = logging.getLogger("shoal")
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import InvalidArgumentError, PermissionDeniedError, ShoalError
-from shoal.frontend.access.doors import Scope, scopes_of
-from shoal.frontend.access.restrictions import missing
+from shoal.frontend.access.doors import Scope, missing, scopes_of
 from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Refuse, Route
 from shoal.frontend.generation import PLANNERS
 from shoal.frontend.header_forwarding import NOTHING, Forwarded

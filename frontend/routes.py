@@ -10,9 +10,8 @@ from shoal.frontend.page.files import file, index_page, page_methods
 from shoal.frontend.page.openapi import document
 from shoal.frontend.road.inference import generate, generate_stream, generating, infer
 from shoal.frontend.torchserve.management_api import scale_workers
-from shoal.frontend.v2.finished_requests import finished_requests
+from shoal.frontend.v2.debug import finished_requests, log_lines
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
-from shoal.frontend.v2.log_lines import log_lines
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import all_statistics, model_config, model_metadata, model_statistics, server_metadata
 from shoal.frontend.v2.model_instances import batches, instances, scale

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.api_keys import KeyRing
 from shoal.errors import UnavailableError
+from shoal.frontend.access.doors import Restrictions
 from shoal.frontend.access.key_limits import KeyUses
-from shoal.frontend.access.restrictions import Restrictions
 from shoal.frontend.regions import Regions
 from shoal.frontend.reused import Reused
 from shoal.frontend.upload_budget import UploadBudget, UploadPace

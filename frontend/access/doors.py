@@ -1,11 +1,13 @@
 """The table of doors: every route, rpc and verb by which a caller can enter, and the scope that the caller needs.
 
 A door that is not in the table is administrative, so that one that was forgotten is closed. A restriction of
---http-restricted-api and --grpc-restricted-protocol holds beside the scope (restrictions.py). Pure.
+--http-restricted-api and --grpc-restricted-protocol holds beside the scope: a group of paths, or of rpcs, needs a
+header with a secret value, which is checked before anything else of a request, its method included. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from hmac import compare_digest
 
 
 class Scope(Enum):
@@ -190,3 +192,23 @@ def scope_of(api: str, door: str) -> Scope:
 def scopes_of(api: str, path: str, methods: Iterable[str]) -> dict[str, Scope]:
     """The scopes of a path's methods."""
     return {method: scope_of(api, f"{method} {path}") for method in methods}
+
+
+#: Group → the name of the header and the value it must have.
+Restrictions = Mapping[str, Sequence[str]]
+
+
+def missing(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> str:
+    """The name of the header that the group needs, if the request lacks it or has another value in it; else "".
+
+    `headers` have names in lower case. The time this takes does not depend on the value sent, except on its length.
+    """
+    restriction = restrictions.get(group)
+    if restriction is None:
+        return ""
+    name, value = restriction
+    sent = headers.get(name.lower())
+    # Servers decode header values as latin-1, so this gives back the bytes that were sent.
+    if sent is not None and compare_digest(sent.encode("latin-1", "replace"), value.encode()):
+        return ""
+    return name

@@ -2,7 +2,7 @@
 
 Each direction holds the bytes of one read at most, and reads on once those are sent: so a slow reader slows the road
 down, and the road a fast sender. The road's deadlines end what a client leaves unfinished; a client that reads nothing
-for SEND_S is closed here. When the road gives the connection back (relayed_socket.py), the lane serves it again. One
+for SEND_S is closed here. When the road gives the connection back (addressed_sockets.py), the lane serves it again. One
 thread, the lane's; nothing blocks.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shoal.errors import UnavailableError
+from shoal.frontend.addressed_sockets import make_pair, read_note
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.http.connection import READ_BYTES
 from shoal.frontend.kept_memory import SEND_S
 from shoal.frontend.lane_loop import LINGER_S
-from shoal.frontend.relayed_socket import make_pair, read_note
 from shoal.frontend.response import CLOSE, as_bytes, error_response
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.open_files import explain

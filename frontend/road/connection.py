@@ -18,10 +18,9 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 from gunicorn.workers.gthread import TConn
 
-from shoal.frontend.relayed_socket import RelayedSocket
+from shoal.frontend.addressed_sockets import RelayedSocket, UnixConnection
 from shoal.frontend.road.arrival import Arrival
 from shoal.frontend.road.work import Work
-from shoal.frontend.unix_socket import UnixConnection
 
 #: Small pieces of a body are joined to pieces of this size, which are freed one by one as they are parsed.
 PIECE_BYTES = 256 * 1024

@@ -28,7 +28,7 @@ from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body,
 from shoal.frontend.road.transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.road_endpoint import RoadEndpoint
+from shoal.frontend.torchserve.listener import RoadEndpoint
 from shoal.frontend.tracing import or_untraced
 from shoal.timing import wants_timing
 

@@ -30,8 +30,8 @@ from gunicorn.workers.gthread import ThreadWorker
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend import handover
 from shoal.frontend.access_log import HUNG_UP, HttpExchange
+from shoal.frontend.addressed_sockets import RelayedSocket, with_addresses
 from shoal.frontend.front_end import join
-from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_of_lane, parsed
@@ -51,7 +51,6 @@ from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import MAX_NAMING_BYTES, Work, kind_of
 from shoal.frontend.standstill import standstill_s
 from shoal.frontend.state import ServerState
-from shoal.frontend.unix_socket import with_addresses
 from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.process import ignore_supervisors_signals, return_large_blocks, set_title, unblock_end_signals
 from shoal.shm.shares import MODELS_AT_ONCE

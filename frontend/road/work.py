@@ -21,8 +21,8 @@ from shoal.frontend.openai.embeddings import embeddings
 from shoal.frontend.road.inference import infer
 from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
+from shoal.frontend.torchserve.listener import router_of
 from shoal.frontend.torchserve.management_api import scale_workers
-from shoal.frontend.torchserve.routes import router_of
 from shoal.frontend.v2.health import model_ready
 from shoal.frontend.v2.model_instances import scale
 from shoal.frontend.v2.model_repository import load

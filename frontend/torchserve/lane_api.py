@@ -26,10 +26,10 @@ from shoal.frontend.prepared import PreparedRequest, submit_block
 from shoal.frontend.response import Headers, Response, response_head
 from shoal.frontend.router import RouteMatch, Router, answer, path_of
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.common_headers import common_headers, with_common_headers
 from shoal.frontend.torchserve.errors import NoWorkerError, error_response
 from shoal.frontend.torchserve.forms import is_form
 from shoal.frontend.torchserve.inference_api import PREDICTIONS, asked_for
+from shoal.frontend.torchserve.listener import common_headers, router_of, with_common_headers
 from shoal.frontend.torchserve.models import look_up
 from shoal.frontend.torchserve.predictions import (
     LENGTH,
@@ -40,7 +40,6 @@ from shoal.frontend.torchserve.predictions import (
     response_of,
     spelled_headers,
 )
-from shoal.frontend.torchserve.routes import router_of
 from shoal.memo import Memo
 from shoal.request import TensorRef
 from shoal.shared_settings import SLAB_PARTS

@@ -27,7 +27,7 @@ from shoal.star.validation import PreparedInput
 PARAMETER = "ts"
 #: The header fields of sequences, where the model's configuration does not name others.
 SEQUENCE_ID, SEQUENCE_START = "ts_request_sequence_id", "ts_request_sequence_start"
-#: The header by which a handler hands the id of its request to the sender of the response (common_headers.py).
+#: The header by which a handler hands the id of its request to the sender of the response (listener.py).
 ID_HEADER = "x-request-id"
 #: The bytes in front of a tensor's only element.
 LENGTH = struct.Struct("<I")

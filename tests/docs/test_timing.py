@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from shoal.batcher.finished_requests import NUM_KEPT, NUM_WINDOWS, WINDOW_NS
-from shoal.frontend.v2.finished_requests import DEFAULT_LIMIT, MAX_LIMIT
+from shoal.frontend.v2.debug import DEFAULT_LIMIT, MAX_LIMIT
 from shoal.timing import MAX_STEPS, PHASES, QUEUE_PARTS
 from tests.end_to_end.command_line import SHOAL
 from tests.end_to_end.server import SAMPLES, only, serving_to_the_end

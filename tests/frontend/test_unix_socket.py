@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from shoal.frontend.unix_socket import UnixConnection, with_addresses
+from shoal.frontend.addressed_sockets import UnixConnection, with_addresses
 
 
 def test_a_clients_connection_has_addresses_and_keeps_its_descriptor(tmp_path: Path) -> None:

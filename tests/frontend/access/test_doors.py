@@ -16,9 +16,9 @@ from shoal.frontend.grpc.torchserve import service as torchserve
 from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.routes import ROUTES
 from shoal.frontend.torchserve.inference_api import INFERENCE_ROUTES
+from shoal.frontend.torchserve.listener import router_of
 from shoal.frontend.torchserve.management_api import MANAGEMENT_ROUTES
 from shoal.frontend.torchserve.metrics_api import METRICS_ROUTES
-from shoal.frontend.torchserve.routes import router_of
 from shoal.options import TORCHSERVE_APIS
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 

@@ -1,11 +1,11 @@
-"""frontend/access/restrictions.py: which header opens which part of the API, and what those without it are told."""
+"""frontend/access/doors.py: which header opens which part of the API, and what those without it are told."""
 
 import json
 from typing import Any
 
 import pytest
 
-from shoal.frontend.access.restrictions import missing
+from shoal.frontend.access.doors import missing
 from shoal.frontend.state import ServerState
 
 RESTRICTIONS = {"logging": ("Admin-Key", "sécret"), "trace": ["k", "v"]}

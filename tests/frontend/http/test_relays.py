@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from shoal.frontend.addressed_sockets import RelayedSocket
 from shoal.frontend.http.relays import Relays
 from shoal.frontend.kept_memory import SEND_S
 from shoal.frontend.lane_loop import LINGER_S
-from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.tls.tls_socket import TlsSocket
 from tests.certificates import Certificates
 from tests.frontend.grpc.connection_pair import tls_ends

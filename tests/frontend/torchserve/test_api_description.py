@@ -8,10 +8,9 @@ from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.api_description import description, paths_of
 from shoal.frontend.torchserve.inference_api import INFERENCE_ROUTES
+from shoal.frontend.torchserve.listener import RoadEndpoint, router_of
 from shoal.frontend.torchserve.management_api import MANAGEMENT_ROUTES
 from shoal.frontend.torchserve.metrics_api import METRICS_ROUTES
-from shoal.frontend.torchserve.road_endpoint import RoadEndpoint
-from shoal.frontend.torchserve.routes import router_of
 from shoal.torchserve_settings import TorchServeSettings
 
 ROUTES = (*INFERENCE_ROUTES, *MANAGEMENT_ROUTES, *METRICS_ROUTES)

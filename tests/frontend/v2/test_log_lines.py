@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.log_lines import MAX_CHARACTERS, MAX_READ_BYTES, log_lines
+from shoal.frontend.v2.debug import MAX_CHARACTERS, MAX_READ_BYTES, log_lines
 from tests.frontend.calls import call_of
 
 

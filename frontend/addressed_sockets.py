@@ -1,13 +1,18 @@
-"""The road's end of a connection that a lane relays, since TLS ends in the lane: a pair of Unix sockets, and a note.
+"""Unix sockets with addresses in the form of TCP's: code that tells endpoints, callers and connections apart by their
+addresses needs no exception for them.
 
-The road uses its end as if it were the client's own socket. The note is a file in memory by which the road gives an
-idle connection back: the road writes into it the bytes that it has received and not parsed, then closes its end, upon
-which the lane reads the note. An empty note says that the connection is over, as it is if the road dies.
+One is a client's connection to a Unix socket. The other is the road's end of a connection that a lane relays, since TLS
+ends in the lane: a pair of Unix sockets, and a note. The road uses its end as if it were the client's own socket. The
+note is a file in memory by which the road gives an idle connection back: the road writes into it the bytes that it has
+received and not parsed, then closes its end, upon which the lane reads the note. An empty note says that the connection
+is over, as it is if the road dies.
 """
 
 import os
 import socket
 from typing import Any
+
+from shoal.shared_settings import UNIX
 
 #: The first byte of the note of a connection that goes on.
 _GOES_ON = b"\1"
@@ -78,3 +83,30 @@ def read_note(note: int) -> bytes | None:
     once the road has closed its end."""
     text = os.pread(note, os.fstat(note).st_size, 0)
     return text[1:] if text.startswith(_GOES_ON) else None
+
+
+_CLIENT = ("127.0.0.1", 0)
+
+
+class UnixConnection(socket.socket):
+    """An accepted connection of a Unix socket. A socket without a name is no client's: it is one end of a pair, which a
+    lane of gRPC has made."""
+
+    def getpeername(self) -> tuple[Any, ...]:
+        """The address of a caller on this machine, which a client of a Unix socket is; its own address is empty. A
+        proxy's headers count as over TCP."""
+        return _CLIENT
+
+    def getsockname(self) -> tuple[Any, ...]:
+        """The address of the listener, as its endpoint's table has it: ("unix:/path", 0)."""
+        return f"{UNIX}{super().getsockname()}", 0
+
+
+def with_addresses(accepted: socket.socket) -> socket.socket:
+    """The connection as one with addresses, which then owns the descriptor; others as they are."""
+    if accepted.family != socket.AF_UNIX or isinstance(accepted, UnixConnection) or not accepted.getsockname():
+        return accepted
+    timeout_s = accepted.gettimeout()
+    connection = UnixConnection(fileno=accepted.detach())
+    connection.settimeout(timeout_s)
+    return connection
