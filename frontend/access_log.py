@@ -1,4 +1,5 @@
-"""The access log, with --log-access: a line for each request that a front end has answered, or whose client has left.
+"""Two logs of requests: with --log-access, a line for each that a front end has answered, or whose client has left; and
+the audit log, a line for each that changes the server, or was to, and who has sent it.
 
     access: POST /v2/models/simple/infer by 127.0.0.1: 200, 312 bytes, 4.1 ms
     access: gRPC /inference.GRPCInferenceService/ModelInfer by 127.0.0.1: 0, 41 bytes, 1.2 ms
@@ -13,10 +14,12 @@ thread.
 
 import logging
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from socket import socket as Socket
 
+from shoal.api_keys import ApiKey
 from shoal.tracer.sampling import is_context
 
 _log = logging.getLogger("shoal")
@@ -113,3 +116,52 @@ def printable(text: str) -> str:
     """A text of a client's for a line of the log: shortened, and escaped where a character could forge another line."""
     text = text[:_MAX_TEXT]
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+
+
+_log = logging.getLogger("shoal")
+
+#: Lines about refused requests in any second of a process (ours).
+REFUSED_PER_S = 5
+
+
+class Audit:
+    """The audit log of a process, which never has a key's text:
+
+        admin: POST /v2/repository/models/simple/load by key 'deploy' at 10.1.2.3: 200
+
+    Lines about refused requests are bounded, or strangers would fill the log.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        # Changed under the lock.
+        self._second_ends_s = 0.0
+        self._num_refused = 0
+        self._num_silent = 0
+
+    def answered(self, what: str, key: ApiKey | None, address: str, outcome: object) -> None:
+        """Log a request that was let in, and how it was answered: an HTTP status, or a gRPC code's number."""
+        _log.info("admin: %s by %s: %s", printable(what), _who(key, address), outcome)
+
+    def refused(self, what: str, address: str, outcome: object) -> None:
+        """Log a request that was not let in."""
+        with self._lock:
+            now_s = self._now_s()
+            if now_s >= self._second_ends_s:
+                self._second_ends_s, self._num_refused = now_s + 1.0, 0
+            self._num_refused += 1
+            if self._num_refused > REFUSED_PER_S:
+                self._num_silent += 1
+                return
+            num_silent, self._num_silent = self._num_silent, 0
+        more = f"; {num_silent} more before it, of which there is no line" if num_silent else ""
+        _log.warning("admin: %s by %s refused: %s%s", printable(what), _who(None, address), outcome, more)
+
+
+#: The process's own.
+AUDIT = Audit()
+
+
+def _who(key: ApiKey | None, address: str) -> str:
+    return f"key '{key.name}' at {address or 'this host'}" if key is not None else address or "this host"

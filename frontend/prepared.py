@@ -80,7 +80,7 @@ class PreparedRequest:
     @property
     def has_regions(self) -> bool:
         """Whether some tensors lie in the client's shared memory: then everything that is kept of the request must be
-        forgotten when the regions change (region_tensors.py)."""
+        forgotten when the regions change (regions.py)."""
         return any(isinstance(each.data, (RegionSlice, CudaSlice)) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )

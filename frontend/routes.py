@@ -14,8 +14,7 @@ from shoal.frontend.v2.debug import finished_requests, log_lines
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import all_statistics, model_config, model_metadata, model_statistics, server_metadata
-from shoal.frontend.v2.model_instances import batches, instances, scale
-from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
+from shoal.frontend.v2.model_repository import batches, index, instances, load, refuse_repository_name, scale, unload
 from shoal.frontend.v2.recording import record, recording
 from shoal.frontend.v2.rollout import change_rollout, rollout
 from shoal.frontend.v2.shadow import shadow, shadows

@@ -6,10 +6,10 @@ import socket
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.admissions import Admissions, CallSocket
+from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.service import GrpcCall
 from shoal.frontend.lane_loop import GunicornHandle, Lane, reserve

@@ -10,7 +10,7 @@ from math import inf
 from operator import itemgetter
 
 from shoal.frontend.access_log import GrpcCalls, address_of
-from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call import OpenCall, Opening, RefusedCall, Service
 from shoal.frontend.grpc.framing import (
     HEADERS,
     IDENTITY,
@@ -28,7 +28,6 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
-from shoal.frontend.grpc.opening import Opening, RefusedCall, Service
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import HOLD_S, KeptMemory, ReadRate, slow_reader_log

@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.access_log import CANCELLED, GrpcCalls
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call import OpenCall, Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.deadlines import Deadlines
@@ -23,7 +23,6 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
 from shoal.frontend.grpc.open_streams import TOO_MANY_OPEN, bounds, longest_idle
-from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, shutting_down
 from shoal.frontend.grpc.stream_call import StreamCall

@@ -4,11 +4,10 @@ lane's."""
 import time
 from collections.abc import Sequence
 
-from shoal.frontend.grpc.call import AskingCall
+from shoal.frontend.grpc.call import AskingCall, Opening
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, RegionTemplate
 from shoal.frontend.state import ServerState

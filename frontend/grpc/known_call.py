@@ -21,10 +21,10 @@ from struct import Struct
 from typing import NamedTuple
 
 from shoal.frontend.grpc import wire
+from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.

@@ -1,13 +1,12 @@
 """A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
 
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call import OpenCall, Opening
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, prefixed
 from shoal.frontend.grpc.framing import HEADERS, decompress
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
-from shoal.frontend.grpc.opening import Opening
 
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
 #: Most bytes of answers that a client has not read yet (kilobytes each, with all descriptors).

@@ -8,13 +8,12 @@ more of all calls than --max-upload-mib. One thread, the lane's, which never wai
 import select
 import socket
 
-from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call import OpenCall, Opening
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, decompressed_start, prefix
 from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.grpc.wire import MAX_LEADING_BYTES, leading_text
 from shoal.frontend.kept_memory import SEND_S, ReadRate

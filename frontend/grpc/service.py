@@ -26,18 +26,17 @@ from shoal.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from shoal.frontend.access.audit import AUDIT
 from shoal.frontend.access.authorisation import authorise, check_model
 from shoal.frontend.access.doors import Scope, missing, scope_of
 from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
 from shoal.frontend.access.tokens import Tokens
+from shoal.frontend.access_log import AUDIT
 from shoal.frontend.grpc.messages import REFLECTION_PATHS, HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.model_name import check_name
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
-from shoal.star.file_overrides import PREFIX
 from shoal.star.known_server import (
     asks_model,
     collect,
@@ -47,6 +46,7 @@ from shoal.star.known_server import (
     is_model_ready,
     is_server_ready,
 )
+from shoal.star.model_control import PREFIX
 from shoal.star.models import parse_version
 from shoal.tracer.settings import read_changes
 

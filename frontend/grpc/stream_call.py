@@ -14,13 +14,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
-from shoal.frontend.grpc.call import AskingCall
+from shoal.frontend.grpc.call import AskingCall, Opening
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
-from shoal.frontend.grpc.opening import Opening
 from shoal.shm.port import NoRoomError, Reply
 
 T = TypeVar("T")

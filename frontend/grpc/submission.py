@@ -24,7 +24,7 @@ from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metad
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
 from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
-from shoal.frontend.region_tensors import (
+from shoal.frontend.regions import (
     RegionInputs,
     RegionOutputs,
     inputs_in_regions,
@@ -53,7 +53,7 @@ class RegionResponse(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RegionTemplate:
     """A request of which everything is known but its id and the bytes of its tensors, which all lie in regions
-    (region_tensors.py)."""
+    (regions.py)."""
 
     prepared: PreparedRequest  # without an id and inputs
     pattern: wire.WirePattern | None

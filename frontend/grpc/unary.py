@@ -5,14 +5,13 @@ import logging
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call import AskingCall
+from shoal.frontend.grpc.call import AskingCall, Opening
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import OK, decompress, with_timing
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.inference_protocol import AskedMessage
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate

@@ -17,7 +17,7 @@ import orjson
 
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
-from shoal.frontend.http.request_options import CutOptions, is_id
+from shoal.frontend.http.known_request import CutOptions, is_id
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
 from shoal.request import InferResponse, TensorRef, around_id, split_header
@@ -82,7 +82,7 @@ class JsonTemplate:
     body: JsonLayout | None  # of the request that the template was made of, if none of its parameters were cut out
     inputs: tuple[JsonInput, ...]
     header_offset: int
-    header: bytes  # the packed InferRequest, without its cut-out options (request_options.py)
+    header: bytes  # the packed InferRequest, without its cut-out options (known_request.py)
     layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     span: int

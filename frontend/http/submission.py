@@ -18,17 +18,25 @@ import orjson
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded
-from shoal.frontend.http import json_template, region_template
+from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
-from shoal.frontend.http.known_request import learn
-from shoal.frontend.http.region_template import RegionTemplate
-from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
-from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, without
+from shoal.frontend.http.known_request import MAX_ID_BYTES, CutOptions, cut, is_right, learn
+from shoal.frontend.http.templates import (
+    REGION_MEMBER,
+    KnownRequest,
+    RegionTemplate,
+    RequestTemplate,
+    ResponseHead,
+    VariedRequest,
+    keep_region_response,
+    make_region_template,
+    without,
+)
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
 from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
-from shoal.frontend.region_tensors import region_block
+from shoal.frontend.regions import region_block
 from shoal.frontend.response import JSON_HEAD, Response, error_response, response_head
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
@@ -246,7 +254,7 @@ class Submission:
         if options.parameters and settings is None:
             prepared = self._prepared(entry, head, memoryview(body))
             return submit_copy(self._port, prepared, start_ns), prepared
-        if self._state.regions.are_allowed and region_template.MEMBER in body:
+        if self._state.regions.are_allowed and REGION_MEMBER in body:
             return self._submit_with_regions(entry, head, body, options, settings, start_ns)
         # No JSON has a zero byte. A body that has one where another has been cut out has one more to be cut out.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
@@ -303,7 +311,7 @@ class Submission:
         if template is None:
             prepared = self._prepared(entry, head, memoryview(body))
             number = submit_copy(self._port, prepared, start_ns)  # first: of a request that takes the road none is kept
-            made = region_template.make_template(without(prepared, options)) if is_right(body, options) else None
+            made = make_region_template(without(prepared, options)) if is_right(body, options) else None
             if made is not None:
                 kept.keep(key, made)
             return number, prepared
@@ -459,7 +467,7 @@ class Submission:
                 template.responses[packed] = known
         elif type(template) is RegionTemplate:
             if len(rendered.chunks) == 1:
-                region_template.keep_response(template, packed, response, bytes(rendered.chunks[0]))
+                keep_region_response(template, packed, response, bytes(rendered.chunks[0]))
         elif (
             type(template) is RequestTemplate
             and len(rendered.chunks) > 1

@@ -1,17 +1,59 @@
 """Templates of infer requests and of their responses, kept by a lane for requests that differ in tensors, id and
-parameters. Values; submission.py makes and uses them."""
+parameters; and those of JSON requests whose tensors all lie in regions of their client's shared memory. Values;
+submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
-from shoal.frontend.http.known_request import RequestLayout
-from shoal.frontend.http.region_template import RegionTemplate
-from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions
+from shoal.frontend.http.known_request import MAX_ID_BYTES, CutOptions, RequestLayout
 from shoal.frontend.prepared import PreparedRequest, RequestSettings
-from shoal.request import pack_id, pack_options
+from shoal.frontend.regions import RegionInputs, RegionOutputs, inputs_in_regions, outputs_in_regions
+from shoal.request import InferResponse, around_id, pack_id, pack_options, split_header
 from shoal.star.models import ModelEntry
+
+#: The member of a JSON that places a tensor in a region.
+REGION_MEMBER = b'"shared_memory_region"'
+_MAX_REGION_RESPONSES = 16  # of one template: the sizes of outputs that differ from request to request
+
+
+class RegionResponse(NamedTuple):
+    """A response of which nothing but the tensors' bytes can change."""
+
+    json: bytes  # without an id
+    outputs: RegionOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTemplate:
+    """A request whose JSON is known, and whose input tensors all lie in regions (regions.py)."""
+
+    prepared: PreparedRequest  # without inputs
+    inputs: RegionInputs
+    header: bytes  # the packed InferRequest, without its cut-out options (known_request.py)
+    layout: bytes  # the first part of the header
+    around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
+    responses: dict[bytes, RegionResponse]  # by the worker's packed InferResponse
+
+
+def make_region_template(prepared: PreparedRequest) -> RegionTemplate | None:
+    """The template of a request that has been prepared in full, without the options that were cut out; None if it has
+    none."""
+    inputs = inputs_in_regions(prepared)
+    if inputs is None:
+        return None
+    header = prepared.pack_header(inputs.refs)
+    layout, _ = split_header(header)
+    return RegionTemplate(replace(prepared, inputs=()), inputs, header, layout, around_id(header), {})
+
+
+def keep_region_response(template: RegionTemplate, packed: bytes, response: InferResponse, json: bytes) -> None:
+    """Keep a response that was rendered in full as `json`, without an id, if all of its outputs are in regions."""
+    outputs = outputs_in_regions(template.prepared, response)
+    if outputs is not None and len(template.responses) < _MAX_REGION_RESPONSES:
+        template.responses[packed] = RegionResponse(json, outputs)
+
 
 #: The bytes in front of an id in a packed header, by the id's length.
 _ID_HEADS = tuple([pack_id(" " * nbytes)[: -nbytes or None] for nbytes in range(MAX_ID_BYTES + 1)])
@@ -24,7 +66,7 @@ _BINARY_HEAD = (
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
     """An infer request without its tensors' bytes, kept for requests whose JSON is the same but for its cut-out options
-    (request_options.py)."""
+    (known_request.py)."""
 
     prepared: PreparedRequest
     tail_offset: int  # where in the block the first tensor starts

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.access.audit import AUDIT
 from shoal.frontend.access.authorisation import authorise, is_authorised
 from shoal.frontend.access.doors import Scope, scope_of
 from shoal.frontend.access.key_limits import KeyLimitError
+from shoal.frontend.access_log import AUDIT
 from shoal.frontend.clouds.sagemaker import admit_sagemaker
 from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
 from shoal.frontend.header_forwarding import forwarded

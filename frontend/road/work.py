@@ -24,8 +24,7 @@ from shoal.frontend.torchserve.inference_api import PREDICTIONS
 from shoal.frontend.torchserve.listener import router_of
 from shoal.frontend.torchserve.management_api import scale_workers
 from shoal.frontend.v2.health import model_ready
-from shoal.frontend.v2.model_instances import scale
-from shoal.frontend.v2.model_repository import load
+from shoal.frontend.v2.model_repository import load, scale
 from shoal.repository.identifier import is_model_name
 
 #: The most bytes of a body that is read for the model that it names (ours: 1 to 16 ms a MB of texts, 31 of brackets

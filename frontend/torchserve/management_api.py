@@ -24,7 +24,7 @@ from shoal.frontend.torchserve.errors import (
 )
 from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.parameters import boolean, integer, page_of, request_parameters
-from shoal.frontend.v2.model_instances import number_of
+from shoal.frontend.v2.model_repository import number_of
 from shoal.star.questions import Ask
 from shoal.torchserve_keys import RENEWED, renew_key
 

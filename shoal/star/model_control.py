@@ -1,11 +1,105 @@
-"""Load requests of clients: their files are written to a directory, which the supervisor takes over."""
+"""Load requests of clients: their files (`file:1/model.onnx` and its bytes in base64) are written to a directory, in
+place of the model's, which the supervisor takes over.
 
-from collections.abc import Callable
+Each file goes inside that directory, which is private and fresh, whatever path the client gives. Runs on the road, and
+in workers whose models load others.
+"""
+
+import base64
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from shoal.errors import InvalidArgumentError
-from shoal.star import file_overrides
+from shoal.errors import InternalError, InvalidArgumentError
 from shoal.star.questions import NoAnswerError
+
+PREFIX = "file:"
+MAX_FILES = 1024  # ours: a model has a handful per version
+MAX_PATH_BYTES = 1024  # ours: with the directory's own path in front, the system's limit is 4096
+_MAX_PART_BYTES = 255  # the limit of most file systems
+
+
+def place_files(parameters: Iterable[str]) -> dict[str, str]:
+    """The relative path of each file → its parameter; of two parameters with one path the last counts, as in Triton.
+
+    Raises InvalidArgumentError for a path that leads outside, or cannot be a file's.
+    """
+    places: dict[str, str] = {}
+    directories: set[str] = set()
+    for parameter in parameters:
+        path = _path(parameter)
+        parents = [path[:end] for end, character in enumerate(path) if character == "/"]
+        if any(parent in places for parent in parents):
+            raise InvalidArgumentError(f"Invalid file parameter '{parameter}', directory has been created as a file")
+        if path in directories:
+            raise InvalidArgumentError(f"Invalid file parameter '{parameter}', file has been created as a directory")
+        places[path] = parameter
+        directories.update(parents)
+    if len(places) > MAX_FILES:
+        raise InvalidArgumentError(f"{len(places)} files override the model's, expected at most {MAX_FILES}")
+    return places
+
+
+def _path(parameter: str) -> str:
+    """A path as in Triton, normalised and relative to the model's directory. Raises InvalidArgumentError."""
+    name = parameter.removeprefix(PREFIX).lstrip("/")
+    path = posixpath.normpath(name)
+    if path.split("/")[0] == "..":
+        raise InvalidArgumentError(
+            f"Invalid file parameter '{parameter}' with normalized path '{path}' must stay within model directory."
+        )
+    encoded = path.encode("utf-8", "backslashreplace")
+    is_possible = "\0" not in path and max(map(len, encoded.split(b"/"))) <= _MAX_PART_BYTES
+    if path == "." or name.endswith("/") or not is_possible or len(encoded) > MAX_PATH_BYTES:
+        raise InvalidArgumentError(
+            f"Invalid file path in parameter '{parameter[:80]}': "
+            f"expected the path of a file below the model's directory, like '{PREFIX}1/model.onnx', "
+            f"of at most {MAX_PATH_BYTES} bytes, each part at most {_MAX_PART_BYTES}"
+        )
+    return path
+
+
+def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str:
+    """A new directory that only this user can enter, with each file at its place; `contents` by parameter.
+
+    Text is base64. The caller must `remove_files` the directory. Raises InvalidArgumentError for invalid base64,
+    InternalError if the system refuses to write.
+    """
+    try:
+        directory = tempfile.mkdtemp(prefix="shoal-override-")
+        try:
+            for path, parameter in places.items():
+                target = Path(directory, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = contents[parameter]
+                target.write_bytes(_decode(parameter, content) if isinstance(content, str) else content)
+        except BaseException:
+            remove_files(directory)
+            raise
+    except OSError as error:
+        raise InternalError(
+            f"the files that override the model's cannot be written: {os.strerror(error.errno or 0)}. Make room in the "
+            "directory for temporary files, or name another one by $TMPDIR"
+        ) from error
+    return directory
+
+
+def _decode(parameter: str, text: str) -> bytes:
+    try:
+        # Line breaks are part of base64; anything else that Triton ignores would load a damaged file.
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError as error:
+        raise InvalidArgumentError(f"Invalid file parameter '{parameter}': expected base64, {error}") from error
+
+
+def remove_files(directory: str) -> None:
+    """Remove a directory that `write_files` has made."""
+    shutil.rmtree(directory, ignore_errors=True)
+
 
 #: The most bytes of a configuration (ours): most have kilobytes, and it travels in one message.
 MAX_CONFIG_BYTES = 4 << 20
@@ -22,10 +116,10 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
 
     `contents` are files by parameter, as bytes or as text in base64; the dictionary is cleared once they are written.
     """
-    places = file_overrides.place(contents)
+    places = place_files(contents)
     if places and config is None:
         raise InvalidArgumentError("Load parameter 'config' must be specified for model file override")
-    directory = file_overrides.write(places, contents) if places else None
+    directory = write_files(places, contents) if places else None
     contents.clear()  # loading takes long, and files may be large
     try:
         ask("load", {"model": name, "config": config, "directory": directory})
@@ -33,5 +127,5 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
         raise  # without an answer the model may still be loading from that directory
     except BaseException:
         if directory is not None:
-            file_overrides.remove(directory)  # a refusal: the supervisor has not taken the directory over
+            remove_files(directory)  # a refusal: the supervisor has not taken the directory over
         raise

@@ -28,7 +28,7 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
 from shoal.shm.counters import ROW_WORDS, Row
 from shoal.shm.layout import WORD
-from shoal.star import file_overrides
+from shoal.star.model_control import remove_files
 from shoal.testing.instances import InlineInstance
 from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.repository import Repository
@@ -103,7 +103,7 @@ class SimulatedModels:
         if verb == "load":
             directory = arguments["directory"]
             if directory is not None:
-                self._directories.callback(file_overrides.remove, directory)
+                self._directories.callback(remove_files, directory)
             self.load(name, arguments["config"], None if directory is None else Path(directory))
         elif verb == "unload":
             self.unload(name)

@@ -1,4 +1,4 @@
-"""shoal/star/file_overrides.py: where the files of a load request go, and that they go nowhere else."""
+"""shoal/star/model_control.py: where the files of a load request go, and that they go nowhere else."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InternalError, InvalidArgumentError
-from shoal.star.file_overrides import MAX_FILES, place, remove, write
+from shoal.star.model_control import MAX_FILES, place_files, remove_files, write_files
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_paths_are_normalised(name: str, path: str) -> None:
-    assert place([f"file:{name}"]) == {path: f"file:{name}"}
+    assert place_files([f"file:{name}"]) == {path: f"file:{name}"}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_paths_are_normalised(name: str, path: str) -> None:
 )
 def test_paths_that_lead_outside(name: str, normalised: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        place(["file:1/good", f"file:{name}"])
+        place_files(["file:1/good", f"file:{name}"])
     assert str(raised.value) == (
         f"Invalid file parameter 'file:{name}' with normalized path '{normalised}' must stay within model directory."
     )
@@ -63,25 +63,25 @@ def test_paths_that_lead_outside(name: str, normalised: str) -> None:
 )
 def test_what_can_be_no_file(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"expected the path of a file below the model's directory, like"):
-        place([f"file:{name}"])
+        place_files([f"file:{name}"])
 
 
 def test_a_file_is_no_directory() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'file:a/b/c', directory has been created as a file$"):
-        place(["file:a/b", "file:a/b/c"])
+        place_files(["file:a/b", "file:a/b/c"])
     with pytest.raises(InvalidArgumentError, match=r"'file:a', file has been created as a directory$"):
-        place(["file:a/b/c", "file:a"])
+        place_files(["file:a/b/c", "file:a"])
 
 
 def test_of_two_with_one_path_the_last_counts() -> None:
-    assert place(["file:1/m", "file:1//m"]) == {"1/m": "file:1//m"}
+    assert place_files(["file:1/m", "file:1//m"]) == {"1/m": "file:1//m"}
 
 
 def test_there_are_only_so_many() -> None:
     names = [f"file:{number}" for number in range(MAX_FILES)]
-    assert len(place(names)) == MAX_FILES
+    assert len(place_files(names)) == MAX_FILES
     with pytest.raises(InvalidArgumentError, match=r"^1025 files override the model's, expected at most 1024$"):
-        place([*names, "file:x"])
+        place_files([*names, "file:x"])
 
 
 PARTS = st.one_of(st.sampled_from(["..", ".", "", "1", "model.onnx", "/"]), st.text(max_size=3))
@@ -90,7 +90,7 @@ PARTS = st.one_of(st.sampled_from(["..", ".", "", "1", "model.onnx", "/"]), st.t
 @given(st.lists(st.lists(PARTS, max_size=6).map("/".join), max_size=4))
 def test_no_name_leads_outside(names: list[str]) -> None:
     try:
-        places = place([f"file:{name}" for name in names])
+        places = place_files([f"file:{name}" for name in names])
     except InvalidArgumentError:
         return
     assert set(places.values()) <= {f"file:{name}" for name in names}
@@ -101,11 +101,11 @@ def test_no_name_leads_outside(names: list[str]) -> None:
 
 def test_files_are_written_for_this_user_alone(temporary: Path) -> None:
     contents = {"file:1/model.onnx": "AAEC", "file:labels.txt": "b25l\r\nCnR3bw==\n", "file:1/empty": ""}
-    directory = Path(write(place(contents), contents))
+    directory = Path(write_files(place_files(contents), contents))
     assert (directory.parent, stat.S_IMODE(directory.stat().st_mode)) == (temporary, 0o700)
     found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert found == {"1/model.onnx": b"\0\1\2", "labels.txt": b"one\ntwo", "1/empty": b""}
-    remove(str(directory))
+    remove_files(str(directory))
     assert not directory.exists()
 
 
@@ -113,7 +113,7 @@ def test_files_are_written_for_this_user_alone(temporary: Path) -> None:
 def test_what_is_no_base64_leaves_nothing_behind(temporary: Path, text: str) -> None:
     contents = {"file:1/good": "AAEC", "file:2/bad": text}
     with pytest.raises(InvalidArgumentError, match=r"^Invalid file parameter 'file:2/bad': expected base64, "):
-        write(place(contents), contents)
+        write_files(place_files(contents), contents)
     assert list(temporary.iterdir()) == []
 
 
@@ -126,5 +126,5 @@ def test_a_full_disk_is_the_server_s_fault_and_leaves_nothing_behind(
     monkeypatch.setattr(Path, "write_bytes", full)
     contents = {"file:1/good": "AAEC"}
     with pytest.raises(InternalError, match=r"cannot be written: No space left on device\. Make room in "):
-        write(place(contents), contents)
+        write_files(place_files(contents), contents)
     assert list(temporary.iterdir()) == []

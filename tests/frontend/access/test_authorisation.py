@@ -6,9 +6,9 @@ import pytest
 
 from shoal.api_keys import ApiKey, KeyRing, digest_of
 from shoal.errors import PermissionDeniedError, UnauthenticatedError
-from shoal.frontend.access.audit import REFUSED_PER_S, Audit
 from shoal.frontend.access.authorisation import authorise, credential, is_authorised
 from shoal.frontend.access.doors import Scope
+from shoal.frontend.access_log import REFUSED_PER_S, Audit
 from shoal.frontend.state import ServerState
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.frontend.grpc.call import Opening, Service, open_call
 from shoal.frontend.grpc.framing import HEADERS, prefix, trailers
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.opening import Opening, Service, open_call
 from shoal.frontend.grpc.service import METHODS
 from shoal.frontend.grpc.submission import GrpcSubmission, SubmittedMessage
 from tests.frontend.grpc.http2.peer import DATA, PREFACE, SETTINGS, frame

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.framing import decompressed_start
 from shoal.frontend.grpc.inbox import LargeMessage
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.unary import TOO_MANY_HANDED_OVER, UnaryCall

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.connection import Token
 from shoal.frontend.grpc.framing import prefix
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.wire import stream_error

@@ -1,4 +1,4 @@
-"""frontend/http/request_options.py: requests that differ in their ids are known, and each keeps its own.
+"""frontend/http/known_request.py: requests that differ in their ids are known, and each keeps its own.
 
 The road's way, which parses each request anew, is the measure of what is asked, and `render` of what is answered.
 """
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
-from shoal.frontend.http.request_options import cut, is_right
+from shoal.frontend.http.known_request import cut, is_right
 from shoal.frontend.response import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef

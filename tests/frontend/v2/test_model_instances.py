@@ -1,4 +1,4 @@
-"""frontend/v2/model_instances.py: what is asked of the supervisor, and the sentences about what cannot be asked."""
+"""frontend/v2/model_repository.py: what is asked of the supervisor, and the sentences about what cannot be asked."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.model_instances import instances, scale
+from shoal.frontend.v2.model_repository import instances, scale
 from tests.frontend.calls import call_of
 
 TOLD = {"model": "m", "versions": [{"version": "1", "instances": []}]}
