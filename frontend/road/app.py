@@ -5,18 +5,11 @@ One function handles every path and method, so Flask routes nothing, answers no 
 HTML.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from flask import Flask, request
 from flask import Response as FlaskResponse
 
 from shoal.frontend.response import Response
-from shoal.frontend.road.endpoints import Endpoint, make_endpoints, respond
-from shoal.frontend.state import ServerState
-
-if TYPE_CHECKING:
-    from shoal.frontend.road.transport import Transport
+from shoal.frontend.road.endpoints import Endpoints
 
 
 class WsgiResponse(FlaskResponse):
@@ -25,22 +18,13 @@ class WsgiResponse(FlaskResponse):
     default_mimetype = None
 
 
-def create_app(
-    state: ServerState,
-    transport: "Transport",
-    body_errors: tuple[type[Exception], ...] = (),
-    endpoints: "Mapping[str, Endpoint] | None" = None,
-) -> Flask:
-    """The application, for any WSGI server.
-
-    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body.
-    """
+def create_app(endpoints: Endpoints) -> Flask:
+    """The application, for any WSGI server."""
     app = Flask("shoal", static_folder=None, template_folder=None)
-    known = make_endpoints(state, transport) if endpoints is None else endpoints
 
     @app.before_request
     def answer() -> WsgiResponse:
-        return _to_wsgi(respond(state, transport, known, request.environ, body_errors))
+        return _to_wsgi(endpoints.respond(request.environ))
 
     return app
 

@@ -35,10 +35,7 @@ def has_body(environ: Environ) -> bool:
 
 
 def read_body(
-    environ: Environ,
-    limit: int,
-    unreadable: tuple[type[Exception], ...],
-    too_long: type[BodyTooLongError] = BodyTooLongError,
+    environ: Environ, unreadable: tuple[type[Exception], ...], limit: int, too_long: type[BodyTooLongError]
 ) -> memoryview:
     """The whole body. Raises `too_long` if it is longer than `limit`, and InvalidArgumentError if it is shorter than
     announced, or broken."""

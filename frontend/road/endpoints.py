@@ -24,7 +24,7 @@ from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
 from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, error_json, error_response
-from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body, read_body
+from shoal.frontend.road.body import BodyTooLongError, ControlBodyTooLongError, Environ, has_body, read_body
 from shoal.frontend.road.transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
@@ -43,8 +43,6 @@ _log = logging.getLogger("shoal")
 HEAD_VARIABLE = "shoal.head"
 #: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
-# Errors of wsgi.input if the client sends no more or a chunk is broken; each server has further classes.
-_BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
 
 
 class Endpoint(NamedTuple):
@@ -57,28 +55,163 @@ class Endpoint(NamedTuple):
     preview: Admit | None = None  # like `admit`, but never waits; None: `admit` itself does not
 
 
-def make_endpoints(
-    state: ServerState, transport: "Transport", count: Callable[[int], None] = lambda _status: None
-) -> dict[str, Endpoint]:
-    """The endpoints by their names; `count` counts a response of TorchServe's protocol by its status."""
-    metrics = MetricsListener(state, transport)
-    scope = scope_of("metrics", "GET /metrics")
+class Endpoints:
+    """The endpoints of a server by their names, and the way of a request through one of them.
 
-    def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
-        path = path_of(target)
-        return RouteMatch(lambda _call: metrics.answer(method, path), "", None, "", scope)
+    `count` counts a response of TorchServe's protocol by its status; `body_errors` are the exceptions that this
+    server's `wsgi.input` raises for a broken body.
+    """
 
-    return {
-        "http": Endpoint(HTTP.admit),
-        "openai": Endpoint(HTTP.admit),
-        "metrics": Endpoint(admit_metrics, preview=_without_body),
-        "grpc": Endpoint(_admit_grpc),
-        "sagemaker": Endpoint(admit_sagemaker),
-        "vertex-ai": Endpoint(
-            partial(admit_vertex_ai, metrics=admit_metrics), preview=partial(admit_vertex_ai, metrics=_without_body)
-        ),
-        **{name: _torchserve(state, apis, count) for name, apis in state.torchserve_apis.items()},
-    }
+    def __init__(
+        self,
+        state: ServerState,
+        transport: "Transport",
+        count: Callable[[int], None] = lambda _status: None,
+        body_errors: tuple[type[Exception], ...] = (),
+    ) -> None:
+        metrics = MetricsListener(state, transport)
+        scope = scope_of("metrics", "GET /metrics")
+
+        def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
+            path = path_of(target)
+            return RouteMatch(lambda _call: metrics.answer(method, path), "", None, "", scope)
+
+        def torchserve(apis: Sequence[str]) -> Endpoint:
+            made = RoadEndpoint(state, apis, count)
+            return Endpoint(made.admit, made.refuse, made.finish, state.torchserve.max_request_size)
+
+        self.state = state
+        self._transport = transport
+        # wsgi.input raises the first two if the client sends no more or a chunk is broken.
+        self._unreadable: tuple[type[Exception], ...] = (OSError, ValueError, *body_errors)
+        self.named = {
+            "http": Endpoint(HTTP.admit),
+            "openai": Endpoint(HTTP.admit),
+            "metrics": Endpoint(admit_metrics, preview=_without_body),
+            "grpc": Endpoint(_admit_grpc),
+            "sagemaker": Endpoint(admit_sagemaker),
+            "vertex-ai": Endpoint(
+                partial(admit_vertex_ai, metrics=admit_metrics), preview=partial(admit_vertex_ai, metrics=_without_body)
+            ),
+            **{name: torchserve(apis) for name, apis in state.torchserve_apis.items()},
+        }
+
+    def at(self, address: str, port: int | str) -> Endpoint:
+        """The endpoint at which a connection with this local address arrived."""
+        return self.named[self.state.endpoint_at(address, port)]
+
+    def body_limit(
+        self, endpoint: Endpoint, method: str, target: str, headers: Mapping[str, str], address: str
+    ) -> int | None:
+        """The most bytes of a request's body that are read; None if the request is answered, or refused, without its
+        body. Never waits."""
+        found = (endpoint.preview or endpoint.admit)(self.state, method, target, headers)
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
+            return None
+        if isinstance(found, Response) or not is_authorised(self.state, found.scope, headers, address, found.model):
+            return None
+        return self._limits(endpoint, found)[0]
+
+    def refused(
+        self,
+        endpoint: Endpoint,
+        error: ShoalError,
+        method: str = "",
+        target: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """The response that refuses a request, and ends the connection, in the form of the protocol of its path;
+        without a target in that of the endpoint. Never waits."""
+        found = (endpoint.preview or endpoint.admit)(self.state, method, target, headers) if target else None
+        refuse = found.refuse if isinstance(found, RouteMatch) else None
+        return endpoint.finish(_closed((refuse or endpoint.refuse)(error)))
+
+    def respond(self, environ: Environ) -> Response:
+        """The response to a request. An unexpected exception is logged, and is a response, too."""
+        try:
+            endpoint = self.named[self._name_of(environ)]
+            return endpoint.finish(self._serve(endpoint, environ))
+        except Exception as error:  # noqa: BLE001  outermost
+            _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
+            sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
+            return error_json(500, sentence, CLOSE)
+
+    def scraped(self, application: "WSGIApplication") -> "WSGIApplication":
+        """The application, for all but GET of the endpoint for metrics, which is answered here: a server that is
+        scraped, and asked for nothing else that takes the road, does without Flask."""
+
+        def answered(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
+            if environ["REQUEST_METHOD"] != "GET" or self._name_of(environ) != "metrics":
+                return application(environ, start_response)
+            response = self.respond(environ)
+            body = b"".join(response.chunks)
+            headers = [*response.headers, ("Content-Length", str(len(body)))]
+            start_response(f"{response.status} {HTTPStatus(response.status).phrase.upper()}", headers)
+            return [body]
+
+        return answered
+
+    def _name_of(self, environ: Environ) -> str:
+        """The name of the endpoint at which a request arrived."""
+        if environ.get("REMOTE_ADDR") == "":  # a socketpair of a gRPC lane: all else has an address
+            return "grpc"
+        return self.state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
+
+    def _limits(self, endpoint: Endpoint, found: RouteMatch) -> tuple[int, type[BodyTooLongError]]:
+        """The most bytes of a request's body, and the error for more."""
+        limit = endpoint.max_request_bytes or self.state.max_request_bytes
+        if found.has_small_body and self.state.max_control_bytes < limit:
+            return self.state.max_control_bytes, ControlBodyTooLongError
+        return limit, BodyTooLongError
+
+    def _serve(self, endpoint: Endpoint, environ: Environ) -> Response:
+        state = self.state
+        method = environ["REQUEST_METHOD"]
+        target = _target(environ)
+        if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
+            error = InvalidArgumentError("the request has no Host header, which HTTP/1.1 requires")
+            return _closed(endpoint.refuse(error))
+        headers = _headers(environ)
+        found = endpoint.admit(state, method, target, headers)
+        key: ApiKey | None = None
+        if isinstance(found, RouteMatch) and found.refuse is not None:
+            endpoint = endpoint._replace(refuse=found.refuse)
+        if not isinstance(found, Response):
+            try:
+                key = authorise(state, found.scope, headers, environ.get("REMOTE_ADDR", ""), found.model)
+            except ShoalError as error:
+                if found.scope is Scope.ADMIN:
+                    AUDIT.refused(_audited(environ), environ.get("REMOTE_ADDR", ""), error.http_status)
+                found = endpoint.refuse(error)
+        if isinstance(found, Response):
+            # The body was not read, and could not be told from the next request.
+            return _closed(found) if has_body(environ) else found
+        try:
+            response = state.key_uses.answer(
+                key if found.scope is Scope.INFER else None,
+                partial(self._answer, endpoint, environ, headers, found),
+            )
+        except KeyLimitError as error:
+            response = endpoint.refuse(error)
+            return _closed(response) if has_body(environ) else response
+        if found.scope is Scope.ADMIN:
+            AUDIT.answered(_audited(environ), key, environ.get("REMOTE_ADDR", ""), response.status)
+        return response
+
+    def _answer(self, endpoint: Endpoint, environ: Environ, headers: Mapping[str, str], found: RouteMatch) -> Response:
+        begun_ns = time.monotonic_ns()
+        try:
+            body = read_body(environ, self._unreadable, *self._limits(endpoint, found))
+        except ShoalError as error:
+            return _closed(endpoint.refuse(error))
+        state, transport = self.state, environ.get(TRANSPORT_VARIABLE, self._transport)
+        head = environ.get(HEAD_VARIABLE, b"")
+        fields = forwarded(state.header_forward_pattern, head)
+        if state.tracing is None and not wants_timing(headers):
+            return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
+        tracing = or_untraced(state.tracing, state.models.names)
+        traced = TracedTransport(transport, tracing, headers, begun_ns)
+        return traced.ending_trace(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
 
 
 def _without_body(_state: ServerState, _method: str, _target: str, _headers: Mapping[str, str]) -> Response:
@@ -86,177 +219,14 @@ def _without_body(_state: ServerState, _method: str, _target: str, _headers: Map
     return Response(200)
 
 
-def body_limit(
-    state: ServerState, endpoint: Endpoint, method: str, target: str, headers: Mapping[str, str], address: str
-) -> int | None:
-    """The most bytes of a request's body that the application reads; None if it answers, or refuses, the request
-    without its body. Never waits."""
-    found = (endpoint.preview or endpoint.admit)(state, method, target, headers)
-    if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
-        return None
-    if isinstance(found, Response) or not is_authorised(state, found.scope, headers, address, found.model):
-        return None
-    return _limit(found, state, endpoint)
-
-
-def refused(
-    state: ServerState,
-    endpoint: Endpoint,
-    error: ShoalError,
-    method: str = "",
-    target: str = "",
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> Response:
-    """The response that refuses a request, and ends the connection, in the form of the protocol of its path; without a
-    target in that of the endpoint. Never waits."""
-    found = (endpoint.preview or endpoint.admit)(state, method, target, headers) if target else None
-    refuse = found.refuse if isinstance(found, RouteMatch) else None
-    return endpoint.finish(_closed((refuse or endpoint.refuse)(error)))
-
-
-def _limit(found: RouteMatch, state: ServerState, endpoint: Endpoint) -> int:
-    limit = endpoint.max_request_bytes or state.max_request_bytes
-    return min(limit, state.max_control_bytes) if found.has_small_body else limit
-
-
-def _torchserve(state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> Endpoint:
-    made = RoadEndpoint(state, apis, count)
-    return Endpoint(made.admit, made.refuse, made.finish, state.torchserve.max_request_size)
-
-
-def respond(
-    state: ServerState,
-    transport: "Transport",
-    endpoints: Mapping[str, Endpoint],
-    environ: Environ,
-    body_errors: tuple[type[Exception], ...] = (),
-) -> Response:
-    """The response to a request; `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken
-    body. An unexpected exception is logged, and is a response, too."""
-    try:
-        watched = environ.get(TRANSPORT_VARIABLE, transport)
-        endpoint = endpoints[_endpoint_of(state, environ)]
-        return endpoint.finish(_serve(state, watched, endpoint, environ, _BODY_ERRORS + body_errors))
-    except Exception as error:  # noqa: BLE001  outermost
-        _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
-        sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
-        return error_json(500, sentence, CLOSE)
-
-
-def scraped(
-    application: "WSGIApplication",
-    state: ServerState,
-    transport: "Transport",
-    endpoints: Mapping[str, Endpoint],
-    body_errors: tuple[type[Exception], ...] = (),
-) -> "WSGIApplication":
-    """The application, for all but GET of the endpoint for metrics, which is answered here: a server that is scraped,
-    and asked for nothing else that takes the road, does without Flask."""
-
-    def answered(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
-        if environ["REQUEST_METHOD"] != "GET" or _endpoint_of(state, environ) != "metrics":
-            return application(environ, start_response)
-        response = respond(state, transport, endpoints, environ, body_errors)
-        body = b"".join(response.chunks)
-        headers = [*response.headers, ("Content-Length", str(len(body)))]
-        start_response(f"{response.status} {HTTPStatus(response.status).phrase.upper()}", headers)
-        return [body]
-
-    return answered
-
-
-def _serve(
-    state: ServerState,
-    transport: "Transport",
-    endpoint: Endpoint,
-    environ: Environ,
-    unreadable: tuple[type[Exception], ...],
-) -> Response:
-    method = environ["REQUEST_METHOD"]
-    target = _target(environ)
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
-        error = InvalidArgumentError("the request has no Host header, which HTTP/1.1 requires")
-        return _closed(endpoint.refuse(error))
-    headers = _headers(environ)
-    found = endpoint.admit(state, method, target, headers)
-    key: ApiKey | None = None
-    if isinstance(found, RouteMatch) and found.refuse is not None:
-        endpoint = endpoint._replace(refuse=found.refuse)
-    if not isinstance(found, Response):
-        try:
-            key = authorise(state, found.scope, headers, environ.get("REMOTE_ADDR", ""), found.model)
-        except ShoalError as error:
-            if found.scope is Scope.ADMIN:
-                AUDIT.refused(_audited(environ), environ.get("REMOTE_ADDR", ""), error.http_status)
-            found = endpoint.refuse(error)
-    if isinstance(found, Response):
-        # The body was not read, and could not be told from the next request.
-        return _closed(found) if has_body(environ) else found
-    try:
-        response = state.key_uses.answer(
-            key if found.scope is Scope.INFER else None,
-            partial(_answer, state, transport, endpoint, environ, headers, found, unreadable),
-        )
-    except KeyLimitError as error:
-        response = endpoint.refuse(error)
-        return _closed(response) if has_body(environ) else response
-    if found.scope is Scope.ADMIN:
-        AUDIT.answered(_audited(environ), key, environ.get("REMOTE_ADDR", ""), response.status)
-    return response
-
-
 def _audited(environ: Environ) -> str:
     """A request's method and path, for the audit log."""
     return f"{environ['REQUEST_METHOD']} {path_of(_target(environ))}"
 
 
-def _answer(
-    state: ServerState,
-    transport: "Transport",
-    endpoint: Endpoint,
-    environ: Environ,
-    headers: Mapping[str, str],
-    found: RouteMatch,
-    unreadable: tuple[type[Exception], ...],
-) -> Response:
-    begun_ns = time.monotonic_ns()
-    try:
-        body = _read(environ, found, state, endpoint, unreadable)
-    except ShoalError as error:
-        return _closed(endpoint.refuse(error))
-    head = environ.get(HEAD_VARIABLE, b"")
-    fields = forwarded(state.header_forward_pattern, head)
-    if state.tracing is None and not wants_timing(headers):
-        return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
-    tracing = or_untraced(state.tracing, state.models.names)
-    traced = TracedTransport(transport, tracing, headers, begun_ns)
-    return traced.ending_trace(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
-
-
-def _read(
-    environ: Environ,
-    found: RouteMatch,
-    state: ServerState,
-    endpoint: Endpoint,
-    unreadable: tuple[type[Exception], ...],
-) -> memoryview:
-    """The request's body. Raises ShoalError, also if it is longer than bodies of its kind may be."""
-    limit = _limit(found, state, endpoint)
-    if limit < (endpoint.max_request_bytes or state.max_request_bytes):
-        return read_body(environ, limit, unreadable, ControlBodyTooLongError)
-    return read_body(environ, limit, unreadable)
-
-
 def _closed(response: Response) -> Response:
     """The response; the connection ends with it."""
     return response._replace(headers=response.headers + CLOSE)
-
-
-def _endpoint_of(state: ServerState, environ: Environ) -> str:
-    """The name of the endpoint at which a request arrived."""
-    if environ.get("REMOTE_ADDR") == "":  # a socketpair of a gRPC lane: all else has an address
-        return "grpc"
-    return state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
 
 
 def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | RouteMatch:

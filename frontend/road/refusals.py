@@ -8,7 +8,7 @@ and for gunicorn's refusals any.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -16,9 +16,8 @@ from shoal.errors import ShoalError
 from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.response import CLOSE, as_bytes, error_json, response_head
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.endpoints import Endpoint, refused
+from shoal.frontend.road.endpoints import Endpoint, Endpoints
 from shoal.frontend.road.hang_ups import Caller, has_left
-from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.torchserve_errors import TorchServeFault
@@ -27,21 +26,19 @@ from shoal.torchserve_errors import TorchServeFault
 WriteError = Callable[[Any, int, str, str], None]
 
 
-def refusal(
-    state: ServerState, endpoints: Mapping[str, Endpoint], connection: RoadConnection, error: ShoalError
-) -> bytes:
+def refusal(endpoints: Endpoints, connection: RoadConnection, error: ShoalError) -> bytes:
     """The bytes of a response that refuses a connection's request, whole or not, and ends the connection."""
     if connection.is_tunnel:
         return _tunnel_refusal(error)
     head = b"" if connection.arrival is None else connection.arrival.head
     found = parsed(head, connection) if head else None
-    endpoint = endpoint_of(state, endpoints, connection)
+    endpoint = endpoint_of(endpoints, connection)
     if found is None:
-        response = refused(state, endpoint, error)
+        response = endpoints.refused(endpoint, error)
     else:
-        response = refused(state, endpoint, error, found.method, found.target, found.headers)
+        response = endpoints.refused(endpoint, error, found.method, found.target, found.headers)
     data = response_head(response) if found is not None and found.method == "HEAD" else as_bytes(response)
-    if state.log_access and head:
+    if endpoints.state.log_access and head:
         exchange, is_gone = HttpExchange(head, connection.address), has_left(Caller(connection.sock, lambda: False))
         if not is_gone:
             exchange.sending(data, len(data))
@@ -56,25 +53,23 @@ def _tunnel_refusal(error: ShoalError) -> bytes:
     return f"HTTP/1.1 200 OK\r\ngrpc-status: {status}\r\ngrpc-message: {message}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-def endpoint_of(state: ServerState, endpoints: Mapping[str, Endpoint], connection: RoadConnection) -> Endpoint:
+def endpoint_of(endpoints: Endpoints, connection: RoadConnection) -> Endpoint:
     """The endpoint at which a connection that is no tunnel has arrived."""
     server: Any = connection.server
     address, port = server[:2]
-    return endpoints[state.endpoint_at(address, port)]
+    return endpoints.at(address, port)
 
 
-def error_writer(
-    state: ServerState, endpoints: Mapping[str, Endpoint], write: Callable[[Any, bytes], None]
-) -> WriteError:
+def error_writer(endpoints: Endpoints, write: Callable[[Any, bytes], None]) -> WriteError:
     """The function that sends the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's. `write`
     sends bytes on a socket."""
 
     def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
-        server = sock.getsockname()
+        state, server = endpoints.state, sock.getsockname()
         name = state.endpoint_at(*server[:2]) if isinstance(server, tuple) else ""  # a socket of a pair has no address
         if name in state.torchserve_apis:  # which has one sentence for all of them; the log has the reason
             response = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
-            response = endpoints[name].finish(response)
+            response = endpoints.named[name].finish(response)
         else:
             response = error_json(status, sentence or reason, CLOSE)
         write(sock, as_bytes(response))

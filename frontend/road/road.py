@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -38,10 +38,7 @@ from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_of_lan
 from shoal.frontend.road.endpoints import (
     HEAD_VARIABLE,
     TRANSPORT_VARIABLE,
-    Endpoint,
-    body_limit,
-    make_endpoints,
-    scraped,
+    Endpoints,
 )
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusals import RefusalLog, endpoint_of, error_writer, refusal
@@ -352,27 +349,24 @@ def create() -> "RoadApplication":
     hang_ups = HangUps()
     hang_ups.start()
     state = front_end.state
-    endpoints = make_endpoints(state, transport, transport.count_answer)
-    flask = LateApplication(partial(_flask_application, state, transport, endpoints))
-    application = scraped(flask, state, transport, endpoints, (ParseException,))
+    endpoints = Endpoints(state, transport, transport.count_answer, (ParseException,))
+    application = endpoints.scraped(LateApplication(partial(_flask_application, endpoints)))
     # gunicorn's workers look the function up in this module at each call.
-    gunicorn.util.write_error = error_writer(state, endpoints, gunicorn.util.write_nonblock)
+    gunicorn.util.write_error = error_writer(endpoints, gunicorn.util.write_nonblock)
 
     def watched(caller: Caller, came_s: float | None) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller), came_s)
 
     mended = mend(application, state, watched)
     return RoadApplication(
-        mended, state, endpoints, transport.refuse_all, transport.count_abandoned, transport.request_timeout_s
+        mended, endpoints, transport.refuse_all, transport.count_abandoned, transport.request_timeout_s
     )
 
 
-def _flask_application(
-    state: ServerState, transport: PortTransport, endpoints: Mapping[str, Endpoint]
-) -> "WSGIApplication":
+def _flask_application(endpoints: Endpoints) -> "WSGIApplication":
     from shoal.frontend.road.app import create_app  # with the first request: Flask, Jinja and Werkzeug take 8 MiB
 
-    return create_app(state, transport, (ParseException,), endpoints)
+    return create_app(endpoints)
 
 
 class LateApplication:
@@ -397,14 +391,13 @@ class RoadApplication:
     def __init__(
         self,
         application: "WSGIApplication",
-        state: ServerState,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Endpoints,
         refuse_all: Callable[[], None],
         count_abandoned: Callable[[], None],
         request_timeout_s: float = 60.0,
     ) -> None:
         self._application = application
-        self.state = state
+        self.state = endpoints.state
         self._endpoints = endpoints
         self.request_timeout_s = request_timeout_s  # how long a request may wait for a thread and its answer together
         self.refuse_all = refuse_all  # refuses the requests that wait for a model
@@ -417,12 +410,12 @@ class RoadApplication:
         """The most bytes that a request's body may have; None if the request is answered without its body."""
         if connection.is_tunnel:
             return self.state.max_request_bytes
-        endpoint = endpoint_of(self.state, self._endpoints, connection)
-        return body_limit(self.state, endpoint, head.method, head.target, head.headers, connection.address)
+        endpoint = endpoint_of(self._endpoints, connection)
+        return self._endpoints.body_limit(endpoint, head.method, head.target, head.headers, connection.address)
 
     def refusal(self, connection: RoadConnection, error: ShoalError) -> bytes:
         """The bytes of a response that refuses a connection's request, whole or not (refusals.py)."""
-        return refusal(self.state, self._endpoints, connection, error)
+        return refusal(self._endpoints, connection, error)
 
 
 def mend(

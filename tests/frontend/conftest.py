@@ -10,6 +10,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.road.app import create_app
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Transport
 from shoal.frontend.router import HTTP, answer
 from shoal.frontend.state import ServerState
@@ -183,7 +184,7 @@ class Client:
         self.way = way
         self._state = state
         self._transport = transport
-        self._flask = create_app(state, transport).test_client()
+        self._flask = create_app(Endpoints(state, transport)).test_client()
 
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None

@@ -16,6 +16,7 @@ from shoal.errors import (
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.road.app import create_app
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.state import ServerState
 from shoal.grpc_settings import GrpcSettings
 from tests.frontend.conftest import EchoTransport
@@ -33,7 +34,7 @@ def pass_through(state: ServerState, transport: EchoTransport, request: bytes) -
         config: Any = Config()
         parsed = next(RequestParser(config, road, road.getpeername()))
         reply, environ = create(parsed, road, road.getpeername(), road.getsockname(), config)
-        body: Any = create_app(state, transport)(environ, reply.start_response)
+        body: Any = create_app(Endpoints(state, transport))(environ, reply.start_response)
         for piece in body:
             reply.write(piece)
         reply.close()
@@ -159,6 +160,6 @@ def test_a_head_that_is_not_whole(received: bytes) -> None:
 
 def test_no_client_reaches_it(state: ServerState, transport: EchoTransport) -> None:
     head = pack_head(RPC + "RepositoryIndex", "127.0.0.1", {}, 0)
-    with create_app(state, transport).test_client() as client:
+    with create_app(Endpoints(state, transport)).test_client() as client:
         found = client.post(RPC + "RepositoryIndex", data=head.partition(b"\r\n\r\n")[2])
         assert (found.status_code, found.get_json()) == (404, {"error": "Not Found"})

@@ -11,6 +11,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response
 from shoal.frontend.road.app import create_app
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.state import ServerState
 from shoal.torchserve_errors import torchserve_error
 
@@ -42,7 +43,7 @@ class ChunkError(Exception):
 @pytest.fixture
 def post(state: ServerState, transport: Any) -> Callable[..., Reply]:
     transport.answers |= {"registered": {}, "scale": {}, "instances": {}, "index": []}
-    app = create_app(state, transport, body_errors=(ChunkError,))
+    app = create_app(Endpoints(state, transport, body_errors=(ChunkError,)))
 
     def call(path: str = INFER, stream: Stream | None = None, method: str = "POST", **environ: Any) -> Reply:
         base = EnvironBuilder(method=method, path=path).get_environ()
@@ -270,7 +271,7 @@ def test_a_fault_of_ours_is_logged_and_told_as_json(
     transport.infer = None  # what is called next is not callable
     body = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,2],"data":["a","b"]}]}'
     with caplog.at_level(logging.ERROR, "shoal"):
-        reply = create_app(state, transport).test_client().post("/v2/models/%C3%A9cho%20b/infer", data=body)
+        reply = create_app(Endpoints(state, transport)).test_client().post("/v2/models/%C3%A9cho%20b/infer", data=body)
     assert (reply.status_code, reply.headers["Connection"]) == (500, "close")
     assert reply.data == b'{"error":"the front end failed with TypeError; the server\'s log has the details"}'
     assert [record.message for record in caplog.records] == ["no answer to POST '/v2/models/%C3%A9cho%20b/infer'"]
@@ -282,7 +283,9 @@ def test_a_stream_is_closed_after_its_last_piece(
     closed: list[str] = []
     response = Response(200, (), (), lambda: closed.append("closed"), iter([b"he", b"llo"]))
     monkeypatch.setattr("shoal.frontend.road.endpoints.answer", lambda *_: response)
-    reply = create_app(state, transport).wsgi_app(EnvironBuilder(path="/v2").get_environ(), lambda *_: lambda _: None)
+    reply = create_app(Endpoints(state, transport)).wsgi_app(
+        EnvironBuilder(path="/v2").get_environ(), lambda *_: lambda _: None
+    )
     assert (list(reply), closed) == ([b"he", b"llo"], [])
     reply.close()  # type: ignore[attr-defined]
     assert closed == ["closed"]

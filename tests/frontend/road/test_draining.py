@@ -21,7 +21,7 @@ from shoal.frontend import handover
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.endpoints import make_endpoints
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.road.road import RoadApplication, RoadWorker, mend
 from shoal.frontend.road.thread_turns import ThreadTurns
 from shoal.frontend.road.uploads import Uploads
@@ -55,9 +55,9 @@ class Road:
         self.worker._admissions = Admissions(self.poller, self.state.key_uses)
         self.abandoned: list[None] = []
         nothing: Any = None
-        endpoints = make_endpoints(self.state, nothing)
+        endpoints = Endpoints(self.state, nothing)
         self.worker._application = application = RoadApplication(
-            nothing, self.state, endpoints, lambda: None, lambda: self.abandoned.append(None)
+            nothing, endpoints, lambda: None, lambda: self.abandoned.append(None)
         )
         self.worker._uploads = Uploads(
             self.poller, self.state, judge, self.arrived.append, application.refusal, lambda _connection: None

@@ -8,7 +8,7 @@ import pytest
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from shoal.frontend.road.app import create_app
-from shoal.frontend.road.endpoints import make_endpoints, scraped
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.road.road import LateApplication
 from shoal.frontend.state import ServerState
 
@@ -24,8 +24,8 @@ def unmade() -> Any:
 def answers(state: ServerState, transport: Any) -> tuple[Any, Any]:
     """The road's application, whose Flask must not be made, and Flask."""
     transport.answers |= {"gauges": {}}
-    endpoints = make_endpoints(state, transport)
-    return scraped(LateApplication(unmade), state, transport, endpoints), create_app(state, transport)
+    endpoints = Endpoints(state, transport)
+    return endpoints.scraped(LateApplication(unmade)), create_app(endpoints)
 
 
 def environ(path: str, method: str = "GET", **more: Any) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def test_a_scrape_with_a_broken_body_is_refused_as_by_flask(state: ServerState, 
         def read(self, _nbytes: int) -> bytes:
             raise LookupError
 
-    endpoints, errors = make_endpoints(state, transport), (LookupError,)
-    without_flask = scraped(LateApplication(unmade), state, transport, endpoints, errors)
+    endpoints = Endpoints(state, transport, body_errors=(LookupError,))
+    without_flask = endpoints.scraped(LateApplication(unmade))
     asked: dict[str, Any] = environ("/metrics") | {"CONTENT_LENGTH": "5", "wsgi.input": Broken()}
-    assert got(without_flask, asked) == got(create_app(state, transport, errors, endpoints), asked)
+    assert got(without_flask, asked) == got(create_app(endpoints), asked)
     assert got(without_flask, asked)[0] == "400 BAD REQUEST"
 
 

@@ -14,7 +14,7 @@ from gunicorn.util import close_graceful
 from shoal.frontend.grpc.tunnel import unpack_head
 from shoal.frontend.road.arrival import Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.endpoints import make_endpoints
+from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.road.refusals import refusal
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.state import ServerState
@@ -40,7 +40,7 @@ class Road:
             state,
             self.judge,
             self.arrived.append,
-            partial(refusal, state, make_endpoints(state, nothing)),
+            partial(refusal, Endpoints(state, nothing)),
             self.closed.append,
             lambda: self.now_s,
         )
@@ -215,8 +215,9 @@ def test_a_call_of_grpc_is_refused_as_its_lane_reads_it() -> None:
         (UploadTooLargeError(6, 5), 8),
         (UploadTimeoutError("late"), 14),
     ):
+        nothing: Any = None
         call: Any = SimpleNamespace(is_tunnel=True)
-        answer = unpack_head(refusal(ServerState(), {}, call, error))
+        answer = unpack_head(refusal(Endpoints(ServerState(), nothing), call, error))
         assert answer is not None
         assert (answer.status, answer.message, answer.response_nbytes) == (status, str(error), 0)
 
