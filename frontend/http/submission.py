@@ -50,7 +50,7 @@ from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import ALIGNMENT, aligned
 from shoal.star.refusal import answered, other_version
-from shoal.star.validation import PreparedInput, check_sequence
+from shoal.star.validation import check_sequence
 
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_JSON = 4096
@@ -70,7 +70,6 @@ _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 _ID_MEMBER = b'{"id":"%b",'
 #: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
 JOIN_BYTES = 16 * 1024
-
 
 #: The form in which a lane keeps a request until its reply comes.
 Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | VariedRequest
@@ -169,10 +168,10 @@ class Submission:
     ) -> tuple[int, Submitted]:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
-        Returns the request's number, and the argument for `response` when its reply comes. `body` lies in
-        `block`, at `body_offset`; where `block` is None, in private memory. The block is used for the request, or
-        freed. `before` is the head of an earlier request, where this one came in one piece and such requests may come
-        again: `find` then finds the next one. Raises ShoalError, after freeing the block.
+        Returns the request's number, and the argument for `response` when its reply comes. `body` lies in `block`, at
+        `body_offset`; without a block in private memory. The block is used for the request, or freed. `before` is the
+        head of an earlier request, where this one came in one piece and such requests may come again: `find` then finds
+        the next one. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -371,11 +370,13 @@ class Submission:
     def _make_template(
         self, prepared: PreparedRequest, body: memoryview, json: bytes, options: CutOptions
     ) -> RequestTemplate | None:
-        """The template of this request, if its tensors are all binary and the bytes of none have to be checked
-        (BYTES)."""
+        """The template of this request, if its tensors are all binary and none has bytes to be checked (BYTES)."""
         if prepared.has_regions or not is_right(json, options):
             return None
-        if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
+        if any(
+            each.datatype is BYTES or not isinstance(each.data, memoryview) or each.data.obj is not body.obj
+            for each in prepared.inputs
+        ):  # whose data lie elsewhere than in the body, or depend on them
             return None
         kept = replace(without(prepared, options), inputs=())  # inputs are views of this request's body
         offset = tail_offset = aligned(len(json))
@@ -493,11 +494,6 @@ def _json_response(text: bytes, id_: bytes) -> bytes:
     if id_:
         text = _ID_MEMBER % id_ + text[1:]
     return JSON_HEAD % len(text) + text
-
-
-def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
-    """Whether the data of an input lie elsewhere than in the body."""
-    return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
 
 
 def body_offset(head: Head) -> int:
