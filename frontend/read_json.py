@@ -6,7 +6,9 @@ Triton, whose error texts are kept: those of `read_json` are RapidJSON's, those 
 Triton's wrapper around it. Front-end processes.
 """
 
+import codecs
 import io
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -37,8 +39,8 @@ def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) 
     """The value in `buffer`; where an object has a key twice, the last counts.
 
     NaN, Inf and Infinity are accepted, also with a minus. An integer that does not fit into 64 bits becomes a float,
-    or, in a text that has a NaN too, stays an int: `as_uint` refuses both. Raises InvalidArgumentError where a limit is
-    exceeded, InternalError for wrong syntax.
+    or, in a text that has a NaN too, stays an int: `as_uint` refuses both. A byte order mark before the value is
+    skipped. Raises InvalidArgumentError where a limit is exceeded, InternalError for wrong syntax.
     """
     if len(buffer) > max_input_size:
         raise InvalidArgumentError(
@@ -106,7 +108,7 @@ def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
     `num_members` is the number of members of all objects together in that result. A text with as many colons as members
     has no key twice, and is not parsed again.
     """
-    text = bytes(buffer)
+    text = bytes(buffer).removeprefix(codecs.BOM_UTF8)
     if text.count(b":") == num_members:
         return None
     decoder = _EachKeyOnce(number_mode=rapidjson.NM_NAN | rapidjson.NM_NATIVE)
@@ -123,8 +125,13 @@ def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
 
 
 def _read_as_rapidjson(text: bytes) -> Any:
-    """The value of a text, read by Triton's own parser: it reads NaN and Infinity, and its errors have the words
-    that Triton's clients know."""
+    """The value of a text, read by Triton's own parser: it skips a byte order mark, reads NaN and Infinity, and its
+    errors have the words that Triton's clients know."""
+    num_skipped = 0
+    if text.startswith(codecs.BOM_UTF8):  # the stream that Triton parses skips it; python-rapidjson's does not
+        text, num_skipped = text.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(text)
     try:
         decoded = text.decode()
         if _LONG_NUMBER in text.translate(_DIGITS_ARE_ZEROS):
@@ -133,11 +140,12 @@ def _read_as_rapidjson(text: bytes) -> Any:
             _parse(text, decoded, rapidjson.NM_NAN | rapidjson.NM_NATIVE)
         return _parse(text, decoded, rapidjson.NM_NAN)
     except UnicodeDecodeError as error:
-        message, offset = "Invalid encoding in string.", str(error.start)
+        message, offset = "Invalid encoding in string.", error.start
     except rapidjson.JSONDecodeError as error:
         # python-rapidjson says `Parse error at offset OFFSET: MESSAGE`.
-        offset, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
-    raise InternalError(f"failed to parse the request JSON buffer: {message} at {offset}")
+        number, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
+        offset = int(number)
+    raise InternalError(f"failed to parse the request JSON buffer: {message} at {num_skipped + offset}")
 
 
 # ---------------------------------------------------------------------------------------------------------------

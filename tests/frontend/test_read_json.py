@@ -27,6 +27,9 @@ TOO_DEEP = "JSON nesting depth exceeds maximum allowed limit (100)"
         (b"18446744073709551615", 2**64 - 1),
         (b"18446744073709551616", 2.0**64),
         (b'"\\ud83d\\ude00"', "😀"),
+        (b'\xef\xbb\xbf{"a":1}', {"a": 1}),
+        (b"\xef\xbb\xbf[Inf,18446744073709551616]", [math.inf, 2**64]),
+        (b"\xef\xbb\xbf18446744073709551616", 2.0**64),
     ],
 )
 def test_reads(text: bytes, value: object) -> None:
@@ -59,7 +62,10 @@ def test_reads_nan_between_numbers() -> None:
         (b"[1 2]", "Missing a comma or ']' after an array element. at 3"),
         (b"nul", "Invalid value. at 3"),
         (b"/*c*/1", "Invalid value. at 0"),
-        (b"\xef\xbb\xbf{}", "Invalid value. at 0"),
+        (b"\xef\xbb\xbf", "The document is empty. at 3"),
+        (b'\xef\xbb\xbf{"a" 1}', "Missing a colon after a name of object member. at 8"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "Invalid value. at 3"),
+        (b" \xef\xbb\xbf{}", "Invalid value. at 1"),
         (b'"\\ud800"', "The surrogate pair in string is invalid. at 1"),
         (b'"\\x"', "Invalid escape character in string. at 1"),
         (b'"abc', "Missing a closing quotation mark in string. at 4"),
@@ -196,6 +202,7 @@ LARGE = b'{"a":"' + b"x:" * (1 << 19) + b'","b":%s}'
         (b'{"a":1,"b":{"c":2,"c":2}}', 3, "c"),
         (b'{"a":":","b":2}', 2, None),
         (b'{"a":1,"\\u0061":NaN}', 1, "a"),
+        (b'\xef\xbb\xbf{"a":1,"a":2}', 1, "a"),
         (b'{"a":1,"a":1,"b":1e999}', 2, None),  # RapidJSON does not read the number, and so not to the object's end
         (LARGE % b"1", 2, None),
         (LARGE % b'{"c":1,"c":2}', 3, "c"),

@@ -76,6 +76,8 @@ JSON_TENSORS = [
     infer("nested", "fixed", inputs(given("A", "INT32", [2, 3], [[1, 2, 3], [4, 5, 6]])), REPEATED),
     infer("nested-otherwise", "fixed", inputs(given("A", "INT32", [2, 3], [[[1], [2]], 3, [4, [5, 6]]])), REPEATED),
     infer("unknown-keys", "fixed", inputs(FIXED | {"color": 1}, model_name="x", model_version="7"), REPEATED),
+    # As Windows' tools write files.
+    infer("byte-order-mark", "fixed", b"\xef\xbb\xbf" + compact(inputs(FIXED)), REPEATED),
     infer("white-space", "fixed", b" \r\n\t" + compact(inputs(FIXED)) + b"\n ", REPEATED),
     infer("variable", "grid", inputs(given("A", "FP32", [2, 1], [1, 2])),
           success(outputs("grid", given("OUT_A", "FP32", [2, 1], [1.0, 2.0])))),
@@ -154,6 +156,8 @@ CLASSES = [
 EMPTY_FP32 = given("A", "FP32", [0, 3], binary_data_size=0)
 BINARY = [
     infer("binary-in", "fixed", inputs(FIXED_BINARY), REPEATED, tail=SIX_BYTES),
+    infer("binary-in-behind-byte-order-mark", "fixed", b"\xef\xbb\xbf" + compact(inputs(FIXED_BINARY)), REPEATED,
+          tail=SIX_BYTES),
     infer("binary-in-and-out", "fixed", inputs(FIXED_BINARY, **ALL_BINARY),
           mixed(outputs("fixed", FIXED_BINARY_OUT), SIX_BYTES), tail=SIX_BYTES),
     infer("binary-out", "fixed", inputs(FIXED, **ALL_BINARY), mixed(outputs("fixed", FIXED_BINARY_OUT), SIX_BYTES)),

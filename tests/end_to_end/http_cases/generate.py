@@ -37,6 +37,7 @@ def refused(id_: str, model: str, request: Any, answer: Answer, headers: Mapping
 
 ANSWERED = [
     *answered("scalar", "word", {"A": "hé"}, flat("word", OUT_A="hé")),
+    *answered("byte-order-mark", "word", b'\xef\xbb\xbf{"A":"a"}', flat("word", OUT_A="a")),
     *answered("list-of-one", "word", {"A": ["a"]}, flat("word", OUT_A="a")),
     *answered("id", "word", {"A": "a", "id": "7"}, flat("word", OUT_A="a", id="7")),
     *answered("colons", "word", {"A": "a: b, {}: c"}, flat("word", OUT_A="a: b, {}: c")),
@@ -85,6 +86,8 @@ REFUSED = [
     *refused("twice", "word", {"A": "a", "parameters": {"A": "b"}},
              error(400, f"Converting keyword: 'parameters': {UNKNOWN}input 'A' already exists in request")),
     *refused("key-twice", "word", b'{"A":"a","x":1,"A":"b"}',
+             error(400, f"{UNKNOWN}input 'A' already exists in request")),
+    *refused("key-twice-behind-byte-order-mark", "word", b'\xef\xbb\xbf{"A":"a","A":"b"}',
              error(400, f"{UNKNOWN}input 'A' already exists in request")),
     *refused("key-twice-escaped", "word", b'{"A":"a: b","\\u0041":"b","id":"7"}',
              error(400, "[request id: 7] input 'A' already exists in request")),

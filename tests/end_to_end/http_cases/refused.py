@@ -98,7 +98,13 @@ SYNTAX = [
     of_fixed("two-values", b"{}{}", 500, no_json("The document root must not be followed by other values. at 2")),
     of_fixed("open-string", b'{"id":"x', 500, no_json("Missing a closing quotation mark in string. at 8")),
     of_fixed("not-utf-8", b'{"id":"\xff"}', 500, no_json("Invalid encoding in string. at 7")),
-    of_fixed("byte-order-mark", b"\xef\xbb\xbf" + GOOD, 500, no_json("Invalid value. at 0")),
+    of_fixed(
+        "byte-order-mark-and-no-colon",
+        b'\xef\xbb\xbf{"a" 1}',
+        500,
+        no_json("Missing a colon after a name of object member. at 8"),
+    ),
+    of_fixed("two-byte-order-marks", b"\xef\xbb\xbf" * 2 + GOOD, 500, no_json("Invalid value. at 3")),
     of_fixed("lone-surrogate", b'{"id":"\\ud800"}', 500, no_json("The surrogate pair in string is invalid. at 7")),
     *(
         of_fixed(
