@@ -7,11 +7,11 @@ from shoal.errors import ShoalError
 #: Longest sentence of an error, in bytes: one fits into the smallest block.
 MAX_SENTENCE_BYTES = 4096
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # a traceback has its lines
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a traceback has its lines, a model's JSON its tabs
 
 
 def sentence_bytes(error: ShoalError) -> bytes:
-    """An error's sentence in UTF-8, with control characters escaped, cut at MAX_SENTENCE_BYTES."""
+    """An error's sentence in UTF-8, cut at MAX_SENTENCE_BYTES; control characters but tab and line feed are escaped."""
     data = _CONTROL_CHARACTERS.sub(_escape, str(error)).encode(errors="replace")
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 

@@ -112,16 +112,16 @@ def test_an_exception_fails_every_request_with_one_sentence(batcher: Batcher, ca
     assert loop.step() == 0
 
 
-def test_a_sentence_has_lines_no_other_control_characters_and_at_most_4096_bytes(batcher: Batcher) -> None:
+def test_a_sentence_has_lines_and_tabs_no_other_control_characters_and_at_most_4096_bytes(batcher: Batcher) -> None:
     def fail(_inputs: dict[str, Array]) -> dict[str, Array]:
-        raise InvalidArgumentError("a\n\x7f" + "é" * 5000)
+        raise InvalidArgumentError("a\n\t\x7f" + "é" * 5000)
 
     loop = loop_of(batcher, backend=Returning(fail))
     batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
     loop.step()
     (done,) = batcher.done()
     assert done.status == 4
-    assert done.sentence.startswith("a\n\\x7fé")
+    assert done.sentence.startswith("a\n\t\\x7fé")
     assert len(done.sentence.encode()) in (4095, 4096)
 
 
