@@ -232,9 +232,9 @@ class ModelControl:
             if found.error is None:
                 raise
             # In Triton's words, and with the cause, which Triton leaves to its log.
-            is_empty = found.config and not found.versions
-            what = "no version is available" if is_empty else "failed to poll from model repository"
-            raise InternalError(f"failed to load '{found.name}', {what}: {error}") from error
+            if found.config and not found.versions:
+                raise InvalidArgumentError(f"load failed for model '{found.name}': {error}\n") from error
+            raise InternalError(f"failed to load '{found.name}', failed to poll from model repository: {error}") from error
 
     async def _unload(self, arguments: Arguments) -> None:
         """Unload the model of a name, with namespacing all of that name; answered as soon as no more requests are

@@ -118,6 +118,16 @@ OVERRIDES = [
             output=[{"name": "OUT_A", "data_type": "TYPE_FP32", "dims": [1]}],
         ),
     ),
+    load(
+        "config-without-a-version",
+        "versions",
+        error(
+            400,
+            "load failed for model 'versions': at least one version must be available under the version policy of "
+            "model 'versions'\n",
+        ),
+        config=config("versions", version_policy={"specific": {"versions": [9]}}),
+    ),
     answers("config-still-counts", "versions", "2"),
     # Without one it still counts, until the model is unloaded.
     load("file", "versions"),
