@@ -180,7 +180,9 @@ def _parse_inputs(
             inputs.append(ParsedInput(name, datatype, shape, view, -1))
             offset += nbytes
         else:
-            view, count = decode_data(name, datatype, num_elements, door.as_list(each["data"], "data"), max_input_size)
+            found = door.as_list(each["data"], "data")
+            # To Triton, a shape without dimensions has no elements; its core refuses the shape.
+            view, count = decode_data(name, datatype, num_elements if shape else 0, found, max_input_size)
             inputs.append(ParsedInput(name, datatype, shape, view, count))
     if tail is not None and offset != len(tail):
         raise InvalidArgumentError(f"unexpected additional input data for model '{model}'")

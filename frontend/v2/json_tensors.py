@@ -62,9 +62,10 @@ def decode_data(
     """The bytes of an input given as JSON, and how many elements they are. Raises ShoalErrors with Triton's sentences.
 
     `datatype` is None if the request names one that Triton does not have. Only for BYTES may the number differ from
-    `num_elements`: Triton reports that later, with another error.
+    `num_elements`: Triton reports that later, with another error. As in Triton, the data of no elements are not looked
+    at.
     """
-    if num_elements == 0 and not data:
+    if num_elements == 0:
         return memoryview(b""), 0
     if datatype is None:
         raise InvalidArgumentError(f"invalid datatype for input {name}")

@@ -83,6 +83,9 @@ JSON_TENSORS = [
           success(outputs("grid", given("OUT_A", "FP32", [2, 1], [1.0, 2.0])))),
     infer("no-elements", "grid", inputs(given("A", "FP32", [0, 3], [])),
           success(outputs("grid", given("OUT_A", "FP32", [0, 3], [])))),
+    # Data of no elements are not looked at.
+    infer("no-elements-but-data", "grid", inputs(given("A", "FP32", [0, 3], ["x", 1])),
+          success(outputs("grid", given("OUT_A", "FP32", [0, 3], [])))),
     infer("names-of-infinity", "grid",
           b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,4],"data":[NaN,Infinity,-Infinity,-Inf]}]}',
           success(outputs("grid", given("OUT_A", "FP32", [1, 4],
