@@ -234,7 +234,9 @@ class ModelControl:
             # In Triton's words, and with the cause, which Triton leaves to its log.
             if found.config and not found.versions:
                 raise InvalidArgumentError(f"load failed for model '{found.name}': {error}\n") from error
-            raise InternalError(f"failed to load '{found.name}', failed to poll from model repository: {error}") from error
+            raise InternalError(
+                f"failed to load '{found.name}', failed to poll from model repository: {error}"
+            ) from error
 
     async def _unload(self, arguments: Arguments) -> None:
         """Unload the model of a name, with namespacing all of that name; answered as soon as no more requests are
