@@ -38,7 +38,7 @@ def test_an_onnx_file_needs_no_configuration(model_dir: Path) -> None:
     (model_dir / "1" / "model.onnx").write_bytes(b"")
     config = read_config(model_dir)
     assert needs_autocomplete(config)
-    # The rest is as in tests/data/model_config, which has whole configurations.
+    # The rest is as in tests/end_to_end/sample_configurations.py, which has whole configurations.
     expected = {
         "name": "m",
         "platform": "onnxruntime_onnx",
