@@ -8,13 +8,10 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import DEADLINE_S, Server, samples, wait_until
 
-CONFIG = """
-    backend: "python" max_batch_size: 8
-    input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]
-    output [{ name: "Y" data_type: TYPE_FP32 dims: [-1] }, { name: "Z" data_type: TYPE_FP32 dims: [-1] }]
-"""
+CONFIG = config_text("python", "X FP32 -1", "Y FP32 -1, Z FP32 -1", rows=8)
 ENABLE = "response_cache { enable: true }"
 MODEL = """
 import os, signal

@@ -14,15 +14,11 @@ import pytest
 
 from shoal import Client, errors
 from shoal.batcher.scheduling.admission import WINDOW
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, samples, serving, title
 
 MODELS = only("simple", "simple_string", "mlp", "repeat", "echo", "echo_twice", "echo_bf16", "asked", "steady")
-ECHO = """
-backend: "identity" max_batch_size: 4
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
+ECHO = config_text("identity", "INPUT0 FP32 -1", "OUTPUT0 FP32 -1", rows=4)
 #: An ensemble of it: what its clients send is read by the batcher, too.
 ECHO_TWICE = """
 platform: "ensemble" max_batch_size: 4
@@ -36,11 +32,7 @@ ensemble_scheduling { step [
 ] }
 """
 #: A model that says what it was asked beside its input.
-ASKED = """
-backend: "python"
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ 1 ] }
-"""
+ASKED = config_text("python", "INPUT0 INT32 1", "OUTPUT0 STRING 1")
 ASKED_PY = """
 import json
 

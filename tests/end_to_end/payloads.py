@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.end_to_end.asking import infer
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, descendants, title, wait_until
 
 MIB = 1 << 20
@@ -24,13 +24,7 @@ def write_model(repository: Path, name: str, num_instances: int = 1, backend: st
     add_model(
         repository,
         name,
-        f"""
-        backend: "{backend}"
-        input {{ name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
-        output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
-        instance_group {{ count: {num_instances} kind: KIND_CPU }}
-        parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
-        """,
+        config_text(backend, "INPUT0 UINT8 -1", "OUTPUT0 UINT8 -1", count=num_instances, idempotent="false"),
     )
 
 

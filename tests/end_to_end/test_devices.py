@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.gpu_check.finding import FAKES
 from tests.end_to_end.asking import infer
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import SAMPLES, Server, serving, serving_to_the_end
 
 FORESTS = Path(__file__).parents[1] / "data" / "forests"
@@ -46,12 +47,7 @@ class TritonPythonModel:
             for value in values
         ]
 """
-CONFIG = """
-backend: "python"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: 1 }
-output [ { name: "Y" data_type: TYPE_FP32 dims: 1 }, { name: "WHERE" data_type: TYPE_STRING dims: 1 } ]
-"""
+CONFIG = config_text("python", "X FP32 1", "Y FP32 1, WHERE STRING 1", rows=8)
 #: Of the model whose eight requests are to be one batch: it goes when they are there, however late that is.
 TOGETHER = """
 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
@@ -190,8 +186,7 @@ def fake_gpu() -> dict[str, str]:
 def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
     (tmp_path / "model" / "1").mkdir(parents=True)
     (tmp_path / "model" / "config.pbtxt").write_text(
-        'backend: "identity" input { name: "X" data_type: TYPE_FP32 dims: 1 } '
-        'output { name: "Y" data_type: TYPE_FP32 dims: 1 } instance_group { kind: KIND_GPU }'
+        config_text("identity", "X FP32 1", "Y FP32 1", "instance_group { kind: KIND_GPU }")
     )
     flags = ["--exit-on-error=false", "--model-load-gpu-limit=0:0.01"]
     with (

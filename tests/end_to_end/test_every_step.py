@@ -20,7 +20,7 @@ from shoal.fault import STEPS, VARIABLE
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import descendants, serving_to_the_end, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
@@ -129,16 +129,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     repository = tmp_path_factory.mktemp("models")
     for name, idempotent in MODELS.items():
         add_model(
-            repository,
-            name,
-            f"""
-            backend: "identity"
-            max_batch_size: 8
-            input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
-            output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
-            instance_group {{ count: 2 kind: KIND_CPU }}
-            parameters {{ key: "idempotent" value {{ string_value: "{idempotent}" }} }}
-            """,
+            repository, name, config_text("identity", "A INT32 4", "B INT32 4", rows=8, count=2, idempotent=idempotent)
         )
     faults = tmp_path_factory.mktemp("faults")
     for name, (code, more) in IN_PARTS.items():

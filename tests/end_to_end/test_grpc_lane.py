@@ -19,14 +19,10 @@ from tritonclient.utils import InferenceServerException
 from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse, service
 from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.grpc_inputs import countdown, open_channel, pair, tensor, tls_flags
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving
 
-IDENTITY = """
-backend: "identity"
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
+IDENTITY = config_text("identity", "IN FP32 -1", "OUT FP32 -1")
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Answers = "queue.SimpleQueue[tuple[client.InferResult | None, InferenceServerException | None]]"

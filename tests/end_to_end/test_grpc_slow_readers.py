@@ -17,7 +17,7 @@ import tritonclient.grpc as client
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.raw_client import Client as RawClient
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving, title
 from tests.end_to_end.window_client import ORDINARY, WindowClient
 
@@ -40,19 +40,10 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-FLOOD_CONFIG = """
-backend: "python"
-model_transaction_policy { decoupled: true }
-input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "NBYTES" data_type: TYPE_INT32 dims: [ 1 ] } ]
-output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
-WHOLE_CONFIG = """
-backend: "identity"
-input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+FLOOD_CONFIG = config_text(
+    "python", "COUNT INT32 1, NBYTES INT32 1", "OUT INT32 -1", "model_transaction_policy { decoupled: true }", count=1
+)
+WHOLE_CONFIG = config_text("identity", "IN INT32 -1", "OUT INT32 -1", count=1)
 #: Sends a response every millisecond, no more than its client takes, until the client opens and closes a pipe.
 DRIP = """
 import os
@@ -75,14 +66,14 @@ class TritonPythonModel:
             os.close(pipe)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-DRIP_CONFIG = """
-backend: "python"
-model_transaction_policy { decoupled: true }
-input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "execution_timeout_ms" value { string_value: "1000" } }
-"""
+DRIP_CONFIG = config_text(
+    "python",
+    "IN INT32 -1",
+    "OUT INT32 1",
+    "model_transaction_policy { decoupled: true }",
+    count=1,
+    execution_timeout_ms="1000",
+)
 INFER, STREAM, LIVE = (
     f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive")
 )

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.grpc_inputs import countdown, pair, tensor
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -35,11 +35,7 @@ from tests.end_to_end.server import (
     wait_until,
 )
 
-CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
+CONFIG = config_text("python", "IN FP32 -1", "OUT FP32 -1")
 PATIENT = """
 import time
 

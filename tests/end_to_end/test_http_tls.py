@@ -26,7 +26,7 @@ import tritonclient.http as client
 from shoal.api_keys import entry_of, new_key
 from shoal.cli import main
 from tests.certificates import Certificates, make_certificates
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     LOOK_AGAIN_S,
@@ -39,11 +39,7 @@ from tests.end_to_end.server import (
     wait_until,
 )
 
-ECHO = """
-backend: "identity"
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
+ECHO = config_text("identity", "IN FP32 -1", "OUT FP32 -1")
 PAIR = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": list(range(16))} for name in ("INPUT0", "INPUT1")]
 SUM = list(range(0, 32, 2))
 INFER = "/v2/models/simple/infer"

@@ -22,7 +22,7 @@ from shoal.frontend.grpc.inbox import SMALL_BYTES
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.raw_client import Client, number_in, numbers
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, samples, serving_to_the_end, signal_worker, title, wait_until
 from tests.open_sockets import sockets
 
@@ -42,13 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         add_model(
             repository,
             name,
-            f"""
-            backend: "identity"
-            input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
-            output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
-            instance_group {{ count: 1 kind: KIND_CPU }}
-            parameters {{ key: "execute_delay_ms" value {{ string_value: "{EXECUTION_MS * (name in HELD)}" }} }}
-            """,
+            config_text("identity", "A INT32 1", "B INT32 1", count=1, execute_delay_ms=EXECUTION_MS * (name in HELD)),
         )
     flags = [f"--max-in-flight={MAX_IN_FLIGHT}", "--http-process-count=1", f"--grpc-process-count={GRPC_LANES}"]
     with serving_to_the_end(repository, *flags, "--grpc-port=0", "--http-thread-count=1") as running:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
@@ -17,13 +17,7 @@ from tests.end_to_end.window_client import WindowClient
 NUM_STREAMS = 300
 MAX_CONNECTIONS = 8
 STREAM, LIVE = (f"/inference.GRPCInferenceService/{each}" for each in ("ModelStreamInfer", "ServerLive"))
-HELD = """
-backend: "python"
-model_transaction_policy { decoupled: true }
-input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+HELD = config_text("python", "A INT32 1", "B INT32 1", "model_transaction_policy { decoupled: true }", count=1)
 HELD_PY = """
 import threading
 import numpy as np

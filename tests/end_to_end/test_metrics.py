@@ -21,7 +21,7 @@ from shoal import metric_families as families
 from shoal.shm.windows import PHASES
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.figures import Samples, exposition, samples
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, SAMPLES, Server, only, serving_to_the_end
 
 #: Ten thousand by hand; these suffice to mix everything with everything.
@@ -36,10 +36,7 @@ BATCHES = "shoal_instance_batches_total"
 
 
 def identity(more: str) -> str:
-    return (
-        'backend: "identity" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: [ 2 ] } '
-        'output { name: "B" data_type: TYPE_INT32 dims: [ 2 ] } instance_group { count: 1 kind: KIND_CPU } ' + more
-    )
+    return config_text("identity", "A INT32 2", "B INT32 2", rows=4, count=1) + more
 
 
 #: One that is soon full, one that batches, one with a tag and buckets of its own.

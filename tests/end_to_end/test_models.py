@@ -10,7 +10,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import ready
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
 
 GOOD = SAMPLES / "simple"
@@ -71,11 +71,7 @@ def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path)
         assert [row["name"] for row in told["reasons"]] == ["broken", "nobody"]
         # One whose configuration is fine and that has no version is not ready, and nor is the server.
         (repository / "empty").mkdir()
-        (repository / "empty" / "config.pbtxt").write_text("""
-            backend: "identity"
-            input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
-            output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-        """)
+        (repository / "empty" / "config.pbtxt").write_text(config_text("identity", "A INT32 1", "B INT32 1"))
         with pytest.raises(InferenceServerException, match="at least one version must be available"):
             client.load_model("empty")
         assert not client.is_server_ready()

@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
 from tests.end_to_end.torchserve_models import add_handler
 
@@ -42,11 +42,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
         return responses
 """
-CONFIG = """
-    backend: "python" max_batch_size: 8 dynamic_batching { }
-    input { name: "X" data_type: TYPE_INT32 dims: [ 2000 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 2000 ] }
-    instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "X INT32 2000", "Y INT32 2000", "dynamic_batching { }", rows=8, count=1)
 HANDLER = """
 import os
 

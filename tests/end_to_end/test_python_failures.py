@@ -12,7 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import infer
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end, wait_until, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
@@ -95,12 +95,7 @@ def np_of(text):
 
     return np.array([text.encode()], np.object_)
 """
-CONFIG = """
-backend: "python"
-input { name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] }
-output { name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "COMMAND STRING 1", "SAID STRING 1", count=1)
 LIMIT = 'parameters { key: "execution_timeout_ms" value { string_value: "2000" } }'
 MOST_MEMORY = 'parameters { key: "max_rss" value { string_value: "300M" } }'
 UP_AGAIN = b"instance 'victim_0_0' of model 'victim' is up again"

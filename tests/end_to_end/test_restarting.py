@@ -18,15 +18,10 @@ from shoal.errors import UnavailableError
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving_to_the_end, title
 
-CONFIG = """
-backend: "python"
-input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "A INT32 1", "B INT32 1", count=1)
 #: Up once its gate lets it pass, unless it is broken; asked itself, it answers, and with 1 it asks the model `gated` in
 #: its place.
 MODEL = """

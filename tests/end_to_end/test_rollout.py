@@ -18,7 +18,7 @@ import tritonclient.grpc
 from shoal import Client
 from shoal.cli.rollout import EXIT_ROLLED_BACK, rollout
 from tests.end_to_end.asking import fetch, tensors
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     LOOK_AGAIN_S,
@@ -31,14 +31,7 @@ from tests.end_to_end.server import (
 )
 
 OLD, FAILING, CRASHING, SLOW, GOOD = 1, 2, 3, 4, 5
-CONFIG = """
-backend: "python"
-max_batch_size: 0
-version_policy { all { } }
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "INPUT0 INT32 1", "OUTPUT0 INT32 1", "version_policy { all { } }", count=1)
 #: Answers with the number of its version, if it answers.
 MODEL = f"""
 import os
@@ -244,11 +237,7 @@ def test_what_cannot_be_done_is_refused(server: Server, body: dict[str, Any], st
     assert (reply.status, reply.json["error"][: len(sentence)]) == (status, sentence)
 
 
-IDENTITY = (
-    'backend: "identity" max_batch_size: 8 version_policy { all { } } '
-    'input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } '
-    'output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { count: 1 kind: KIND_CPU }'
-)
+IDENTITY = config_text("identity", "INPUT0 INT32 1", "OUTPUT0 INT32 1", "version_policy { all { } }", rows=8, count=1)
 
 
 def test_a_rollout_in_the_repository_begins_by_itself_and_another_plan_takes_its_place(tmp_path: Path) -> None:

@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, serving_to_the_end, wait_until
 
-CONFIG = """
-backend: "identity"
-max_batch_size: 1
-version_policy { all { } }
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-"""
+CONFIG = config_text("identity", "INPUT0 INT32 1", "OUTPUT0 INT32 1", "version_policy { all { } }", rows=1)
 ASKED = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 #: Goes on until it is ended by a verb.
 PLAN = {"version": 2, "steps": "50", "every": "1h", "guard": "errors<50%"}

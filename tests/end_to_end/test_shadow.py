@@ -16,7 +16,7 @@ from shoal.cli.shadow import shadow as shadow_verb
 from shoal.shadow import MAX_EXAMPLES, MAX_PAIRS
 from shoal.tolerance import read_tolerance
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     Server,
     await_standby,
@@ -32,14 +32,9 @@ from tests.end_to_end.server import (
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shadow.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-CONFIG = """
-backend: "python"
-max_batch_size: 4
-input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
-instance_group { count: 1 kind: KIND_CPU }
-version_policy { specific { versions: [ 1, 2 ] } }
-"""
+CONFIG = config_text(
+    "python", "X FP32 4", "Y FP32 4", "version_policy { specific { versions: [ 1, 2 ] } }", rows=4, count=1
+)
 #: Version 1 doubles. Version 2 does so, too, but for some values.
 MODEL = """
 import os

@@ -16,18 +16,13 @@ import pytest
 from shoal import Client as Guest
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, imbalances, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
 NUM_FLOATS = 1_500_000
 #: An answer of 6 MB: more than the kernel takes for a client that reads nothing.
-BIG = f"""
-backend: "python"
-input {{ name: "A" data_type: TYPE_FP32 dims: [ 1 ] }}
-output {{ name: "B" data_type: TYPE_FP32 dims: [ {NUM_FLOATS} ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-"""
+BIG = config_text("python", "A FP32 1", f"B FP32 {NUM_FLOATS}", count=1)
 BIG_PY = f"""
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -41,19 +36,9 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("B", np.full({NUM_FLOATS}, number, np.float32))])
 """
 #: Answers of any size: its slab has 8 MiB, and the odd page.
-ANY = """
-backend: "identity"
-input { name: "A" data_type: TYPE_UINT8 dims: [ -1 ] }
-output { name: "B" data_type: TYPE_UINT8 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+ANY = config_text("identity", "A UINT8 -1", "B UINT8 -1", count=1)
 #: Calls that one, and keeps every answer.
-KEEPER = """
-backend: "python"
-input { name: "A" data_type: TYPE_UINT8 dims: [ -1 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+KEEPER = config_text("python", "A UINT8 -1", "B INT32 1", count=1)
 KEEPER_PY = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

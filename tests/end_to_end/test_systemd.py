@@ -16,7 +16,7 @@ import pytest
 from shoal.cli import main
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title, wait_until
 
 #: The time after which the manager would lose patience; a round of the watchdog is a quarter of it.
@@ -91,16 +91,7 @@ def manager() -> Iterator[ServiceManager]:
 
 def identity_model(repository: Path, name: str, instances: int = 1, backend: str = "identity") -> Path:
     """A repository with one more model, of an INT32."""
-    add_model(
-        repository,
-        name,
-        f"""
-        backend: "{backend}"
-        input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
-        output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
-        instance_group {{ count: {instances} kind: KIND_CPU }}
-        """,
-    )
+    add_model(repository, name, config_text(backend, "A INT32 1", "B INT32 1", count=instances))
     return repository
 
 

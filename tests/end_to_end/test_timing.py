@@ -19,7 +19,7 @@ from shoal import Client
 from shoal.errors import UnsupportedError
 from shoal.timing import PHASES, Timing
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -40,13 +40,7 @@ ROW = np.arange(4, dtype=np.int32).reshape(1, 4)
 #: Of the sample `text_ensemble`.
 STEPS = ["tokenizer", "encoder", "postprocessing"]
 WORKED = ("queue", "gather", "compute", "write", "send")
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+IDENTITY = config_text("identity", "INPUT0 INT32 4", "OUTPUT0 INT32 4", rows=8, count=1)
 FAILING = """
 import triton_python_backend_utils as pb_utils
 

@@ -21,6 +21,7 @@ import tritonclient.http as triton
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -44,12 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"request_compression_alg
 ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
 #: Models of the server of most tests; `slow` and `large` stand still at a gate until a test opens it.
 MODELS = "simple", "mlp", "slow", "large"
-GATED_CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+GATED_CONFIG = config_text("python", "IN INT32 -1", "OUT INT32 -1", count=1)
 GATED = """
 import triton_python_backend_utils as pb_utils
 

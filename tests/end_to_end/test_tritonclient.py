@@ -17,7 +17,7 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import tensors
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -226,16 +226,7 @@ def test_strings_of_every_size(client: triton.InferenceServerClient, size: int) 
 
 def test_large_tensors_again_and_again(tmp_path: Path) -> None:
     """Up to 8 MB there and back, every size another: 60 times more than any slab holds, were they not given back."""
-    add_model(
-        tmp_path,
-        "wide",
-        """
-        backend: "identity"
-        input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-        output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-        instance_group { count: 1 kind: KIND_CPU }
-        """,
-    )
+    add_model(tmp_path, "wide", config_text("identity", "INPUT0 FP32 -1", "OUTPUT0 FP32 -1", count=1))
     with serving(tmp_path) as server, triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
         for number in range(60):
             array = np.full(1 + (number * 104_729) % 2_000_000, number, np.float32)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.end_to_end.raw_client import Client, number_in, numbers
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, samples, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
@@ -26,15 +26,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
-    add_model(
-        repository,
-        "grid",
-        """
-        backend: "identity"
-        input { name: "A" data_type: TYPE_FP32 dims: [ 1, 1 ] }
-        output { name: "B" data_type: TYPE_FP32 dims: [ 1, 1 ] }
-        """,
-    )
+    add_model(repository, "grid", config_text("identity", "A FP32 1 1", "B FP32 1 1"))
     flags = ["--http-process-count=1", "--http-thread-count=1", "--max-upload-mib=16", "--grpc-port=0"]
     with serving_to_the_end(repository, *flags, "--upload-timeout-secs=2", "--min-upload-rate=1") as running:
         yield running

@@ -10,20 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 
 FLAGS = (
     "--allow-torchserve=true", "--torchserve-inference-port=0", "--torchserve-management-port=0",
     "--torchserve-metrics-port=0", "--allow-torchserve-grpc=false",
 )  # fmt: skip
-CONFIG = """backend: "python"
-max_batch_size: 4
-input { name: "data" data_type: TYPE_STRING dims: [ 1 ] }
-output { name: "prediction" data_type: TYPE_STRING dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "ts_version" value { string_value: "1.0" } }
-parameters { key: "ts_model_url" value { string_value: "echo.mar" } }
-"""
+CONFIG = config_text(
+    "python", "data STRING 1", "prediction STRING 1", rows=4, count=1, ts_version="1.0", ts_model_url="echo.mar"
+)
 #: `told` gives back what the request's parameter says, and its body, `as JSON` sets the response's parameter; any other
 #: word is given back itself.
 MODEL = """

@@ -12,17 +12,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import Server
 
 #: An identity model of four integers, as MODEL in most tests that use this.
-MODEL = """
-backend: "identity"
-max_batch_size: 8
-input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
-instance_group { count: 1 kind: KIND_CPU }
-dynamic_batching { }
-"""
+MODEL = config_text("identity", "A INT32 4", "B INT32 4", "dynamic_batching { }", rows=8, count=1)
 #: Every so often a request asks for a compressed answer, which takes it down the road.
 ROAD_EVERY = 10
 #: As many right answers show that it flows, where nothing else is asked for.

@@ -7,17 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tests.end_to_end.asking import Reply, fetch
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_until
 from tests.reliability.row import Course, quantile
 
 ECHO, SLEEP, DIE = range(3)
-CONFIG = """
-backend: "python"
-input { name: "A" data_type: TYPE_INT32 dims: [ 2 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "A INT32 2", "B INT32 1", count=1)
 #: Answers its pid; or says that it executes, and sleeps; or dies. Each start leaves a line.
 MODEL = """
 import os, time

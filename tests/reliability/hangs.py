@@ -5,18 +5,13 @@ import signal
 import time
 
 from tests.end_to_end.asking import Reply, fetch
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, serving, worker_of
 from tests.reliability.row import Course
 
 LIMIT_S = 2
 ECHO, HOLD_LOCK, SLEEP, STOPPED = range(4)
-CONFIG = """
-backend: "python"
-input { name: "A" data_type: TYPE_INT32 dims: [ 2 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 2 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
+CONFIG = config_text("python", "A INT32 2", "B INT32 2", count=1)
 MODEL = """
 import ctypes, time
 import triton_python_backend_utils as pb_utils
