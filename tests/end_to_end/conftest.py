@@ -43,7 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def explicit(shared: Path) -> Iterator[Server]:
     """A server for tests that load and unload: each has models of its own."""
-    with serving_to_the_end(shared, "--model-control-mode=explicit") as server:
+    with serving_to_the_end(shared, "--model-control-mode=explicit", "--grpc-port=0") as server:
         yield server
 
 

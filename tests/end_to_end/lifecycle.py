@@ -1,6 +1,9 @@
 """Models that are loaded, unloaded and asked by tests of model control, and what the index says of them."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import numpy as np
 import tritonclient.http as triton
 
 from tests.end_to_end.asking import outputs, tensors
-from tests.end_to_end.server import DEADLINE_S, Server, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, wait_until
 from tests.end_to_end.traffic import MODEL
 
 Rows = list[dict[str, Any]]
@@ -60,6 +63,20 @@ def ask(server: Server, verb: str, model: str) -> None:
     """By a client of its own, whatever thread this is."""
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as own:
         getattr(own, verb)(model)
+
+
+@contextmanager
+def loaded(server: Server, *models: str) -> Iterator[Server]:
+    """A server under explicit control with these models, which no other file of tests may write; nothing runs of them
+    afterwards."""
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda model: ask(server, "load_model", model), models))
+    server.children = descendants(server.process.pid)
+    yield server
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
+        for model in models:
+            client.unload_model(model)
+        index_once(client, [unloaded(model) for model in sorted(models)])
 
 
 def infer(client: triton.InferenceServerClient, name: str, version: str = "") -> str:

@@ -7,14 +7,16 @@ process is stopped by a signal, so that no time limit is involved. Every answer 
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import statistics, wait_for_pending
+from tests.end_to_end.lifecycle import loaded
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, signal_worker
+from tests.end_to_end.server import DEADLINE_S, Server, signal_worker
 from tests.workers.ragged_models import save_summing
 
 MAX_ROWS = 8
@@ -49,11 +51,10 @@ dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 6000000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository = tmp_path_factory.mktemp("models")
+def server(explicit: Server, shared: Path) -> Iterator[Server]:
     for name, (scheduling, delay_ms) in MODELS.items():
         add_model(
-            repository,
+            shared,
             name,
             f"""
             backend: "identity"
@@ -65,9 +66,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             {scheduling}
             """,
         )
-    add_model(repository, "ragged", RAGGED)
-    save_summing(repository / "ragged" / "1" / "model.onnx")
-    with serving_to_the_end(repository) as running:
+    save_summing(add_model(shared, "ragged", RAGGED) / "model.onnx")
+    with loaded(explicit, *MODELS, "ragged") as running:
         yield running
 
 

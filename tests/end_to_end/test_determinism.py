@@ -21,8 +21,9 @@ from tritonclient.utils import InferenceServerException
 from shoal import Client
 from tests.end_to_end.asking import Array, fetch, infer
 from tests.end_to_end.figures import exposition, metric, statistics
+from tests.end_to_end.lifecycle import loaded
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
 CONFIG = """
 backend: "onnxruntime"
@@ -40,7 +41,7 @@ LINES = re.findall(
 )
 ALONE, PADDED, ONE_PERCENT = LINES
 SHARE = ONE_PERCENT.replace('"0.01"', '"1"')
-MODELS = {"batched": SHARE, "alone": ALONE, "padded": SHARE + PADDED, "plain": "", "quantised": SHARE}
+MODELS = {"batched": SHARE, "lone": ALONE, "even": SHARE + PADDED, "bare": "", "quantised": SHARE}
 PROVIDERS = ["CPUExecutionProvider"]
 X = np.array([[3, 5]], np.float32)
 
@@ -76,16 +77,11 @@ def save_quantised(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("determinism")
-
-
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
+def server(explicit: Server, shared: Path) -> Iterator[Server]:
     for name, parameters in MODELS.items():
         save_model = save_quantised if name == "quantised" else save_counting
-        save_model(add_model(place / "models", name, CONFIG.format(parameters)) / "model.onnx")
-    with serving_to_the_end(place / "models", f"--client-socket={place / 'socket'}", "--allow-grpc=true") as running:
+        save_model(add_model(shared, name, CONFIG.format(parameters)) / "model.onnx")
+    with loaded(explicit, *MODELS) as running:
         yield running
 
 
@@ -121,22 +117,22 @@ def test_a_batch_that_changes_answers_is_seen_and_measured(server: Server) -> No
 
 
 def test_a_deterministic_models_requests_run_alone(server: Server) -> None:
-    assert four_at_once(server, "alone") == [[3, 5]] * 4
-    assert sizes(server, "alone") == {1: 4}
+    assert four_at_once(server, "lone") == [[3, 5]] * 4
+    assert sizes(server, "lone") == {1: 4}
 
 
 def test_padded_batches_all_have_one_size_and_no_drift(server: Server) -> None:
-    assert four_at_once(server, "padded") == [[24, 40]] * 4
-    assert sizes(server, "padded") == {4: 1}
-    wait_for_audit(server, "padded")
-    assert drift(server, "padded", "changed") == 0
+    assert four_at_once(server, "even") == [[24, 40]] * 4
+    assert sizes(server, "even") == {4: 1}
+    wait_for_audit(server, "even")
+    assert drift(server, "even", "changed") == 0
 
 
-def test_a_real_models_answers_drift_and_those_to_deterministic_requests_do_not(server: Server, place: Path) -> None:
+def test_a_real_models_answers_drift_and_those_to_deterministic_requests_do_not(server: Server, shared: Path) -> None:
     inputs = [X * factor for factor in (0.3, 1.7, 40.0, 300.0)]
     in_one_batch = four_at_once(server, "quantised", inputs)
     wait_for_audit(server, "quantised")
-    session = onnxruntime.InferenceSession(place / "models" / "quantised" / "1" / "model.onnx", providers=PROVIDERS)
+    session = onnxruntime.InferenceSession(shared / "quantised" / "1" / "model.onnx", providers=PROVIDERS)
     for each, together in zip(inputs, in_one_batch, strict=True):
         alone = infer(server, "quantised", {"X": each}, parameters={"deterministic": True})["Y"]
         right = np.asarray(session.run(None, {"X": each})[0])
@@ -156,20 +152,20 @@ def test_every_metric_of_the_docs_is_printed(server: Server) -> None:
 @pytest.mark.parametrize("api", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 def test_a_request_may_ask_for_it_and_does_not_wait(server: Server, api: Any) -> None:
     for number in range(2):  # the second one over HTTP is recognised as one like the first
-        answer = infer(server, "plain", {"X": X}, api, parameters={"deterministic": True, "number": number})
+        answer = infer(server, "bare", {"X": X}, api, parameters={"deterministic": True, "number": number})
         assert answer["Y"].tolist() == [[3, 5]]
 
 
 def test_a_client_of_this_machine_may_ask_for_it_too(server: Server) -> None:
     with Client(server.client_socket) as client:
-        assert client.infer("plain", {"X": X}, parameters={"deterministic": True})["Y"].tolist() == [[3, 5]]
+        assert client.infer("bare", {"X": X}, parameters={"deterministic": True})["Y"].tolist() == [[3, 5]]
 
 
 def test_neither_true_nor_false_is_refused(server: Server) -> None:
     sentence = "parameter 'deterministic' is 'maybe', must be true or false"
     with pytest.raises(InferenceServerException, match=sentence):
-        infer(server, "plain", {"X": X}, parameters={"deterministic": "maybe"})
+        infer(server, "bare", {"X": X}, parameters={"deterministic": "maybe"})
     with pytest.raises(InferenceServerException, match=sentence):
-        infer(server, "plain", {"X": X}, tritonclient.grpc, parameters={"deterministic": "maybe"})
+        infer(server, "bare", {"X": X}, tritonclient.grpc, parameters={"deterministic": "maybe"})
     body = {"X": [3, 5], "deterministic": "maybe"}
-    assert fetch(server.http_port, "/v2/models/plain/generate", body).json["error"] == sentence
+    assert fetch(server.http_port, "/v2/models/bare/generate", body).json["error"] == sentence

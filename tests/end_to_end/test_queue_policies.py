@@ -16,8 +16,9 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
+from tests.end_to_end.lifecycle import loaded
+from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
 HOLD = 100
 HOUR_US = 3_600_000_000
@@ -104,24 +105,16 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    repository = tmp_path_factory.mktemp("models")
+def story(explicit: Server, shared: Path) -> Iterator[Story]:
     for name, scheduling in MODELS.items():
         add_model(
-            repository,
+            shared,
             name,
-            f"""
-            backend: "python"
-            max_batch_size: 1
-            input {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }}
-            output {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }}
-            instance_group {{ count: {2 if name in PAIRS else 1} kind: KIND_CPU }}
-            {scheduling}
-            """,
+            config_text("python", "X INT32 1", "Y INT32 1", scheduling, rows=1, count=2 if name in PAIRS else 1),
             MODEL,
         )
-    with serving_to_the_end(repository) as server, ThreadPoolExecutor(16) as pool:
-        yield Story(server, repository, pool)
+    with loaded(explicit, *MODELS) as server, ThreadPoolExecutor(16) as pool:
+        yield Story(server, shared, pool)
 
 
 def refusal(answer: "Future[int]") -> tuple[str, str]:

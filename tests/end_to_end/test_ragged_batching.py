@@ -20,8 +20,9 @@ from shoal import Client
 from tests.end_to_end.asking import Array, fetch, infer
 from tests.end_to_end.command_line import shoal
 from tests.end_to_end.figures import metric, statistics
+from tests.end_to_end.lifecycle import loaded
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 #: The example of docs/scheduling.md, with a batch that is full sooner.
@@ -54,10 +55,9 @@ def save_model(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("ragged")
-    save_model(add_model(place / "models", "padded", PADDED) / "model.onnx")
-    with serving_to_the_end(place / "models", f"--client-socket={place / 'socket'}", "--allow-grpc=true") as running:
+def server(explicit: Server, shared: Path) -> Iterator[Server]:
+    save_model(add_model(shared, "padded", PADDED) / "model.onnx")
+    with loaded(explicit, "padded") as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import fetch, infer
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving_to_the_end, title, wait_until
 
 #: Passes three requests only if all three are inside at once, in one process.
@@ -45,11 +45,7 @@ class TritonPythonModel:
         return responses
 """
 SHARED = 'parameters { key: "instances_share_process" value { string_value: "true" } }'
-CONFIG = f"""
-    backend: "python" {SHARED}
-    input {{ name: "X" data_type: TYPE_INT32 dims: 1 }} output {{ name: "Y" data_type: TYPE_INT64 dims: 3 }}
-    instance_group {{ count: 3 kind: KIND_CPU }}
-"""
+CONFIG = config_text("python", "X INT32 1", "Y INT64 3", SHARED, count=3)
 LIMITED = f'{CONFIG} parameters {{ key: "execution_timeout_ms" value {{ string_value: "500" }} }}'
 
 
