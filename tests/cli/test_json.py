@@ -16,7 +16,7 @@ from shoal.cli.verb import FailedError
 from shoal.messages.message import Message
 from shoal.messages.upgrade import UpgradeBegun, UpgradeEnded
 from tests.cli.answering import Answering
-from tests.end_to_end.command_line import SHOAL
+from tests.end_to_end.command_line import SHOAL, run_here
 from tests.end_to_end.server import SAMPLES
 from tests.repository.torchserve.archives import mar
 from tests.testing.models import write_identity, write_python
@@ -26,9 +26,8 @@ WITHOUT = {"serve", "completion"}
 
 
 def told(directory: Path, *arguments: object, code: int = 0) -> Any:
-    """The document that the real command prints, in this directory."""
-    command = [*SHOAL, *map(str, arguments), "--json"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    """The document that the command prints, in this directory."""
+    done = run_here(*arguments, "--json", folder=directory)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
@@ -192,7 +191,9 @@ def test_what_a_model_prints_is_no_part_of_its_answer(tmp_path: Path) -> None:
         print("it ends")
 """
     write_python(tmp_path, "chatty", code)
-    assert told(tmp_path, "run", "chatty", "--sample=ones")["outputs"][0]["data"] == [2, 2]
+    command = [*SHOAL, "run", "chatty", "--sample=ones", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["outputs"][0]["data"] == [2, 2]
 
 
 def test_lines_of_a_log_that_come(server: Answering, tmp_path: Path) -> None:

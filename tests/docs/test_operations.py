@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cli.flags import FLAGS
 from shoal.options import ServerOptions
-from tests.end_to_end.command_line import SHOAL
+from tests.end_to_end.command_line import run_here
 from tests.end_to_end.server import SAMPLES, only, serving_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -33,9 +33,10 @@ def test_its_signals_and_its_commands() -> None:
         assert server.read_log(b"not read again: the command line")
         for command in commands:
             if command == "shoal doctor":
-                words = [*SHOAL, "doctor", "--help"]  # what it finds is of the machine
+                done = run_here("doctor", "--help")  # what it finds is of the machine
             elif command == "shoal models":
-                words = [*SHOAL, "models", f"--url=http://{server.url}"]
+                done = run_here("models", f"--url=http://{server.url}")
             else:
                 words = command.replace("localhost:8000", server.url).split()
-            assert subprocess.run(words, capture_output=True, check=False).returncode == 0, command
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, command

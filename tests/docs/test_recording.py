@@ -1,9 +1,7 @@
 """docs/recording.md: its commands do what it says on a real server, and its limits are the code's."""
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,8 @@ from shoal.recording_settings import RecordLimits, RecordRule, duration_s, share
 from shoal.shm.byte_ring import MAX_PARTS
 from shoal.supervisor.processes.ring_readers import RING_NBYTES
 from tests.end_to_end.asking import infer
-from tests.end_to_end.command_line import SHOAL
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving_to_the_end
+from tests.end_to_end.command_line import run_here
+from tests.end_to_end.server import SAMPLES, Server, only, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recording.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
@@ -24,13 +22,10 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 
 def run(server: Server, command: str, folder: Path) -> str:
     """Run a command of the page in a directory with `recordings` and `models`; returns what it prints."""
-    words = [*SHOAL, *shlex.split(command)[1:]]
-    if words[len(SHOAL)] == "bench":
+    words = shlex.split(command)[1:]
+    if words[0] == "bench":
         words += ["--window", "0.05", "--warm-up", "0"]
-    environ = {**os.environ, "SHOAL_URL": f"http://{server.url}"}
-    done = subprocess.run(
-        words, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = run_here(*words, folder=folder, SHOAL_URL=f"http://{server.url}")
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 

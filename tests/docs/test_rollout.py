@@ -12,8 +12,8 @@ import numpy as np
 from shoal.cli.rollout import EXIT_ROLLED_BACK
 from shoal.rollout_settings import DEFAULT_EVERY, DEFAULT_GUARDS, DEFAULT_MIN_REQUESTS, DEFAULT_STEPS, read_plan
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.command_line import SHOAL
-from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, Server, serving_to_the_end
+from tests.end_to_end.command_line import run_here
+from tests.end_to_end.server import LOOK_AGAIN_S, Server, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
@@ -21,15 +21,14 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 
 def run(server: Server, command: str) -> tuple[int, str]:
     """The exit code of a command of the page, and what it prints."""
-    words = [*SHOAL, *shlex.split(command)[1:], "--url", f"http://{server.url}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_here(*shlex.split(command)[1:], "--url", f"http://{server.url}")
     return done.returncode, done.stdout + done.stderr
 
 
 def test_the_migration_does_what_is_said(tmp_path: Path) -> None:
     samples, *prepare, serve, shadow, compared, begin, show, pause, resume, promote, abort, unpin = COMMANDS
     assert len(prepare) == 3
-    subprocess.run([*SHOAL, *shlex.split(samples)[1:]], cwd=tmp_path, check=True, capture_output=True)
+    assert run_here(*shlex.split(samples)[1:], folder=tmp_path).returncode == 0
     subprocess.run(["sh", "-ec", "\n".join(prepare)], cwd=tmp_path, check=True)
     assert serve.startswith("shoal serve models ")
     flags = serve.split()[3:]

@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 from shoal.api_keys import parse_keys
 from shoal.frontend.access.doors import DOORS
-from tests.end_to_end.command_line import SHOAL
+from tests.end_to_end.command_line import run_here
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
@@ -29,7 +28,7 @@ def test_its_commands_make_keys(tmp_path: Path) -> None:
     assert len(commands) == 3
     for command in commands:
         words = [word.strip("'") for word in command.split()]
-        subprocess.run([*SHOAL, *words], cwd=tmp_path, check=True, capture_output=True)
+        assert run_here(*words, folder=tmp_path).returncode == 0
     keys = parse_keys((tmp_path / "keys.json").read_bytes())
     assert [(key.name, key.scopes, key.models) for key in keys] == [
         ("shop", ("infer",), ("resnet*",)), ("deploy", ("admin",), ("*",)), ("prometheus", ("metrics",), ("*",)),

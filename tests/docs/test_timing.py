@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.batcher.finished_requests import NUM_KEPT, NUM_WINDOWS, WINDOW_NS
 from shoal.frontend.v2.debug import DEFAULT_LIMIT, MAX_LIMIT
 from shoal.timing import MAX_STEPS, PHASES, QUEUE_PARTS
-from tests.end_to_end.command_line import SHOAL
+from tests.end_to_end.command_line import run_here
 from tests.end_to_end.server import SAMPLES, only, serving_to_the_end
 from tests.server_timing import from_header
 
@@ -30,8 +30,9 @@ def test_the_examples_print_what_is_shown(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", python], env=environ, capture_output=True, text=True, check=False)
         assert (done.stderr, done.stdout) == ("", printed)
         top, curl = listed.replace("localhost:8000", server.url).strip().splitlines()
-        words = [*SHOAL, *top.split()[1:], f"--url=http://{server.url}"]
-        assert "simple_identity" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        shown = run_here(*top.split()[1:], f"--url=http://{server.url}")
+        assert shown.returncode == 0
+        assert "simple_identity" in shown.stdout
         assert (
             "simple_identity_0_0"
             in subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True).stdout

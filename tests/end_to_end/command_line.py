@@ -1,12 +1,18 @@
 """Shoal's command, run against a server as a user runs it."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import pytest
+
+from shoal.cli import main
 from tests.end_to_end.server import Server
 
+#: A process of its own, for a command that may end in another way than by its exit code.
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 
 
@@ -22,6 +28,21 @@ def shoal_in(folder: Path) -> dict[str, str]:
 
 def shoal(server: Server, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
-    command = [*SHOAL, *arguments, "--url", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_here(*arguments, "--url", server.url)
     return done.returncode, done.stdout, done.stderr
+
+
+def run_here(*arguments: object, folder: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """What a command does in this folder, with these variables besides; in this process, since most of a command is
+    Python's start."""
+    words, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.chdir(folder or Path.cwd())
+        try:
+            code = main(words)
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            code = end.code
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

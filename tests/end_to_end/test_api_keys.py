@@ -6,8 +6,6 @@ import os
 import queue
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.command_line import run_here
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving_to_the_end, wait_until
 
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 SIMPLE, OTHER = "/v2/models/simple", "/v2/models/simple_int8"
 BODY = {
     "inputs": [
@@ -40,8 +38,9 @@ class Keys:
 
     def make(self, name: str, *arguments: str) -> str:
         """A key, made as an operator makes one."""
-        command = [*SHOAL, "key", name, f"--file={self.path}", *arguments]
-        self.texts[name] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        made = run_here("key", name, f"--file={self.path}", *arguments)
+        assert made.returncode == 0, made.stderr
+        self.texts[name] = made.stdout.strip()
         return self.texts[name]
 
     def read(self) -> dict[str, Any]:
@@ -346,8 +345,7 @@ def test_clients(server: Server, keys: Keys) -> None:
         assert (result.as_numpy("OUTPUT0") == 2).all()
         with pytest.raises(InferenceServerException):
             client.infer("simple", inputs)
-    command = [*SHOAL, "models", f"--url=http://{server.url}", f"--header=X-API-Key: {keys.texts['deploy']}"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    listed = run_here("models", f"--url=http://{server.url}", f"--header=X-API-Key: {keys.texts['deploy']}")
     assert listed.returncode == 0, listed.stderr
     assert "simple_int8" in listed.stdout
 

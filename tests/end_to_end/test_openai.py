@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,17 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.asking import Reply, fetch
+from tests.end_to_end.command_line import run_here
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 WAYS = pytest.mark.parametrize("way", ["lane", "road"])
 
-VECTORS = """
-backend: "python"
-max_batch_size: 4
-input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
-output { name: "embedding" data_type: TYPE_FP32 dims: [ 3 ] }
-"""
+VECTORS = config_text("python", "text_input STRING 1", "embedding FP32 3", rows=4)
 #: As Triton's users write it; a fake vLLM says the words of the prompt backwards, again and again.
 FAKES = Path(__file__).parents[1] / "fake_vllm"
 VLLM = """
@@ -69,8 +63,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     made = {"": str(path)}
     for name, arguments in (("lane", []), ("road", ["--rate=100000"]), ("vectors", ["--model=vectors"])):
-        command = [*SHOAL, "key", name, f"--file={path}", *arguments]
-        made[name] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        done = run_here("key", name, f"--file={path}", *arguments)
+        assert done.returncode == 0, done.stderr
+        made[name] = done.stdout.strip()
     return made
 
 

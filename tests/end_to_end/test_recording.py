@@ -7,7 +7,6 @@ import queue
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,8 @@ from shoal.recorder.entry import Outcome
 from shoal.recorder.recorded import RecordedRequest, Recording, batches
 from shoal.recorder.segment_file import FILE_HEAD
 from tests.end_to_end.asking import fetch, infer, tensors
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.command_line import SHOAL, run_here
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -66,11 +66,7 @@ class TritonPythonModel:
             for each in arrays
         ]
 """
-VECTORS = """
-backend: "python"
-input { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] }
-output { name: "embedding" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
+VECTORS = config_text("python", "text_input STRING -1", "embedding FP32 1")
 VECTORS_CODE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -185,11 +181,6 @@ def speak_with_headers(server: Server) -> None:
     assert fetch(server.http_port, "/v1/embeddings", {"model": "vectors", "input": "a"}, headers=headers).status == 200
 
 
-def shoal(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-
-
 def test_what_clients_asked_and_got_is_recorded(recorded: Recorded) -> None:
     found = [each for each in Recording(recorded.before) if each.model == "simple"]
     assert [each.id for each in found][:21] == [*[f"http-{number}" for number in range(20)], ""]
@@ -220,7 +211,7 @@ def test_the_headers_on_the_list_are_recorded(recorded: Recorded) -> None:
     assert users == with_headers | in_stream | without
     (embedding,) = [each for each in Recording(recorded.before) if each.model == "vectors"]
     assert dict(embedding.headers) == {"x-user": "embeddings"}
-    shown = shoal("records", f"{recorded.before}#{found[0].number}")
+    shown = run_here("records", f"{recorded.before}#{found[0].number}")
     assert "header      x-user: http-0" in shown.stdout
 
 
@@ -256,26 +247,27 @@ def test_redacted_parameters_are_in_no_file(recorded: Recorded) -> None:
 
 
 def test_a_replay_answers_the_same_bits(recorded: Recorded) -> None:
-    simple = shoal("replay", recorded.before, "--against", recorded.server.client_socket, "--model", "simple", "--json")
+    against = ("--against", recorded.server.client_socket)
+    simple = run_here("replay", recorded.before, *against, "--model", "simple", "--json")
     assert simple.returncode == 0, (simple.stdout, simple.stderr)
     told = json.loads(simple.stdout)
     assert (told["requests"], told["equal"], told["differences"]) == (NUM_SIMPLE, NUM_SIMPLE, [])
     # a batch of three waits for its third request: all come at once
     batched = ("--model", "batched", "--speed", "0", "--json")
-    done = shoal("replay", recorded.before, "--against", recorded.server.client_socket, *batched)
+    done = run_here("replay", recorded.before, *against, *batched)
     assert (done.returncode, json.loads(done.stdout)["equal"]) == (0, 9), (done.stdout, done.stderr)
 
 
 def test_the_exact_batches_answer_the_same_bits_in_process(recorded: Recorded) -> None:
     asked = ("--repo", recorded.repository, "--model", "batched", "--json")
-    exact = shoal("replay", recorded.before, "--exact-batches", *asked)
+    exact = run_here("replay", recorded.before, "--exact-batches", *asked)
     told = json.loads(exact.stdout)
     assert (exact.returncode, told["equal"], told["batches_not_as_recorded"]) == (0, 9, 0), exact.stderr
     # each answer depends on the size of its batch
-    alone = shoal("replay", recorded.before, *asked)
+    alone = run_here("replay", recorded.before, *asked)
     told = json.loads(alone.stdout)
     assert (alone.returncode, told["values_differ"]) == (2, 9), alone.stderr
-    near = shoal("replay", recorded.before, *asked, "--compare", "atol=100")
+    near = run_here("replay", recorded.before, *asked, "--compare", "atol=100")
     assert near.returncode == 0, near.stdout
 
 
@@ -291,15 +283,17 @@ def test_a_crash_leaves_the_batch_that_caused_it(recorded: Recorded) -> None:
 
 def test_a_recorded_crash_crashes_again_in_process(recorded: Recorded) -> None:
     number = next(each.number for each in Recording(recorded.death) if each.id == "6" and each.outcome is Outcome.DIED)
-    done = shoal("run", recorded.repository / "batched", "--record", f"{recorded.death}#{number}")
-    assert done.returncode == -signal.SIGABRT, (done.stdout, done.stderr)
-    done = shoal("replay", recorded.death, "--repo", recorded.repository, "--exact-batches")
-    assert done.returncode == -signal.SIGABRT, (done.stdout, done.stderr)
+    for arguments in (
+        ["run", str(recorded.repository / "batched"), "--record", f"{recorded.death}#{number}"],
+        ["replay", str(recorded.death), "--repo", str(recorded.repository), "--exact-batches"],
+    ):
+        done = subprocess.run([*SHOAL, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert done.returncode == -signal.SIGABRT, (done.stdout, done.stderr)
 
 
 def test_a_recorded_crash_crashes_again_in_a_server(recorded: Recorded) -> None:
     start = len(recorded.server.log)
-    done = shoal("replay", recorded.death, "--against", recorded.server.client_socket, "--speed", "0", "--json")
+    done = run_here("replay", recorded.death, "--against", recorded.server.client_socket, "--speed", "0", "--json")
     assert recorded.server.read_log(b"SIGABRT", start=start)
     told = json.loads(done.stdout)
     guilty = [each.number for each in Recording(recorded.death) if each.id == "13"]
@@ -314,19 +308,19 @@ def test_records_are_counted(recorded: Recorded) -> None:
 
 
 def test_records_are_listed_shown_and_exported(recorded: Recorded, tmp_path: Path) -> None:
-    listed = shoal("records", recorded.before, "--model", "simple")
+    listed = run_here("records", recorded.before, "--model", "simple")
     assert listed.returncode == 0
     assert len(listed.stdout.splitlines()) == NUM_SIMPLE + 1
-    shown = shoal("records", f"{recorded.before}#2")
+    shown = run_here("records", f"{recorded.before}#2")
     assert "INPUT0  INT32 [1, 16]" in shown.stdout
     assert "OUTPUT1" in shown.stdout
-    shoal("records", f"{recorded.before}#2", "--export", "npz", "--output", tmp_path / "two.npz")
+    run_here("records", f"{recorded.before}#2", "--export", "npz", "--output", tmp_path / "two.npz")
     with np.load(tmp_path / "two.npz") as arrays:
         assert arrays["input/INPUT0"].tolist() == [list(range(1, 17))]
         assert {*arrays} == {"input/INPUT0", "input/INPUT1", "output/OUTPUT0", "output/OUTPUT1"}
-    exported = shoal("records", recorded.before, "--model", "simple", "--export", "perf-analyzer").stdout
+    exported = run_here("records", recorded.before, "--model", "simple", "--export", "perf-analyzer").stdout
     assert json.loads(exported)["data"][0]["INPUT0"] == {"content": list(range(16)), "shape": [16]}
-    lines = shoal("records", recorded.before, "--export", "json").stdout.splitlines()
+    lines = run_here("records", recorded.before, "--export", "json").stdout.splitlines()
     assert json.loads(lines[0])["inputs"][0]["data"]
 
 
@@ -334,7 +328,7 @@ def test_a_truncated_file_is_read_up_to_the_damage(recorded: Recorded, tmp_path:
     (file,) = [path for path in recorded.before.iterdir() if "died" not in path.name]
     data = file.read_bytes()
     (tmp_path / "cut.shoalrec").write_bytes(data + data[FILE_HEAD.size : -7])
-    listed = shoal("records", tmp_path / "cut.shoalrec")
+    listed = run_here("records", tmp_path / "cut.shoalrec")
     assert listed.returncode == 2
     assert len(listed.stdout.splitlines()) > 10
     assert "it ends in a frame" in listed.stderr
@@ -383,7 +377,7 @@ def test_a_recording_of_a_storm_replays_to_equal_bits(recorded: Recorded) -> Non
     ended = {number for number, each in found.items() if each.outcome is Outcome.OK}
     assert {found[number].id for number in ended} == answered
     asked_again = ("--against", server.client_socket, "--model", "simple", "--speed", "0", "--json")
-    told = json.loads(shoal("replay", recorded.folder, *asked_again).stdout)
+    told = json.loads(run_here("replay", recorded.folder, *asked_again).stdout)
     assert told["requests"] > len(ended) > 120
     assert [each for each in told["differences"] if each["number"] in ended] == []
 
