@@ -26,6 +26,8 @@ settings.load_profile("any machine")
 
 #: Servers that last as long as a process of tests, which starts its own for the first test that asks for one.
 SESSION_SERVERS = re.compile(r"\b(every_kind|samples|explicit|s3): \w*Server\b")
+#: Files that import PyTorch, by themselves or by what they use: 1.4 s of CPU in each process of tests that runs one.
+PYTORCH = re.compile(r"(?m)^(import|from) torch\b|\b(backend_models|bench\.frameworks|pytorch_models|torch_archives)\b")
 
 
 #: The last test that was reported by each process of tests, by its name.
@@ -33,20 +35,21 @@ _last_tests: dict[str, str] = {}
 
 
 @functools.cache
-def _session_server(file: Path) -> str:
-    """The fixture of a session's server that a file of tests asks for, the first of several; "" if it asks for none."""
-    return min(SESSION_SERVERS.findall(file.read_text()), default="")
+def _shared_by(file: Path) -> str:
+    """What a file of tests shares with others: a session's server, the first of several, or PyTorch; "": nothing."""
+    text = file.read_text()
+    return min(SESSION_SERVERS.findall(text), default="PyTorch" if PYTORCH.search(text) else "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A scheduler that gives whole files to processes, and files that share a server to the same process."""
+    """A scheduler that gives whole files to processes, and files that share a server or PyTorch to the same process."""
     from xdist.scheduler import LoadFileScheduling  # here: xdist is not needed to run a test
 
-    class LoadServerScheduling(LoadFileScheduling):  # type: ignore[misc]
+    class LoadSharedScheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return _session_server(config.rootpath / file) or file
+            return _shared_by(config.rootpath / file) or file
 
         def _reschedule(self, node: Any) -> None:
             # One file beside that which is run is enough, and may be waited for in the end.
@@ -66,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             running: str | None = super().remove_node(node)
             return ended if is_file else running
 
-    return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+    return LoadSharedScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure() -> None:
