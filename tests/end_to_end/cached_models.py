@@ -8,17 +8,12 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import config_text
+from tests.end_to_end.repositories import config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, samples, wait_until
 
 CONFIG = config_text("python", "X FP32 -1", "Y FP32 -1, Z FP32 -1", rows=8)
 ENABLE = "response_cache { enable: true }"
-MODEL = """
-import os, signal
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -35,7 +30,7 @@ class TritonPythonModel:
         if first < 0:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("below zero"))
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2), pb_utils.Tensor("Z", x * 3)])
-"""
+""")
 HOLD, KILL = 100, 13
 
 

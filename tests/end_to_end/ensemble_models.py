@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpc
 
+from tests.end_to_end.repositories import python_model
 from tests.end_to_end.server import DEADLINE_S, Server
 
 PYTHON = """
@@ -75,11 +76,7 @@ MODELS = {
 
 
 #: Answers as often as its first number says, each time with one more.
-COUNTING = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+COUNTING = python_model("""
     def execute(self, requests):
         for request in requests:
             array = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
@@ -87,7 +84,7 @@ class TritonPythonModel:
             for number in range(int(array[0, 0])):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", array + number)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 
 
 def tensor(name: str) -> str:

@@ -30,3 +30,9 @@ def config_text(
     if count:
         lines.append(f"instance_group {{ count: {count} kind: KIND_CPU }}")
     return "\n".join([*lines, ""])
+
+
+def python_model(methods: str) -> str:
+    """A model.py whose model has these methods, each indented as in a class."""
+    imports = ("os", "signal", "threading", "time", "numpy as np", "triton_python_backend_utils as pb_utils")
+    return "\n".join([*(f"import {each}" for each in imports), f"class TritonPythonModel:{methods}"])

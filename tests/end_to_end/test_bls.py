@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 import requests
 
+from tests.end_to_end.repositories import config_text
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, serving
 
-CONFIG = """
-    backend: "python"
-    max_batch_size: {batch}
-    input [{{ name: "X" data_type: TYPE_FP32 dims: [-1] }}]
-    output [{{ name: "Y" data_type: TYPE_FP32 dims: [-1] }}]
-    {more}
-"""
 HEAD = """
 import asyncio, threading, time
 import numpy as np
@@ -228,7 +222,7 @@ def write(root: Path, name: str, source: str, *, batch: int = 0, more: str = "")
     directory = root / name / "1"
     directory.mkdir(parents=True)
     (directory / "model.py").write_text(HEAD + dedent(source))
-    (directory.parent / "config.pbtxt").write_text(CONFIG.format(batch=batch, more=more))
+    (directory.parent / "config.pbtxt").write_text(config_text("python", "X FP32 -1", "Y FP32 -1", more, rows=batch))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     LOOK_AGAIN_S,
@@ -31,22 +31,13 @@ from tests.end_to_end.server import (
     wait_until,
 )
 
-CONFIG = """
-backend: "{backend}"
-input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
-output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
-"""
-GATED = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+GATED = python_model("""
     def execute(self, requests):
         open({gate!r} + ".begun", "w").close()
         open({gate!r}).close()
         array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
-"""
+""")
 NAMES = (f"shoal-test-{os.getpid()}-{number}" for number in itertools.count())
 MIB = 1 << 20
 
@@ -61,7 +52,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     for name, backend in (("same", "identity"), ("gated", "python")):
-        add_model(models, name, CONFIG.format(backend=backend))
+        add_model(models, name, config_text(backend, "IN FP32 -1", "OUT FP32 -1"))
     (models / "gated" / "1" / "model.py").write_text(GATED.format(gate=str(gate.path)))
     flags = ["--allow-client-shm=true", "--grpc-port=0"]
     with serving([SAMPLES, models], *flags, *only("simple", "simple_string", "same", "gated")) as server:

@@ -18,7 +18,7 @@ import tritonclient.http
 from tritonclient.utils import serialize_byte_tensor
 
 from scripts.gpu_check.finding import FAKES
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import Server, descendants, imbalances, serving, title
 from tests.end_to_end.test_client_regions import Api
 
@@ -35,20 +35,12 @@ ensemble_scheduling { step {
     model_name: "same" model_version: -1
     input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
 """
-DOUBLE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+DOUBLE = python_model("""
     def execute(self, requests):
         given = [pb_utils.get_input_tensor_by_name(each, "IN").as_numpy() for each in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", 2 * each)]) for each in given]
-"""
-TWICE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+""")
+TWICE = python_model("""
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
@@ -56,7 +48,7 @@ class TritonPythonModel:
             for factor in (1, 2):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", factor * given)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 WHERE_IT_IS = """
 import ctypes
 import numpy as np

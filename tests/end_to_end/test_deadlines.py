@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.figures import metric, wait_for_pending
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker, wait_until
 
 #: A request to a model, with a number.
@@ -38,14 +38,7 @@ TENSORS = """
     output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
     instance_group { count: 1 kind: KIND_CPU }
 """
-HELD = """
-import os
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+HELD = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -63,12 +56,8 @@ class TritonPythonModel:
     def tell(self, what):
         with open(f"{self.path}/told", "a") as file:
             file.write(f"{what}\\n")
-"""
-CALLER = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+""")
+CALLER = python_model("""
     def execute(self, requests):
         (request,) = requests
         call = pb_utils.InferenceRequest(model_name="held", requested_output_names=["Y"], inputs=request.inputs())
@@ -76,7 +65,7 @@ class TritonPythonModel:
         if response.has_error():
             return [pb_utils.InferenceResponse(error=response.error())]
         return [pb_utils.InferenceResponse(response.output_tensors())]
-"""
+""")
 ENSEMBLE = """
     platform: "ensemble"
     input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }

@@ -22,18 +22,10 @@ from shoal import Client
 from tests.end_to_end.asking import Array, fetch, infer
 from tests.end_to_end.figures import exposition, metric, statistics
 from tests.end_to_end.lifecycle import loaded
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
-CONFIG = """
-backend: "onnxruntime"
-max_batch_size: 8
-input {{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }}
-output {{ name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-dynamic_batching {{ preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }}
-{}
-"""
+FOUR = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }"
 #: The lines of docs/scheduling.md that set the two parameters; every batch is audited here.
 DOCS = Path(__file__).parents[2] / "docs"
 LINES = re.findall(
@@ -80,7 +72,8 @@ def save_quantised(path: Path) -> None:
 def server(explicit: Server, shared: Path) -> Iterator[Server]:
     for name, parameters in MODELS.items():
         save_model = save_quantised if name == "quantised" else save_counting
-        save_model(add_model(shared, name, CONFIG.format(parameters)) / "model.onnx")
+        config = config_text("onnxruntime", "X FP32 2", "Y FP32 2", FOUR, parameters, rows=8, count=1)
+        save_model(add_model(shared, name, config) / "model.onnx")
     with loaded(explicit, *MODELS) as running:
         yield running
 

@@ -18,19 +18,12 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.gpu_check.finding import FAKES
 from tests.end_to_end.asking import infer
-from tests.end_to_end.repositories import config_text
+from tests.end_to_end.repositories import config_text, python_model
 from tests.end_to_end.server import SAMPLES, Server, serving, serving_to_the_end
 
 FORESTS = Path(__file__).parents[1] / "data" / "forests"
 
-CODE = """
-import os
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+CODE = python_model("""
     def initialize(self, args):
         self.where = f"{args['model_instance_kind']} {args['model_instance_device_id']}"
 
@@ -46,7 +39,7 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("Y", value + 100 * rows), pb_utils.Tensor("WHERE", where)])
             for value in values
         ]
-"""
+""")
 CONFIG = config_text("python", "X FP32 1", "Y FP32 1, WHERE STRING 1", rows=8)
 #: Of the model whose eight requests are to be one batch: it goes when they are there, however late that is.
 TOGETHER = """

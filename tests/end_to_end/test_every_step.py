@@ -20,7 +20,7 @@ from shoal.fault import STEPS, VARIABLE
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import descendants, serving_to_the_end, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
@@ -32,10 +32,7 @@ LARGE_ONLY = {"mapped"}
 BEFORE_EXECUTION = {"accepted", "dispatched"}
 #: A decoupled model that answers the requests of its batch one after the other while it executes them, and writes down
 #: which it executes. Behind the second answer it stands still until its gate is opened.
-PARTS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+PARTS = python_model("""
     def execute(self, requests):
         for position, request in enumerate(requests):
             if position == 2:
@@ -45,13 +42,10 @@ class TritonPythonModel:
                 file.write(f"{{values[0, 0]}}\\n")
             response = pb_utils.InferenceResponse([pb_utils.Tensor("B", values)])
             request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 #: A model that says what PyTorch would say if the GPU had memory for two requests only: its batches of four are
 #: executed in two parts, and between the two it stands still.
-SPLIT = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+SPLIT = python_model("""
     def initialize(self, args):
         self.num_parts = 0
 
@@ -65,7 +59,7 @@ class TritonPythonModel:
         with open("{path}/executed", "a") as file:
             file.writelines(f"{{each[0, 0]}}\\n" for each in tensors)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", each)]) for each in tensors]
-"""
+""")
 #: What they execute, and what their configurations have beside.
 IN_PARTS = {
     "parts": (PARTS, "model_transaction_policy { decoupled: true }"),

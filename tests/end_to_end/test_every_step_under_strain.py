@@ -22,20 +22,12 @@ from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
 from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.raw_client import Reply, post
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving_to_the_end, title, wait_until
 
 #: 6 MB: more than the sockets take of an answer that is not read. Each request has a page more than the one before, so
 #: that no segment which was kept takes it.
 NUM_INTEGERS, PAGE_INTEGERS = 1_500_000, 1024
-CONFIG = """
-backend: "{backend}"
-max_batch_size: 8
-input {{ name: "A" data_type: TYPE_INT32 dims: [ {dims} ] }}
-output {{ name: "B" data_type: TYPE_INT32 dims: [ {dims} ] }}
-instance_group {{ count: {count} kind: KIND_CPU }}
-parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
-"""
 #: Backend, sizes of tensors, and how many instances. None executes a request twice.
 MODELS = {
     "large": ("identity", -1, 2),
@@ -95,7 +87,8 @@ class Caller:
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     repository = tmp_path_factory.mktemp("models")
     for name, (backend, dims, count) in MODELS.items():
-        add_model(repository, name, CONFIG.format(backend=backend, dims=dims, count=count))
+        config = config_text(backend, f"A INT32 {dims}", f"B INT32 {dims}", rows=8, count=count, idempotent="false")
+        add_model(repository, name, config)
     faults = tmp_path_factory.mktemp("faults")
     (faults.parent / "caller").mkdir()
     (repository / "caller" / "1" / "model.py").write_text(CALLER.format(path=faults.parent / "caller"))

@@ -10,16 +10,9 @@ import tritonclient.http as triton
 
 from shoal.cli.remote import RemoteServer
 from tests.end_to_end.command_line import shoal
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import Server, serving_to_the_end
 
-CONFIG = """
-backend: "identity"
-max_batch_size: 8
-input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 4 ] }} ]
-output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }} ]
-{}
-"""
 TARGET = 'parameters {{ key: "latency_target_ms" value {{ string_value: "{}" }} }}'
 MODELS = {
     "single": "",
@@ -36,7 +29,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Every model has been asked by eight clients at once."""
     repository = tmp_path_factory.mktemp("repository")
     for name, batching in MODELS.items():
-        add_model(repository, name, CONFIG.format(batching))
+        add_model(repository, name, config_text("identity", "X FP32 4", "Y FP32 4", batching, rows=8))
     with serving_to_the_end(repository, "--latency-target=30") as server:
         with triton.InferenceServerClient(server.url.removeprefix("http://"), concurrency=8) as client:
             for name in MODELS:

@@ -10,21 +10,11 @@ from tests.end_to_end.asking import infer as infer_all
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ask, index_once, ready, unloaded
+from tests.end_to_end.repositories import config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
-CONFIG = """
-backend: "python"
-input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
-output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
-instance_group {{ count: {count} kind: KIND_CPU }}
-"""
 #: Input 1 waits at one gate, finalize at another; VERSION is the answer.
-CODE = """
-import os
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+CODE = python_model("""
     def initialize(self, args):
         self.directory = args["model_repository"]
 
@@ -39,7 +29,7 @@ class TritonPythonModel:
     def finalize(self):
         open(f"{self.directory}/finalize_gate").close()
         open(f"{self.directory}/finalised_{VERSION}_{os.getpid()}", "w").close()
-"""
+""")
 
 
 class Model:
@@ -54,7 +44,7 @@ class Model:
 
     def write(self, version: int, count: int = 1) -> None:
         (self.directory / str(version)).mkdir(parents=True, exist_ok=True)
-        (self.directory / "config.pbtxt").write_text(CONFIG.format(count=count))
+        (self.directory / "config.pbtxt").write_text(config_text("python", "A INT32 1", "B INT32 1", count=count))
         (self.directory / str(version) / "model.py").write_text(CODE.replace("VERSION", str(version)))
 
     @property

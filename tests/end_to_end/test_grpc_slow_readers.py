@@ -17,17 +17,12 @@ import tritonclient.grpc as client
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.raw_client import Client as RawClient
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving, title
 from tests.end_to_end.window_client import ORDINARY, WindowClient
 
 #: Sends COUNT responses of NBYTES each before `execute` returns: who holds it up holds up all its clients.
-FLOOD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+FLOOD = python_model("""
     def execute(self, requests):
         for request in requests:
             count, nbytes = (pb_utils.get_input_tensor_by_name(request, n).as_numpy()[0] for n in ("COUNT", "NBYTES"))
@@ -39,7 +34,7 @@ class TritonPythonModel:
                 out[0] = number
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 FLOOD_CONFIG = config_text(
     "python", "COUNT INT32 1, NBYTES INT32 1", "OUT INT32 -1", "model_transaction_policy { decoupled: true }", count=1
 )

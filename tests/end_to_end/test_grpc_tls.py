@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.grpc_inputs import countdown, pair, tensor
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -36,20 +36,14 @@ from tests.end_to_end.server import (
 )
 
 CONFIG = config_text("python", "IN FP32 -1", "OUT FP32 -1")
-PATIENT = """
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+PATIENT = python_model("""
     def execute(self, requests):
         for request in requests:
             while not request.is_cancelled():
                 time.sleep(0.005)  # Triton's API can be asked, not waited on
         error = pb_utils.TritonError("at last", pb_utils.TritonError.CANCELLED)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
-"""
+""")
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 

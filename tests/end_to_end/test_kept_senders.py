@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as client
 
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, imbalances, only, serving_to_the_end
 
 CODE = """
@@ -23,19 +23,13 @@ class TritonPythonModel:
             data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             KEPT[-1].send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
 """
-CONFIG = """
-backend: "python"
-model_transaction_policy {{ decoupled: true }}
-input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
-output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-parameters {{ key: "execution_timeout_ms" value {{ string_value: "{limit_ms}" }} }}
-"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def test_a_request_whose_client_has_gone_ends_by_the_limit_and_without_one_at_the_stop(tmp_path: Path) -> None:
     for name, limit_ms in (("limited", 200), ("unlimited", 0)):
-        add_model(tmp_path, name, CONFIG.format(limit_ms=limit_ms), CODE)
+        text = config_text("python", "IN INT32 -1", "OUT INT32 -1", DECOUPLED, count=1, execution_timeout_ms=limit_ms)
+        add_model(tmp_path, name, text, CODE)
     tensor = client.InferInput("IN", [3], "INT32")
     tensor.set_data_from_numpy(np.arange(3, dtype=np.int32))
     with serving_to_the_end(tmp_path, "--grpc-port=0", *only("limited", "unlimited")) as server:

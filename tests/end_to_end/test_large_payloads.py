@@ -16,6 +16,7 @@ import tritonclient.http as triton
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, pid_of, pid_with, processes, usage, write_model
+from tests.end_to_end.repositories import python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     Server,
@@ -27,11 +28,7 @@ from tests.end_to_end.server import (
 )
 
 #: Writes down that it executes, and stands still while its gate is closed.
-SLOW = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+SLOW = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -40,7 +37,7 @@ class TritonPythonModel:
         open(f"{self.path}/gate").close()
         tensors = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each)]) for each in tensors]
-"""
+""")
 
 
 @contextmanager

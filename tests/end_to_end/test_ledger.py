@@ -14,7 +14,7 @@ from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.payloads import pid_of
 from tests.end_to_end.raw_client import LIVE, Client, numbers, post, tensor, tensor_in
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import SAMPLES, Ledger, Server, await_rest, footprint, imbalances, serving_to_the_end
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]
@@ -25,13 +25,8 @@ FLAGS = (
     "--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64",
     "--request-timeout-secs=5",
 )  # fmt: skip
-SLOW = """
-backend: "identity"
-input { name: "A" data_type: TYPE_INT32 dims: [ -1 ] }
-output { name: "OUT_A" data_type: TYPE_INT32 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "execute_delay_ms" value { string_value: "1" } }  # too slow to be given executions ahead
-"""
+#: Too slow to be given executions ahead.
+SLOW = config_text("identity", "A INT32 -1", "OUT_A INT32 -1", count=1, execute_delay_ms=1)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
@@ -18,12 +18,7 @@ NUM_STREAMS = 300
 MAX_CONNECTIONS = 8
 STREAM, LIVE = (f"/inference.GRPCInferenceService/{each}" for each in ("ModelStreamInfer", "ServerLive"))
 HELD = config_text("python", "A INT32 1", "B INT32 1", "model_transaction_policy { decoupled: true }", count=1)
-HELD_PY = """
-import threading
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+HELD_PY = python_model("""
     def execute(self, requests):
         for request in requests:
             number = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
@@ -34,7 +29,7 @@ class TritonPythonModel:
         open(GATE).close()
         response = pb_utils.InferenceResponse([pb_utils.Tensor("B", -number)])
         sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 
 
 @pytest.fixture(scope="module")

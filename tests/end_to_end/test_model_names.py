@@ -11,13 +11,10 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import ENSEMBLE, NAMES, index_once, infer, ready, unloaded, write_model
+from tests.end_to_end.repositories import python_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
 
-TELLS_ITS_NAME = """
-import triton_python_backend_utils as pb_utils
-import numpy as np
-
-class TritonPythonModel:
+TELLS_ITS_NAME = python_model("""
     @staticmethod
     def auto_complete_config(config):
         config.add_output({"name": "NAME", "data_type": "TYPE_STRING", "dims": [1]})
@@ -31,7 +28,7 @@ class TritonPythonModel:
     def execute(self, requests):
         name = pb_utils.Tensor("NAME", np.array([self.name.encode()], np.object_))
         return [pb_utils.InferenceResponse([name]) for _ in requests]
-"""
+""")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 from tests.end_to_end.asking import Reply, fetch
 from tests.end_to_end.command_line import run_here
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import Server, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
@@ -38,11 +38,7 @@ instance_group { count: 1 kind: KIND_MODEL }
 parameters { key: "chat_template" value { string_value: "{{ messages[0].content }}" } }
 """
 #: Length, first byte and last byte of each text.
-VECTORS_CODE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+VECTORS_CODE = python_model("""
     def execute(self, requests):
         return [self.answer(request) for request in requests]
 
@@ -55,7 +51,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor("embedding", rows)], parameters={"num_input_tokens": count}
         )
-"""
+""")
 
 
 @pytest.fixture(scope="module")

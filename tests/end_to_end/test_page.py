@@ -17,7 +17,7 @@ import pytest
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.browser import Tab, browser, missing
 from tests.end_to_end.page_pictures import PICTURES, take
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import SAMPLES, Server, launch, only, wait_until, worker_of
 
 pytestmark = pytest.mark.skipif(
@@ -276,14 +276,10 @@ def test_the_pictures_of_the_documentation_can_be_taken(samples: Server, chromiu
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in taken)
 
 
-FAILING = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+FAILING = python_model("""
     def execute(self, requests):
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("<b>no</b> pixels")) for _ in requests]
-"""
+""")
 
 
 def test_a_failed_request_is_listed_with_its_error(explicit: Server, shared: Path, tab: Open) -> None:

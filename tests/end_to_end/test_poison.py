@@ -18,18 +18,12 @@ from shoal.errors import ShoalError
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
 from tests.end_to_end.torchserve_models import add_handler
 
 POISON = -7
-MODEL = """
-import os
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         open({gate!r}).close()  # a load that takes as long as the test says
 
@@ -41,7 +35,7 @@ class TritonPythonModel:
                 os._exit(3)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
         return responses
-"""
+""")
 CONFIG = config_text("python", "X INT32 2000", "Y INT32 2000", "dynamic_batching { }", rows=8, count=1)
 HANDLER = """
 import os

@@ -17,7 +17,7 @@ from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import loaded
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
 HOLD = 100
@@ -39,11 +39,7 @@ MODELS = {
 }
 #: Models of two instances.
 PAIRS = ("ordered", "pair")
-MODEL = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -54,7 +50,7 @@ class TritonPythonModel:
         if any(each.as_numpy()[0, 0] == 100 for each in numbers):
             open(f"{self.path}/gate").close()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", each.as_numpy())]) for each in numbers]
-"""
+""")
 
 
 class Story:

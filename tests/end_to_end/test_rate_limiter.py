@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving_to_the_end, title, wait_until
 
 HOLD = 100
@@ -35,14 +35,7 @@ MODELS = {
     "local": ('resources { name: "SLOT" count: 1 }', 1),
     "misspelt": ('resources { name: "slot" global: true count: 1 }', 1),
 }
-MODEL = """
-import os
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -56,7 +49,7 @@ class TritonPythonModel:
         with open(f"{self.path}/told", "a") as file:
             file.write(f"{start_ns} {time.monotonic_ns()}\\n")
         return [pb_utils.InferenceResponse() for _ in requests]
-"""
+""")
 
 
 class Story:

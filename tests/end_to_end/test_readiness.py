@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.raw_client import Client, Reply
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 
 #: Is as ready as it was told to be; `num_asked` answers every command.
@@ -49,12 +49,6 @@ class TritonPythonModel:
     def knows(self, model):
         return pb_utils.is_model_ready(model)
 """
-CONFIG = """
-backend: "python"
-input {{ name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] }}
-output {{ name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }}
-instance_group {{ count: {count} kind: KIND_CPU }}
-"""
 SAYS = """
     def is_ready(self):
         self.num_asked += 1
@@ -76,7 +70,8 @@ READY = (200, b"")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name, (is_ready, count) in MODELS.items():
-        add_model(repository, name, CONFIG.format(count=count), CODE.replace("    {is_ready}\n", is_ready))
+        config = config_text("python", "COMMAND STRING 1", "SAID STRING 1", count=count)
+        add_model(repository, name, config, CODE.replace("    {is_ready}\n", is_ready))
     with serving_to_the_end(repository, "--http-process-count=1", "--log-verbose=1") as running:
         yield running
     assert b"Traceback" not in running.log, running.log.decode()

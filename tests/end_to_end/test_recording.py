@@ -26,7 +26,7 @@ from shoal.recorder.recorded import RecordedRequest, Recording, batches
 from shoal.recorder.segment_file import FILE_HEAD
 from tests.end_to_end.asking import fetch, infer, tensors
 from tests.end_to_end.command_line import SHOAL, run_here
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -48,14 +48,7 @@ instance_group { count: 1 kind: KIND_CPU }
 dynamic_batching { max_queue_delay_microseconds: 60000000 }
 """
 #: A batch of the value 13 anywhere ends the instance, as a fault in native code does.
-CRASHING = """
-import os
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+CRASHING = python_model("""
     def execute(self, requests):
         arrays = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
         if any((each == 13).any() for each in arrays):
@@ -65,17 +58,12 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each * batch_size / np.float32(3.7))])
             for each in arrays
         ]
-"""
+""")
 VECTORS = config_text("python", "text_input STRING -1", "embedding FP32 1")
-VECTORS_CODE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+VECTORS_CODE = python_model("""
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("embedding", np.ones(1, np.float32))]) for _ in requests]
-"""
+""")
 #: The samples that are asked, and the steps of the ensemble among them.
 MODELS = ("simple", "repeat_int32", "text_ensemble", "tokenizer", "encoder", "postprocessing")
 #: Requests to `simple` before the crash: by HTTP, with a secret, and those of `speak_with_headers`.

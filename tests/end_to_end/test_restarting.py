@@ -18,17 +18,13 @@ from shoal.errors import UnavailableError
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving_to_the_end, title
 
 CONFIG = config_text("python", "A INT32 1", "B INT32 1", count=1)
 #: Up once its gate lets it pass, unless it is broken; asked itself, it answers, and with 1 it asks the model `gated` in
 #: its place.
-MODEL = """
-import os
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         open(f"{args['model_repository']}/gate").close()
         assert not os.path.exists(f"{args['model_repository']}/broken")
@@ -44,7 +40,7 @@ class TritonPythonModel:
             assert not answered.has_error(), answered.error().message()
             return pb_utils.InferenceResponse(answered.output_tensors())
         return pb_utils.InferenceResponse([pb_utils.Tensor("B", tensor.as_numpy())])
-"""
+""")
 CALL, ANSWER = 1, 2
 
 

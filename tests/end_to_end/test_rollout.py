@@ -18,7 +18,7 @@ import tritonclient.grpc
 from shoal import Client
 from shoal.cli.rollout import EXIT_ROLLED_BACK, rollout
 from tests.end_to_end.asking import fetch, tensors
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     LOOK_AGAIN_S,
@@ -33,15 +33,7 @@ from tests.end_to_end.server import (
 OLD, FAILING, CRASHING, SLOW, GOOD = 1, 2, 3, 4, 5
 CONFIG = config_text("python", "INPUT0 INT32 1", "OUTPUT0 INT32 1", "version_policy { all { } }", count=1)
 #: Answers with the number of its version, if it answers.
-MODEL = f"""
-import os
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model(f"""
     def initialize(self, args):
         self.version = int(args["model_version"])
 
@@ -54,7 +46,7 @@ class TritonPythonModel:
             time.sleep(1.0)
         answer = np.array([self.version], np.int32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", answer)]) for _ in requests]
-"""
+""")
 INPUTS = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [7]}]}
 
 

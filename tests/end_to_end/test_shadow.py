@@ -16,7 +16,7 @@ from shoal.cli.shadow import shadow as shadow_verb
 from shoal.shadow import MAX_EXAMPLES, MAX_PAIRS
 from shoal.tolerance import read_tolerance
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     Server,
     await_standby,
@@ -36,15 +36,7 @@ CONFIG = config_text(
     "python", "X FP32 4", "Y FP32 4", "version_policy { specific { versions: [ 1, 2 ] } }", rows=4, count=1
 )
 #: Version 1 doubles. Version 2 does so, too, but for some values.
-MODEL = """
-import os
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         self.is_second = args["model_version"] == "2"
         self.gate = os.path.join(args["model_repository"], "gate")
@@ -64,7 +56,7 @@ class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(each, "X").as_numpy() for each in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", self.answer(each))]) for each in inputs]
-"""
+""")
 DIFFERENT, FATAL, SLOW, WRONG = 13, 14, 15, 16
 #: The figures that the batcher counts; the comparator's come whenever it has had a core.
 AT_BATCHER = ("mirrored", "dropped", "drops")

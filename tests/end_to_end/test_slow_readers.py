@@ -16,34 +16,26 @@ import pytest
 from shoal import Client as Guest
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import Server, imbalances, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
 NUM_FLOATS = 1_500_000
 #: An answer of 6 MB: more than the kernel takes for a client that reads nothing.
 BIG = config_text("python", "A FP32 1", f"B FP32 {NUM_FLOATS}", count=1)
-BIG_PY = f"""
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+BIG_PY = python_model(f"""
     def execute(self, requests):
         return [self._answer(each) for each in requests]
 
     def _answer(self, request):
         number = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()[0]
         return pb_utils.InferenceResponse([pb_utils.Tensor("B", np.full({NUM_FLOATS}, number, np.float32))])
-"""
+""")
 #: Answers of any size: its slab has 8 MiB, and the odd page.
 ANY = config_text("identity", "A UINT8 -1", "B UINT8 -1", count=1)
 #: Calls that one, and keeps every answer.
 KEEPER = config_text("python", "A UINT8 -1", "B INT32 1", count=1)
-KEEPER_PY = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+KEEPER_PY = python_model("""
     def initialize(self, args):
         self.kept = []
 
@@ -58,7 +50,7 @@ class TritonPythonModel:
         if not len(array):
             self.kept.clear()
         return pb_utils.InferenceResponse([pb_utils.Tensor("B", np.array([len(self.kept)], np.int32))])
-"""
+""")
 MIB = 1 << 20
 NUM_READERS = 32
 INFER, RESOURCE_EXHAUSTED = "/inference.GRPCInferenceService/ModelInfer", "8"

@@ -19,7 +19,7 @@ from shoal import Client
 from shoal.errors import UnsupportedError
 from shoal.timing import PHASES, Timing
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -41,17 +41,13 @@ ROW = np.arange(4, dtype=np.int32).reshape(1, 4)
 STEPS = ["tokenizer", "encoder", "postprocessing"]
 WORKED = ("queue", "gather", "compute", "write", "send")
 IDENTITY = config_text("identity", "INPUT0 INT32 4", "OUTPUT0 INT32 4", rows=8, count=1)
-FAILING = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+FAILING = python_model("""
     def execute(self, requests):
         if pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy().min() < 0:
             raise ValueError("the picture is upside down")
         error = pb_utils.TritonError("the picture has no pixels", pb_utils.TritonError.INVALID_ARG)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
-"""
+""")
 
 
 @pytest.fixture(scope="module")

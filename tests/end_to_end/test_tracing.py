@@ -21,7 +21,7 @@ import tritonclient.http as triton
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.repositories import config_text
+from tests.end_to_end.repositories import config_text, python_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -46,11 +46,7 @@ ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
 #: Models of the server of most tests; `slow` and `large` stand still at a gate until a test opens it.
 MODELS = "simple", "mlp", "slow", "large"
 GATED_CONFIG = config_text("python", "IN INT32 -1", "OUT INT32 -1", count=1)
-GATED = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
+GATED = python_model("""
     def initialize(self, args):
         self.path = args["model_repository"]
 
@@ -58,7 +54,7 @@ class TritonPythonModel:
         open(f"{self.path}/begun", "w").close()
         open(f"{self.path}/gate").close()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
-"""
+""")
 
 
 def ask(client: triton.InferenceServerClient, request_id: str, *, binary: bool = True, **more: Any) -> None:

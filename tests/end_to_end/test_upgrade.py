@@ -18,7 +18,7 @@ import pytest
 
 from tests.certificates import make_certificates
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, wait_for_deaths
 from tests.end_to_end.traffic import MODEL
 from tests.end_to_end.upgrades import (
@@ -38,16 +38,13 @@ from tests.end_to_end.upgrades import (
 )
 
 #: Loads once its gate lets it pass.
-GATED = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+GATED = python_model("""
     def initialize(self, args):
         open(f"{args['model_repository']}/gate").close()
 
     def execute(self, requests):
         return []
-"""
+""")
 
 
 @pytest.fixture

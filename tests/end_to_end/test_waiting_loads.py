@@ -11,19 +11,17 @@ from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ENSEMBLE, ask, index, index_once, infer, unloaded, write_model
 from tests.end_to_end.raw_client import Client
+from tests.end_to_end.repositories import python_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL
 
-WAITS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+WAITS = python_model("""
     def initialize(self, args):
         open("{gate}").close()
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", each.inputs()[0].as_numpy())]) for each in requests]
-"""
+""")
 
 
 @pytest.fixture

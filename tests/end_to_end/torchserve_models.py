@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CONFIG = """
-name: "{name}"
-backend: "torchserve"
-max_batch_size: {batch_size}
-input {{ name: "data" data_type: TYPE_STRING dims: [ 1 ] }}
-output {{ name: "prediction" data_type: TYPE_STRING dims: [ 1 ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-"""
+from tests.end_to_end.repositories import config_text
 
 
 def add_handler(
@@ -32,11 +25,10 @@ def add_handler(
     manifest's `model`, `more` to the configuration; `yaml` is the text of a model-config.yaml."""
     directory = repository / name / "1"
     (directory / "MAR-INF").mkdir(parents=True)
-    given = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in (parameters or {}).items()
+    fields = f'name: "{name}"', more
+    config = config_text(
+        "torchserve", "data STRING 1", "prediction STRING 1", *fields, rows=batch_size, count=1, **(parameters or {})
     )
-    config = CONFIG.format(name=name, batch_size=batch_size) + given + more
     (repository / name / "config.pbtxt").write_text(config)
     model = {"modelName": name, "handler": handler, "modelVersion": "1.0", **(manifest or {})}
     if yaml:

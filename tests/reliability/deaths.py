@@ -7,19 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tests.end_to_end.asking import Reply, fetch
-from tests.end_to_end.repositories import add_model, config_text
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_until
 from tests.reliability.row import Course, quantile
 
 ECHO, SLEEP, DIE = range(3)
 CONFIG = config_text("python", "A INT32 2", "B INT32 1", count=1)
 #: Answers its pid; or says that it executes, and sleeps; or dies. Each start leaves a line.
-MODEL = """
-import os, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+MODEL = python_model("""
     def initialize(self, args):
         self.directory = args["model_repository"]
         with open(f"{self.directory}/starts", "a") as file:
@@ -33,7 +28,7 @@ class TritonPythonModel:
         if word == 2:
             os._exit(3)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", np.array([os.getpid()], np.int32))])]
-"""
+""")
 #: Starts until the breaker opens, and how long more are waited for: longer than the pause before the next would be.
 MAX_STARTS, WATCHED_S = 5, 6.0
 

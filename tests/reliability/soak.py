@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, config_text, python_model
 from tests.end_to_end.server import Server, await_rest, descendants, footprint, lasting, serving, title
 from tests.reliability.row import Course
 
@@ -34,11 +34,7 @@ EXCEPTION, EXIT = -1, -2
 _FULL = b"Exceeds maximum queue size"
 
 #: Answers what it is asked, and misbehaves when it is asked to.
-ECHO = """
-import os
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+ECHO = python_model("""
     def execute(self, requests):
         responses = []
         for request in requests:
@@ -49,15 +45,9 @@ class TritonPythonModel:
                 os._exit(3)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
         return responses
-"""
+""")
 #: A response per element, from a thread, until its client is gone.
-STREAM = """
-import threading
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+STREAM = python_model("""
     def execute(self, requests):
         for request in requests:
             values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().copy()
@@ -70,21 +60,14 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
             time.sleep(0.002)  # the model's own pace: its clients may hang up in the middle of a stream
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-CONFIG = """
-backend: "python"
-max_batch_size: 0
-input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
-output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
-instance_group {{ count: {count} kind: KIND_CPU }}
-model_transaction_policy {{ decoupled: {decoupled} }}
-"""
+""")
 
 
 def write_models(repository: Path) -> Path:
     """The two models."""
     for name, source, count, decoupled in (("echo", ECHO, 2, "false"), ("stream", STREAM, 1, "true")):
-        add_model(repository, name, CONFIG.format(count=count, decoupled=decoupled), source)
+        policy = f"model_transaction_policy {{ decoupled: {decoupled} }}"
+        add_model(repository, name, config_text("python", "IN INT32 -1", "OUT INT32 -1", policy, count=count), source)
     return repository
 
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from shoal.frontend.grpc.messages import service
-from tests.end_to_end.repositories import add_model
+from tests.end_to_end.repositories import add_model, python_model
 from tests.end_to_end.server import Server
 
 MAX_BATCH_SIZE = 8
@@ -36,16 +36,13 @@ instance_group {{ count: {count} kind: KIND_CPU }}
 parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
 """
 #: Answers the requests of a batch one after the other, while it executes them.
-_PARTS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
+_PARTS = python_model("""
     def execute(self, requests):
         for request in requests:
             values = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
             response = pb_utils.InferenceResponse([pb_utils.Tensor("B", values)])
             request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+""")
 #: Asks another model, then keeps its GIL in native code for 20 ms.
 _CALLER = """
 import ctypes
