@@ -22,10 +22,11 @@ from shoal.supervisor.memory.memory_plan import MIB, client_geometry
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "shoal"
 RENDERED = Path(__file__).parent / "rendered"
-#: Files whose rendering is kept as what differs from that of values-gpu: a text, and what stands in its place.
-LIKE_GPU = {
-    "values-gpu-mig": ("nvidia.com/gpu: 1\n", "nvidia.com/mig-1g.10gb: 1\n"),
-    "values-gpu-mps": ("          ports:\n", '            - "--cuda-mps=true"\n          ports:\n'),
+#: Files whose rendering begins as another: its name, a text, and what stands in its place. The file has the rest.
+LIKE = {
+    "values-gpu-mig": ("values-gpu", "nvidia.com/gpu: 1\n", "nvidia.com/mig-1g.10gb: 1\n"),
+    "values-gpu-mps": ("values-gpu", "          ports:\n", '            - "--cuda-mps=true"\n          ports:\n'),
+    "values-hpa": ("values", "  replicas: 2\n", ""),
 }
 VALUES = sorted(path.stem for path in CHART.glob("values*.yaml"))
 DEFAULTS = ServerOptions(http_address="0.0.0.0")
@@ -57,9 +58,16 @@ def render(values: str) -> str:
 
 def rendered(values: str) -> str:
     """What Helm has made of the chart with this file of values."""
-    if values not in LIKE_GPU:
-        return (RENDERED / f"{values}.yaml").read_text()
-    text, (old, new) = rendered("values-gpu"), LIKE_GPU[values]
+    file = RENDERED / f"{values}.yaml"
+    return inherited(values) + (file.read_text() if file.exists() else "")
+
+
+def inherited(values: str) -> str:
+    """The beginning of a rendering that is like another's."""
+    if values not in LIKE:
+        return ""
+    other, old, new = LIKE[values]
+    text = rendered(other)
     assert old in text
     return text.replace(old, new)
 
@@ -107,7 +115,7 @@ def test_values_that_cannot_be_are_refused(settings: list[str], sentence: str) -
 
 
 def test_every_file_of_values_is_rendered() -> None:
-    assert sorted([*LIKE_GPU, *(path.stem for path in RENDERED.glob("*.yaml"))]) == VALUES
+    assert sorted({*LIKE, *(path.stem for path in RENDERED.glob("*.yaml"))}) == VALUES
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -227,5 +235,6 @@ def test_mps_runs_where_the_values_say_so(values: str, has_mps: bool) -> None:
 
 
 if __name__ == "__main__":
-    for each in {*VALUES} - {*LIKE_GPU}:
-        (RENDERED / f"{each}.yaml").write_text(render(each))
+    for each in VALUES:  # in this order: what another is like comes before it
+        if rest := render(each).removeprefix(inherited(each)):
+            (RENDERED / f"{each}.yaml").write_text(rest)
