@@ -100,10 +100,11 @@ class FinishedRequests:
         """The slowest requests of the last NUM_WINDOWS minutes, the slowest first; the failed ones, the last first;
         and the number of further failed requests."""
         windows = [each for each in self._windows if now_ns < each.end_ns + (NUM_WINDOWS - 1) * WINDOW_NS]
-        slowest = sorted([each for window in windows for each in window.slowest], key=lambda each: each[:2])
+        kept = [(request, number) for window in windows for _, number, request in window.slowest]
+        slowest = sorted(kept, key=lambda each: (each[0].total_ns, each[1]), reverse=True)
         failed = [each for window in reversed(windows) for each in reversed(window.failed)]
         num_failed = sum([window.num_failed for window in windows])
-        return [request for _, _, request in reversed(slowest)], failed, num_failed - len(failed)
+        return [request for request, _ in slowest], failed, num_failed - len(failed)
 
 
 def recent_of_all(

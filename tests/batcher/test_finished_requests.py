@@ -65,6 +65,17 @@ def test_a_queue_that_grows_is_not_written_down_whole() -> None:
     assert log.num_made < 2_000
 
 
+def test_the_order_is_that_of_the_times_which_are_shown() -> None:
+    log = FinishedRequests()
+    late = request(100, SECOND_NS)
+    late = late._replace(points=late.points._replace(compute_end_ns=SECOND_NS + 50))  # the worker's clock, read later
+    for each in (request(120, SECOND_NS), late):
+        log.note_slow(SECOND_NS - each.points.start_ns, SECOND_NS, lambda each=each: each)  # type: ignore[misc]
+    shown = [timing(each.points).total_ns for each in log.recent(2 * SECOND_NS)[0]]
+    assert shown == [150, 120]
+    assert [each.total_ns for each in recent_of_all([log], 9, 2 * SECOND_NS)[0]] == shown
+
+
 def test_requests_are_kept_for_minutes_and_quiet_ones_are_slow_again() -> None:
     log = Log()
     for _ in range(NUM_KEPT + 1):
