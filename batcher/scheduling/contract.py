@@ -29,42 +29,33 @@ class Sequences(Protocol):
 
     def has(self, correlation: int) -> bool:
         """Whether a sequence of this id is open, or was the last to end with its instance."""
-        ...
 
     def refused(self) -> list[tuple[int, Reason]]:
         """Requests that will not be executed, and why; each is returned once."""
-        ...
 
     def add_again(self, request: QueuedRequest) -> None:
         """Queue a request that is being executed for one execution more: as the next of its sequence, and without
         START."""
-        ...
 
     def end(self, instance: int, key: int) -> None:
         """End the sequence of a request that an instance executes; requests that wait behind it are refused. No effect
         on a sequence that has ended."""
-        ...
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
         """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
-        ...
 
     def miss(self, instance: int, key: int) -> None:
         """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
         before: the model has missed a part. Requests that wait behind it are refused."""
-        ...
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
         """Continue the sequences that an instance, which was just added, has from a dead batcher."""
-        ...
 
     def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
         """Refuse further requests of sequences that an instance, which was just added, cannot continue."""
-        ...
 
     def end_restoring(self) -> None:
         """Note that all requests which waited in a dead batcher have been added again."""
-        ...
 
 
 class Scheduler(Protocol):
@@ -76,60 +67,47 @@ class Scheduler(Protocol):
     @property
     def pending(self) -> int:
         """Number of requests accepted and not yet given to an instance."""
-        ...
 
     def oldest_ns(self) -> int:
         """Arrival of the oldest pending request; 0 if there is none."""
-        ...
 
     def rows_before(self, request: QueuedRequest) -> int | None:
         """Rows that would be executed before this request's batch if the request came now; None if the wait depends
         on other requests."""
-        ...
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         """Accept a request, or raise UnavailableError with Triton's sentence and change nothing."""
-        ...
 
     def add_first(self, request: QueuedRequest) -> None:
         """Accept a request again whose instance died: before all others, and in a batch of its own.
 
         The request runs alone, because it may have killed the instance.
         """
-        ...
 
     def take(self, now_ns: int) -> Batch | None:
         """The next batch, its instance busy from now on; None if no batch may run now. To be called until None."""
-        ...
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return the requests that have expired and are to be rejected. To be called before take()."""
-        ...
 
     def cancel(self, key: int) -> bool:
         """Remove a request that has no instance yet. False if the request is running, or unknown."""
-        ...
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         """Note that an instance has executed a batch in `compute_ns`; no effect if it is idle or was removed."""
-        ...
 
     def next_deadline_ns(self) -> int | None:
         """When expire() and take() must be called again though no record arrives; None: only after one has arrived."""
-        ...
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if it is
         known."""
-        ...
 
     def remove_instance(self, instance: int) -> None:
         """Give no more batches to an instance. Its running executions are the batcher's business."""
-        ...
 
     def drain(self) -> list[QueuedRequest]:
         """Remove and return all requests without an instance, oldest first: the model is gone."""
-        ...
 
     # --- overridden by only some schedulers ---
 
