@@ -60,8 +60,9 @@ class ResponseSender(ABC):
         """Send one response. May wait for the client to read earlier ones; the response is dropped if the client is
         gone.
 
-        Raises UnavailableError if that takes too long, which fails the request; InternalError if the sender is closed,
-        and for outputs that cannot be written.
+        Raises UnavailableError if that takes too long or there is no memory, and InvalidArgumentError if the client's
+        memory on a GPU has gone, both of which fail the request; InternalError if the sender is closed, and for outputs
+        that cannot be written.
         """
 
     @abstractmethod
@@ -303,8 +304,6 @@ class WrittenResponseSender(ResponseSender):
         self._is_open = True
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
-        """Send one response. Raises InternalError if the sender is closed, UnavailableError if there is no memory or
-        the client does not read for too long, InvalidArgumentError if the client's memory on a GPU has gone."""
         with self._turn:
             if not self._is_open:
                 raise InternalError(_CLOSED)
@@ -340,7 +339,6 @@ class WrittenResponseSender(ResponseSender):
                 self._send_response(0, NO_BLOCK, 0, final=True)
 
     def reschedule(self) -> None:
-        """Return the request to its queue. Raises InternalError if the sender is closed."""
         with self._turn:
             if not self._is_open:
                 raise InternalError(_CLOSED)

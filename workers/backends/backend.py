@@ -142,7 +142,6 @@ class BatchedBackend(Backend):
     padded_rows: int = 0
 
     def pad_batches(self, rows: int) -> None:
-        """Pad all batches to this number of rows from now on."""
         self.padded_rows = rows
 
     @abstractmethod

@@ -59,8 +59,6 @@ class FilBackend(BatchedBackend):
         )
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Read the forest and check it. Raises InvalidArgumentError if file and configuration disagree,
-        UnsupportedError for Shapley values."""
         signature = Signature.from_config(model.config)
         if TREESHAP_OUTPUT in signature.outputs:
             raise UnsupportedError(
@@ -79,7 +77,6 @@ class FilBackend(BatchedBackend):
         return {OUTPUT: scores[:, 0] if self._num_columns == 1 else scores}
 
     def unload(self) -> None:
-        """Release the forest."""
         self._forest = None
 
     def _open(self, model: BackendModel, device: Device) -> None:

@@ -92,7 +92,6 @@ class IdentityBackend(BatchedBackend):
         """No effect: there is no model to release."""
 
     def of_another_thread(self) -> "IdentityBackend":
-        """A backend for another instance; there is nothing to share."""
         return IdentityBackend()
 
     def _zeros(self, source: TensorSpec) -> Array:

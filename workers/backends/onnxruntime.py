@@ -78,14 +78,12 @@ class OnnxruntimeBackend(BatchedBackend):
         self._bind_nbytes = BIND_NBYTES
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The inputs and outputs of the file."""
         self._open(model, device)
         outputs = _io_tensors(self._session.get_outputs())
         onnxruntime_checks.refuse_maps(model.name, model.config, outputs)
         return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree."""
         onnxruntime_checks.refuse_bf16(model.config)
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
@@ -112,7 +110,6 @@ class OnnxruntimeBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Release the session."""
         self._session = None
 
     def of_another_thread(self) -> "OnnxruntimeBackend":

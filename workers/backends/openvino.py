@@ -70,7 +70,6 @@ class OpenvinoBackend(BatchedBackend):
         return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Shape, check and compile the model. Raises InvalidArgumentError if file and configuration disagree."""
         settings, signature = openvino_settings(model, device), Signature.from_config(model.config)
         file_checks.refuse_optional(signature, "OpenVINO")
         self._read(model, settings)
@@ -90,7 +89,6 @@ class OpenvinoBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Release the compiled model."""
         self._request = self._model = self._core = None
 
     def _read(self, model: BackendModel, settings: OpenvinoSettings) -> None:

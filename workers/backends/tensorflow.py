@@ -104,7 +104,6 @@ class TensorflowBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Close the session."""
         if self._session is not None:
             self._session.close()
         self._run = self._session = None

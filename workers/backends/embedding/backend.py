@@ -35,7 +35,6 @@ class EmbeddingBackend(Backend):
         self._outputs: tuple[EmbeddingOutput, ...] = ()
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Open the tables. Raises InvalidArgumentError if tables and configuration disagree."""
         del device
         tables: dict[tuple[str, TableSpec, str], Rows] = {}
         stores: dict[str, OpenStore] = {}
@@ -63,7 +62,6 @@ class EmbeddingBackend(Backend):
         self._answer(requests, answers)
 
     def unload(self) -> None:
-        """Release the tables."""
         self._tables = self._outputs = ()
 
     def _answer(self, requests: Sequence[Request], answers: Answers) -> None:

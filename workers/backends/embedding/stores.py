@@ -56,7 +56,6 @@ class StoreRows(Rows):
         return self._spec.row_dims
 
     def refresh(self) -> None:
-        """Open the store's file again if another one has taken its path."""
         self._store.refresh()
 
     def find(self, ids: Array) -> FoundRows:
@@ -78,7 +77,6 @@ class StoreRows(Rows):
         return FoundRows(rows, np.array(unknown, np.intp), damaged)
 
     def take(self, found: list[bytes], out: Array) -> None:
-        """Convert found values into `out`."""
         stored, scale = self._spec.stored, self._spec.scale
         rows: Array = np.ndarray((len(found), *self.row_shape), stored.dtype, b"".join(found))
         if stored is BF16 and self._spec.output is not BF16:

@@ -66,7 +66,6 @@ class TableRows(Rows):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of a row in the file."""
         return self._files.current.vectors.shape[1:]
 
     def refresh(self) -> None:
@@ -97,7 +96,6 @@ class TableRows(Rows):
         return FoundRows(rows, unknown, {})
 
     def take(self, found: Array, out: Array) -> None:
-        """Copy rows from the mapped file into `out`, directly if both have one datatype."""
         table = self._files.current
         vectors, scales = table.vectors, table.scales
         rows = found.astype(_INTP, copy=False)

@@ -110,7 +110,6 @@ class PythonBackend(Backend):
 
     @property
     def has_ready_check(self) -> bool:
-        """Whether the model has an is_ready of its own."""
         return self._model.has_ready_check
 
     def is_ready(self) -> bool:

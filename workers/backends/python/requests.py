@@ -49,7 +49,6 @@ class ServedRequest(InferenceRequest):
     # -- for the backend --
 
     def _open_channel(self) -> ResponseSender:
-        """The sender that alone answers the request from now on."""
         if self._channel is None:
             self._channel = self.answers.sender(self.request)
         return self._channel
@@ -69,7 +68,6 @@ class ServedRequest(InferenceRequest):
     # -- for the model --
 
     def inputs(self) -> list[Tensor]:
-        """The input tensors."""
         if self._tensors is None:
             self._tensors = self._open()
         return self._tensors
@@ -96,15 +94,12 @@ class ServedRequest(InferenceRequest):
         return tensors
 
     def request_id(self) -> str:
-        """The client's id of the request; "" if it gave none."""
         return self.request.id
 
     def correlation_id(self) -> int | str:
-        """The id of the sequence that the request belongs to; 0 if none."""
         return self.request.correlation_id
 
     def flags(self) -> int:
-        """Triton's sequence flags: whether the request begins or ends a sequence."""
         return self.request.flags if self._other_flags is None else self._other_flags
 
     def set_flags(self, flags: int) -> None:
@@ -112,23 +107,18 @@ class ServedRequest(InferenceRequest):
         self._other_flags = flags
 
     def timeout(self) -> int:
-        """The time in microseconds that the request may wait in a queue; 0 if the client gave none."""
         return self.request.timeout_us
 
     def parameters(self) -> str:
-        """The client's parameters, as JSON."""
         return as_json(self.request.options.parameters)
 
     def requested_output_names(self) -> list[str]:
-        """The names of the outputs that the client asked for; of all outputs if it named none."""
         return sorted(self.request.parsed.share[1] or self._model.output_names)
 
     def trace(self) -> InferenceTrace:
-        """The trace that the request belongs to."""
         trace = InferenceTrace()
         trace._key = self.request.key
         return trace
 
     def is_cancelled(self) -> bool:
-        """Whether the client does not wait for the answer any more."""
         return self.request.is_cancelled()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WorkerRuntime(Runtime):
-    """The runtime of one model instance."""
+    """The runtime of one model instance; `Runtime` describes the methods that models use."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -79,8 +79,6 @@ class WorkerRuntime(Runtime):
 
     # --- calls ---
 
-    # Documented in Runtime.
-
     def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
             call = BlsCall(self._join(), self._model, request, decoupled, on_response, self.gpu)
@@ -91,7 +89,6 @@ class WorkerRuntime(Runtime):
         return call.cancel
 
     def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:
-        """Load a model; see `Runtime`. Raises TritonModelException if the supervisor refuses or the load fails."""
         try:
             model_control.check_config(config)
             model_control.load(self._join().ask, name, config or None, dict(files or {}))
@@ -99,7 +96,6 @@ class WorkerRuntime(Runtime):
             raise TritonModelException(str(error)) from error
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Unload a model; see `Runtime`. Raises TritonModelException if the supervisor refuses."""
         try:
             self._join().ask("unload", {"model": name, "unload_dependents": unload_dependents})
         except ShoalError as error:

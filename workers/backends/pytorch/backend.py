@@ -65,7 +65,6 @@ class PytorchBackend(BatchedBackend):
         self._format = torch.preserve_format  # memory format of inputs with four dimensions
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Load the model and check it. Raises ShoalError if it cannot be loaded or does not fit its configuration."""
         chosen = settings(model, device)
         _set_up_process(chosen)
         self._signature = signature = Signature.from_config(model.config)
@@ -108,7 +107,6 @@ class PytorchBackend(BatchedBackend):
             _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
 
     def unload(self) -> None:
-        """Release the program."""
         self._program = None
 
     def of_another_thread(self) -> "PytorchBackend":

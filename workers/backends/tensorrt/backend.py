@@ -129,8 +129,6 @@ class TensorrtBackend(BatchedBackend):
         return ModelIO(inputs, outputs, completed)
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError if the engine cannot be
-        used or does not fit its configuration."""
         inputs, outputs = self._open(model)
         signature = Signature.from_config(model.config)
         check_max_batch_size(model.config, self._profiles, "unable to load")

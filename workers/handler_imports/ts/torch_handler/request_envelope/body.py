@@ -9,9 +9,7 @@ class BodyEnvelope(BaseEnvelope):
     """A list of the requests' contents under `data` or `body`."""
 
     def parse_input(self, data: list[Any]) -> list[Any]:
-        """The contents of the requests."""
         return [body_of(row) for row in data]
 
     def format_output(self, data: Any) -> Any:
-        """The handler's results, unchanged."""
         return data

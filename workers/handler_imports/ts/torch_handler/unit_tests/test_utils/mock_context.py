@@ -46,5 +46,4 @@ class MockContext(Context):
         return str(self.explain) if key == "explain" else super().get_request_header(idx, key)
 
     def get_all_request_header(self, idx: int) -> Mapping[str, Any]:
-        """All headers of the request."""
         return RequestHeaders({**super().get_all_request_header(idx), "explain": str(self.explain)})
