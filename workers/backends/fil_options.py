@@ -58,7 +58,7 @@ def forest_settings(model: BackendModel, device: Device) -> ForestSettings:
     for key, choices in _CHOICES_WITHOUT_EFFECT.items():
         _check_choice(model, key, choices)
     for key in _NUMBERS_WITHOUT_EFFECT:
-        parameters.whole_number(model, key, model.parameter(key))
+        parameters.whole_number(model, key)
     for key in _SWITCHES_WITHOUT_EFFECT:
         _switch(model, key)
     return ForestSettings(
@@ -93,7 +93,7 @@ def _num_threads(model: BackendModel, num_cores: int) -> int:
 
 def _switch(model: BackendModel, key: str) -> bool:
     words = {"true": True, "false": False}
-    return bool(parameters.flag(model, key, model.parameter(key), words, "'true' or 'false'", _expected))
+    return parameters.flag(model, key, model.parameter(key), words, "'true' or 'false'", _expected, default=False)
 
 
 def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:

@@ -52,7 +52,7 @@ class IdentityBackend(BatchedBackend):
         self._is_batched = signature.max_batch_size > 0
         self._has_optional = any(source.optional for source, _ in pairs)
         self._delay_s = _delay_s(model)
-        creation_delay_s = parameters.whole_number(model, "creation_delay_sec", model.parameter("creation_delay_sec"))
+        creation_delay_s = parameters.whole_number(model, "creation_delay_sec")
         if creation_delay_s:
             _log.info("Creation delay is set to: %d", creation_delay_s)
             time.sleep(creation_delay_s)
@@ -124,10 +124,8 @@ def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
 
 
 def _delay_s(model: BackendModel) -> float:
-    delay_ms = parameters.whole_number(model, "execute_delay_ms", model.parameter("execute_delay_ms"))
-    multiplier = parameters.whole_number(
-        model, "instance_wise_delay_multiplier", model.parameter("instance_wise_delay_multiplier")
-    )
+    delay_ms = parameters.whole_number(model, "execute_delay_ms")
+    multiplier = parameters.whole_number(model, "instance_wise_delay_multiplier")
     # The first instance takes execute_delay_ms, the n-th after it n × multiplier times that.
     index = model.instance_name.rpartition("_")[2]
     return delay_ms / 1000 * max(1, multiplier * (int(index) if index.isdecimal() else 0))

@@ -90,8 +90,7 @@ def _threads(model: BackendModel, key: str) -> int:
 
 
 def _flag(model: BackendModel, key: str, *, default: bool, meaning: str = "0 or 1") -> bool:
-    value = parameters.flag(model, key, model.parameter(key), {"0": False, "1": True}, meaning)
-    return default if value is None else value
+    return parameters.flag(model, key, model.parameter(key), {"0": False, "1": True}, meaning, default=default)
 
 
 # -- providers --------------------------------------------------------------------------------------------------------

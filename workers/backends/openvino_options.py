@@ -35,14 +35,18 @@ def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
     if target not in ("cpu", "auto"):  # with AUTO OpenVINO may choose a device, and the CPU is always there
         raise UnsupportedError(f"model '{model.name}': TARGET_DEVICE {target.upper()} is not supported; remove it")
     _threads(model, "COMPILATION_NUM_THREADS")  # the CPU plugin compiles on the inference's threads
-    _check_streams(model)
+    if (streams := _value(model, "NUM_STREAMS")) not in ("auto", "numa"):
+        parameters.whole_number(model, "NUM_STREAMS", streams, "be either AUTO/NUMA/<int_value>", _expected)
+    hint = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
+    if hint not in PERFORMANCE_HINTS:
+        raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}", hint.lower())
     properties: dict[str, str | int | bool] = {
         "INFERENCE_NUM_THREADS": _threads(model, "INFERENCE_NUM_THREADS") or len(device.cores),
         # An instance is a process that executes one batch at a time: a second stream would take threads and idle.
         "NUM_STREAMS": 1,
         # OpenVINO would choose cores among those of the machine; threads inherit the worker's.
         "ENABLE_CPU_PINNING": False,
-        "PERFORMANCE_HINT": _performance_hint(model),
+        "PERFORMANCE_HINT": hint,
     }
     if _value(model, "HINT_BF16"):
         if _value(model, "HINT_BF16") != "yes":
@@ -66,23 +70,10 @@ def _threads(model: BackendModel, key: str) -> int:
     return parameters.whole_number(model, key, _value(model, key), "be a non-negative number", _expected)
 
 
-def _check_streams(model: BackendModel) -> None:
-    value = _value(model, "NUM_STREAMS")
-    if value not in ("auto", "numa"):
-        parameters.whole_number(model, "NUM_STREAMS", value, "be either AUTO/NUMA/<int_value>", _expected)
-
-
-def _performance_hint(model: BackendModel) -> str:
-    value = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
-    if value not in PERFORMANCE_HINTS:
-        raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}", value.lower())
-    return value
-
-
 def _flag(model: BackendModel, key: str) -> bool:
     # Triton takes whatever is not YES for NO; a word that is neither is refused here.
     words = {"yes": True, "no": False}
-    return bool(parameters.flag(model, key, _value(model, key), words, "be either YES or NO", _expected))
+    return parameters.flag(model, key, _value(model, key), words, "be either YES or NO", _expected, default=False)
 
 
 def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:

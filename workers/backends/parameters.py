@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends.backend import BackendModel
@@ -10,6 +10,7 @@ from shoal.workers.backends.backend import BackendModel
 #: The error for a parameter with an invalid value: of model, key, expected value and value. A framework may have its
 #: own sentence.
 Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentError]
+_Default = TypeVar("_Default")
 
 THREADS = "a number of threads, 0 for the default"
 # Python accepts more as numbers: 1_000, digits of other scripts, nan.
@@ -23,10 +24,15 @@ def invalid(model: BackendModel, key: str, expected: str, value: str) -> Invalid
 
 
 def whole_number(
-    model: BackendModel, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
+    model: BackendModel,
+    key: str,
+    value: str | None = None,
+    expected: str = "a whole number",
+    refusal: Refusal = invalid,
 ) -> int:
-    """A parameter's value as a number; 0 if it is not set. Raises the error that `refusal` returns if the text has
-    other characters than digits."""
+    """A parameter's value, or the text given in its place, as a number; 0 if there is none. Raises the error that
+    `refusal` returns if the text has other characters than digits."""
+    value = model.parameter(key) if value is None else value
     if not value:
         return 0
     if not _WHOLE_NUMBER.fullmatch(value):
@@ -51,11 +57,13 @@ def flag(
     words: Mapping[str, bool],
     expected: str,
     refusal: Refusal = invalid,
-) -> bool | None:
-    """The meaning of a parameter's value by `words`; None if it is not set. Raises the error that `refusal` returns
-    for other words."""
+    *,
+    default: _Default,
+) -> bool | _Default:
+    """The meaning of a parameter's value by `words`; `default` if it is not set. Raises the error that `refusal`
+    returns for other words."""
     if not value:
-        return None
+        return default
     if value not in words:
         raise refusal(model, key, expected, value)
     return words[value]

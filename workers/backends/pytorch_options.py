@@ -4,7 +4,7 @@ a worker."""
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, InvalidArgumentError
@@ -13,6 +13,7 @@ from shoal.workers.backends import file_checks, parameters
 from shoal.workers.backends.backend import BackendModel, Device
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+_Default = TypeVar("_Default")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in any case
 
 
@@ -43,9 +44,9 @@ def settings(model: BackendModel, device: Device) -> PytorchSettings:
         inter_op_num_threads=_threads(model, ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")) or num_cores,
         inference_mode=_flag(model, "INFERENCE_MODE", default=True),
         optimized_execution=not _flag(model, "DISABLE_OPTIMIZED_EXECUTION", default=False),
-        jit_executor=_flag_or_none(model, "ENABLE_JIT_EXECUTOR"),
-        jit_profiling=_flag_or_none(model, "ENABLE_JIT_PROFILING"),
-        tensor_fuser=_flag_or_none(model, "ENABLE_TENSOR_FUSER"),
+        jit_executor=_flag(model, "ENABLE_JIT_EXECUTOR", default=None),
+        jit_profiling=_flag(model, "ENABLE_JIT_PROFILING", default=None),
+        tensor_fuser=_flag(model, "ENABLE_TENSOR_FUSER", default=None),
         cudnn=not _flag(model, "DISABLE_CUDNN", default=False),
         cache_cleaning=_flag(model, "ENABLE_CACHE_CLEANING", default=False),
         weight_sharing=_flag(model, "ENABLE_WEIGHT_SHARING", default=False),
@@ -103,10 +104,5 @@ def _threads(model: BackendModel, keys: Sequence[str]) -> int:
     return 0
 
 
-def _flag(model: BackendModel, key: str, *, default: bool) -> bool:
-    value = _flag_or_none(model, key)
-    return default if value is None else value
-
-
-def _flag_or_none(model: BackendModel, key: str) -> bool | None:
-    return parameters.flag(model, key, (model.parameter(key) or "").lower(), _FLAGS, "true or false")
+def _flag(model: BackendModel, key: str, *, default: _Default) -> bool | _Default:
+    return parameters.flag(model, key, (model.parameter(key) or "").lower(), _FLAGS, "true or false", default=default)

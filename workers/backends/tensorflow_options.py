@@ -72,8 +72,8 @@ def _number(model: BackendModel, key: str, default: int) -> int:
 
 
 def _flag(model: BackendModel, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
-    value = parameters.flag(model, key, (get(key) or "").lower(), _FLAGS, "'true' or 'false'", _invalid)
-    return default if value is None else value
+    value = (get(key) or "").lower()
+    return parameters.flag(model, key, value, _FLAGS, "'true' or 'false'", _invalid, default=default)
 
 
 def _init_ops_file(model: BackendModel) -> str:

@@ -13,14 +13,14 @@ WORDS = {"on": True, "off": False}
 def test_what_is_said() -> None:
     assert parameters.whole_number(MODEL, "k", "0012") == 12
     assert [parameters.number(MODEL, "k", text, 0) for text in ("1", "-.5", "+2.", "1e-3")] == [1, -0.5, 2, 0.001]
-    assert [parameters.flag(MODEL, "k", word, WORDS, "on or off") for word in WORDS] == [True, False]
+    assert [parameters.flag(MODEL, "k", word, WORDS, "on or off", default=None) for word in WORDS] == [True, False]
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_nothing_is_said(nothing: str | None) -> None:
     assert parameters.whole_number(MODEL, "k", nothing) == 0
     assert parameters.number(MODEL, "k", nothing, 0.5) == 0.5
-    assert parameters.flag(MODEL, "k", nothing, WORDS, "on or off") is None
+    assert parameters.flag(MODEL, "k", nothing, WORDS, "on or off", default=None) is None
 
 
 @pytest.mark.parametrize("text", ["-5", "+5", "1_000", " 1", "1\n", "\u0663", "\u00b2", "1.0", "nan"])
@@ -46,4 +46,5 @@ def test_a_framework_may_have_a_sentence() -> None:
             WORDS,
             "on or off",
             lambda model, key, expected, value: InvalidArgumentError(f"{key} of {model.name}: {expected}, not {value}"),
+            default=None,
         )

@@ -79,8 +79,7 @@ def open_archive(model: BackendModel) -> Archive:
         handler=str(handler),
         envelope=model.parameter("ts_service_envelope") or "",
         yaml_config=yaml_config,
-        batch_size=parameters.whole_number(model, "ts_batch_size", model.parameter("ts_batch_size"))
-        or max(model.config["max_batch_size"], 1),
+        batch_size=parameters.whole_number(model, "ts_batch_size") or max(model.config["max_batch_size"], 1),
         decodes_inputs=_flag(model, "ts_decode_input_request"),
         limits_image_pixels=_flag(model, "ts_limit_max_image_pixels"),
         is_decoupled=bool(policy.get("decoupled")),
@@ -164,5 +163,4 @@ def _yaml_config(directory: str, name: str) -> dict[str, Any]:
 
 
 def _flag(model: BackendModel, key: str) -> bool:
-    value = parameters.flag(model, key, model.parameter(key), _FLAGS, "'true' or 'false'")
-    return value is not False
+    return parameters.flag(model, key, model.parameter(key), _FLAGS, "'true' or 'false'", default=True)
