@@ -18,38 +18,14 @@ class CudaError(RuntimeError):
     """A call of CUDA's runtime failed; the cause may be earlier work on the GPU."""
 
 
-class PinnedMemory:
-    """Page-locked memory of this process, which a GPU reads and writes by itself."""
-
-    def __init__(self) -> None:
-        # Changed by reserve.
-        self.address = 0
-        self.memory = memoryview(b"")
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the memory in bytes."""
-        return len(self.memory)
-
-    def reserve(self, nbytes: int) -> None:
-        """Make the memory at least `nbytes` bytes large. Memory that grows moves, and its contents are lost, even if
-        this raises CudaError."""
-        if nbytes <= self.nbytes:
-            return
-        if self.address:
-            address, self.address, self.memory = self.address, 0, memoryview(b"")
-            _call(runtime.cudaFreeHost, address)
-        self.address = int(_call(runtime.cudaMallocHost, nbytes))
-        self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
-
-
 class DeviceMemory:
     """Memory of the GPU."""
 
+    _ALLOCATE, _FREE = "cudaMalloc", "cudaFree"  # functions of the runtime
+
     def __init__(self) -> None:
         # Changed by reserve.
-        self.address = 0
-        self.nbytes = 0
+        self.address = self.nbytes = 0
 
     def reserve(self, nbytes: int) -> None:
         """Make the memory at least `nbytes` bytes large. Memory that grows moves, and its contents are lost, even if
@@ -58,9 +34,24 @@ class DeviceMemory:
             return
         if self.address:
             address, self.address, self.nbytes = self.address, 0, 0
-            _call(runtime.cudaFree, address)
-        self.address = int(_call(runtime.cudaMalloc, nbytes))
+            _call(getattr(runtime, self._FREE), address)
+        self.address = int(_call(getattr(runtime, self._ALLOCATE), nbytes))
         self.nbytes = nbytes
+
+
+class PinnedMemory(DeviceMemory):
+    """Page-locked memory of this process, which a GPU reads and writes by itself."""
+
+    _ALLOCATE, _FREE = "cudaMallocHost", "cudaFreeHost"
+
+    #: The memory in bytes. Changed by reserve.
+    memory = memoryview(b"")
+
+    def reserve(self, nbytes: int) -> None:
+        if nbytes > self.nbytes:
+            self.memory = memoryview(b"")  # first: the old memory is freed
+            super().reserve(nbytes)
+            self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
 
 
 _Memory = TypeVar("_Memory", PinnedMemory, DeviceMemory)
