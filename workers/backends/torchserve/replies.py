@@ -36,7 +36,7 @@ class Reply:
     ) -> None:
         """`sender` answers the request, if it is not answered when the batch has been executed; with `streams` it may
         send parts as they come, and `num_parts` have been sent by earlier executions."""
-        self._request = request
+        self.request = request  # as long as it is executed
         self._answers = answers
         self._sender = sender
         self._streams = streams and sender is not None and num_rows == 1
@@ -44,18 +44,8 @@ class Reply:
         self._bodies: list[bytes] = [b""] * num_rows
         self._num_missing = num_rows
         self._parameters: Parameters | None = None
-        self._num_parts = num_parts
+        self.num_parts = num_parts  # that have been added
         self._is_over = False
-
-    @property
-    def request(self) -> Request:
-        """The request, as long as it is executed."""
-        return self._request
-
-    @property
-    def num_parts(self) -> int:
-        """The number of parts that have been added."""
-        return self._num_parts
 
     @property
     def is_cancelled(self) -> bool:
@@ -64,12 +54,12 @@ class Reply:
 
     def add_part(self, row: int, body: bytes, parameters: Parameters | None) -> None:
         """Add a part of a row's body that is not its last. Raises ShoalError if it cannot be sent."""
-        self._num_parts += 1
+        self.num_parts += 1
         if self._is_over:
             return
         if self._streams:
             assert self._sender is not None
-            self._sender.send(self._outputs((body,)), parameters if self._num_parts == 1 else None, final=False)
+            self._sender.send(self._outputs((body,)), parameters if self.num_parts == 1 else None, final=False)
         else:
             self._bodies[row] += body
 
@@ -86,9 +76,9 @@ class Reply:
         outputs = self._outputs(self._bodies)
         if self._sender is not None:
             # The head of a stream has gone with its first part.
-            self._sender.send(outputs, None if self._streams and self._num_parts else self._parameters, final=True)
+            self._sender.send(outputs, None if self._streams and self.num_parts else self._parameters, final=True)
         else:
-            self._answers.add_outputs(self._request, outputs, self._parameters)
+            self._answers.add_outputs(self.request, outputs, self._parameters)
 
     def end_sequence(self) -> None:
         """Report that the request is the last of its sequence; no effect on one of no sequence."""
@@ -109,9 +99,9 @@ class Reply:
         if self._sender is not None:
             self._sender.fail(error)
         else:
-            self._answers.fail(self._request.position, error)
+            self._answers.fail(self.request.position, error)
 
     def _outputs(self, bodies: Sequence[bytes]) -> list[Output]:
         array = np.empty(len(bodies), BYTES.dtype)
         array[:] = bodies
-        return [(OUTPUT, BYTES, array.reshape(self._request.parsed.inputs[INPUT][1]))]
+        return [(OUTPUT, BYTES, array.reshape(self.request.parsed.inputs[INPUT][1]))]
