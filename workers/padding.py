@@ -24,16 +24,9 @@ from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
 
-class PaddingCounts:
-    """How many elements of padded inputs the model has been given; none are counted until the model has metrics."""
-
-    def added(self, elements: int, padding: int) -> None:
-        """Count a batch: elements in all, and those of them that are padding."""
-        del elements, padding
-
-
-class PaddingMetrics(PaddingCounts):
-    """The counts as metrics of the model, which the supervisor adds up over its instances."""
+class PaddingMetrics:
+    """How many elements of padded inputs the model has been given, as metrics of the model, which the supervisor adds
+    up over its instances."""
 
     def __init__(self, model: str, version: int) -> None:
         # Imported here: after the import this is a process with metrics of its own.
@@ -71,8 +64,8 @@ class PaddedBatches(RaggedBatches):
         self.made: Mapping[str, Datatype] = {} if made is None else {made[0]: BY_CONFIG_NAME[made[1]]}
         self._following = {each: 1 + axis for each, axis in following_outputs(config).items()}
         self._specs = Signature.from_config(config).inputs
-        # Set once, where the model has metrics.
-        self.counts = PaddingCounts()
+        #: Set once the model serves; nothing is counted before.
+        self.counts: PaddingMetrics | None = None
 
     def __bool__(self) -> bool:
         """Always True: all batches of the model are padded."""
@@ -103,9 +96,10 @@ class PaddedBatches(RaggedBatches):
         }
         if self._mask:
             gathered[self._mask] = self._made_mask(requests, rows, length)
-        elements = sum([gathered[name].size for name in self._axes])
-        real = sum([request.inputs[name].size for request in requests for name in self._axes])
-        self.counts.added(elements, elements - real)
+        if self.counts is not None:
+            elements = sum([gathered[name].size for name in self._axes])
+            real = sum([request.inputs[name].size for request in requests for name in self._axes])
+            self.counts.added(elements, elements - real)
         return gathered
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:

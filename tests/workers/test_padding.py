@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.workers.backends.backend import BatchedBackend
-from shoal.workers.padding import PaddedBatches, PaddingCounts, ragged_batches
+from shoal.workers.padding import PaddedBatches, PaddingMetrics, ragged_batches
 from shoal.workers.tensors import Array
 from tests.workers.worker_harness import Batcher, Returning, loop_of, model_config, strings, tensor_config
 
@@ -33,7 +33,7 @@ class Seen(Returning):
         return super().run(inputs)
 
 
-class Counts(PaddingCounts):
+class Counts(PaddingMetrics):
     """What was counted."""
 
     def __init__(self) -> None:
