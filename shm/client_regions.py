@@ -46,10 +46,6 @@ class ClientRegion:
         check_bounds(self.name, self.byte_size, offset, nbytes)
         return RegionSlice(self, self.offset + offset, nbytes)
 
-    def too_short(self) -> InvalidArgumentError:
-        """The InvalidArgumentError for an access beyond the region's end, to be raised by the caller."""
-        return _too_short(self.name)
-
 
 def check_bounds(name: str, byte_size: int, offset: int, nbytes: int) -> None:
     """Raise InvalidArgumentError, with Triton's sentences, if a part reaches beyond a region of `byte_size` bytes."""
@@ -65,6 +61,7 @@ def check_bounds(name: str, byte_size: int, offset: int, nbytes: int) -> None:
 
 
 def _too_short(name: str) -> InvalidArgumentError:
+    """The error for an access beyond a region's end."""
     return InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{name}'")
 
 
@@ -86,14 +83,14 @@ class RegionSlice:
         while done < self.nbytes:
             count = os.preadv(self.region.fd, [memory[done:]], self.offset + done)
             if not count:
-                raise self.region.too_short()
+                raise _too_short(self.region.name)
             done += count
 
     def __bytes__(self) -> bytes:
         """A copy of the tensor's bytes. Raises InvalidArgumentError if the object has been truncated."""
         data = os.pread(self.region.fd, self.nbytes, self.offset)
         if len(data) < self.nbytes:
-            raise self.region.too_short()
+            raise _too_short(self.region.name)
         return data
 
     def write(self, data: memoryview) -> None:
@@ -101,7 +98,7 @@ class RegionSlice:
         truncated, InternalError if /dev/shm is full."""
         fd, done = self.region.fd, 0
         if os.fstat(fd).st_size < self.offset + len(data):  # a write beyond the end would make the object longer again
-            raise self.region.too_short()
+            raise _too_short(self.region.name)
         try:
             while done < len(data):
                 done += os.pwrite(fd, data[done:], self.offset + done)
