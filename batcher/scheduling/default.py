@@ -8,28 +8,23 @@ an instance gets a few ahead, as Triton's prefetch. Pure policy, runs in the bat
 
 from typing import Any
 
-from shoal.batcher.scheduling.contract import Scheduler
-from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.batcher.scheduling.queue_scheduler import QueueScheduler
 
 
-class DefaultScheduler(Scheduler):
+class DefaultScheduler(QueueScheduler[RequestQueue]):
     """First come, first served, one request at a time. See `Scheduler` for the contract of each method."""
 
-    __slots__ = ("_instances", "_queue")
+    __slots__ = ()
 
     def __init__(self, max_total_queue: int, max_queue_size: int = 0) -> None:
         """`max_queue_size` bounds the model's waiting requests, beside `max_total_queue`; 0 = it does not."""
-        self._queue = RequestQueue(max_queue_size, max_total_queue)
-        self._instances = Instances()
+        super().__init__(RequestQueue(max_queue_size, max_total_queue))
 
     @property
     def pending(self) -> int:
         return len(self._queue)
-
-    def oldest_ns(self) -> int:
-        return self._queue.oldest_arrival_ns() if self._queue.rows else 0
 
     def rows_before(self, request: QueuedRequest) -> int:
         return self._queue.rows
@@ -49,23 +44,11 @@ class DefaultScheduler(Scheduler):
         request = self._queue.popleft()
         return make_batch((instance, (request,), request.rows))
 
-    def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # without a queue policy there is no timeout: Triton ignores that of the request here
-
     def cancel(self, key: int) -> bool:
         return self._queue.cancel(key)
 
-    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        self._instances.complete(instance, now_ns, compute_ns)
-
     def next_deadline_ns(self) -> int | None:
         return None  # only an arrival or a completion changes anything, and take() follows each
-
-    def add_instance(self, instance: int, num_running: int = 0) -> None:
-        self._instances.add(instance, num_running)
-
-    def remove_instance(self, instance: int) -> None:
-        self._instances.remove(instance)
 
     def drain(self) -> list[QueuedRequest]:
         return self._queue.drain()

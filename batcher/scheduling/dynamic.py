@@ -23,11 +23,10 @@ from collections import deque
 from typing import Any
 
 from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted, summary
-from shoal.batcher.scheduling.contract import Scheduler
-from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
-from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.queue_scheduler import Queue, QueueScheduler
 from shoal.deterministic import ALONE_KEY
 
 #: Reasons as plain ints, which cost less than members of an enum.
@@ -37,12 +36,11 @@ _ALONE = int(BatchReason.ALONE)
 _ONE = noted(1, _IDLE)
 
 
-class DynamicBatchScheduler(Scheduler):
+class DynamicBatchScheduler(QueueScheduler[Queue]):
     """Triton's dynamic batching. See `Scheduler` for the contract of each method."""
 
     __slots__ = (
         "_delay_ns",
-        "_instances",
         "_max_preferred_rows",
         "_max_rows",
         "_num_in_payloads",
@@ -50,7 +48,6 @@ class DynamicBatchScheduler(Scheduler):
         "_payloads",
         "_preferred_rows",
         "_prefetching",
-        "_queue",
         "_wake_rows",
         "_wake_shape_key",
         "account",
@@ -61,18 +58,18 @@ class DynamicBatchScheduler(Scheduler):
         max_batch_size: int,
         preferred_batch_sizes: tuple[int, ...],
         max_queue_delay_ns: int,
-        prefetching: bool,
-        queue: RequestQueue | PolicyQueue,
+        queue: Queue,
+        *,
+        prefetching: bool = False,
     ) -> None:
         """With `prefetching`, payloads may be formed ahead, two per instance; otherwise only for an idle instance."""
+        super().__init__(queue)
         self._max_rows = max(1, max_batch_size)
         self._preferred_rows = tuple(sorted(preferred_batch_sizes))
         self._max_preferred_rows = max(preferred_batch_sizes, default=0)
         self._delay_ns = max_queue_delay_ns
         self._prefetching = prefetching
-        # All mutable state. Nearly every method changes the queue and the instances, take and cancel payloads.
-        self._queue = queue
-        self._instances = Instances()
+        # Changed by take and cancel.
         self._payloads: deque[Payload] = deque()
         self._num_in_payloads = 0
         #: The last payload while requests may still join it; None if there is none.
@@ -137,9 +134,6 @@ class DynamicBatchScheduler(Scheduler):
         self.account.append(payload.rows << REASON_BITS | payload.reason)
         return make_batch((self._instances.take(), tuple(payload.requests), payload.rows))
 
-    def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # requests of a plain queue do not expire; see PolicyBatchScheduler
-
     def cancel(self, key: int) -> bool:
         if self._queue.cancel(key):
             self._wake_rows = 0  # the remaining requests may need fewer rows
@@ -153,20 +147,11 @@ class DynamicBatchScheduler(Scheduler):
                 return True
         return False
 
-    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        self._instances.complete(instance, now_ns, compute_ns)
-
     def next_deadline_ns(self) -> int | None:
         # Without a slot the delay has no effect: the event that frees one is followed by take().
         if self._queue.rows and self._has_slot():
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
-
-    def add_instance(self, instance: int, num_running: int = 0) -> None:
-        self._instances.add(instance, num_running)
-
-    def remove_instance(self, instance: int) -> None:
-        self._instances.remove(instance)
 
     def drain(self) -> list[QueuedRequest]:
         requests = [request for payload in self._payloads for request in payload.requests]
@@ -280,44 +265,38 @@ class DynamicBatchScheduler(Scheduler):
             self._wake_rows = 0
 
 
-class PolicyBatchScheduler(DynamicBatchScheduler):
+class PolicyBatchScheduler(DynamicBatchScheduler[PolicyQueue]):
     """Dynamic batching with a queue in which requests expire and overtake each other: they stay in the queue until they
     run.
 
     A class of its own, so that models without such a policy do not pay for it.
     """
 
-    __slots__ = ("_policy_queue",)
-
-    def __init__(
-        self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int, queue: PolicyQueue
-    ) -> None:
-        super().__init__(max_batch_size, preferred_batch_sizes, max_queue_delay_ns, prefetching=False, queue=queue)
-        self._policy_queue = queue
+    __slots__ = ()
 
     @property
     def rejects(self) -> bool:
-        return self._policy_queue.rejects
+        return self._queue.rejects
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        return self._policy_queue.expiry_ns(request)
+        return self._queue.expiry_ns(request)
 
     def rows_before(self, request: QueuedRequest) -> int:
-        return self._full_batches(self._policy_queue.rows_before(request))
+        return self._full_batches(self._queue.rows_before(request))
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         super().add(request, now_ns)
         self._wake_rows = 0  # the new request may come first, and fill a preferred size with fewer rows
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        expiry_ns = self._policy_queue.next_expiry_ns()
+        expiry_ns = self._queue.next_expiry_ns()
         if expiry_ns is None or expiry_ns > now_ns:
             return []
         self._wake_rows = 0  # the remaining requests may need fewer rows, or come in another order
-        return self._policy_queue.expire(now_ns)
+        return self._queue.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        deadline_ns, expiry_ns = super().next_deadline_ns(), self._policy_queue.next_expiry_ns()
+        deadline_ns, expiry_ns = super().next_deadline_ns(), self._queue.next_expiry_ns()
         if deadline_ns is None or expiry_ns is None:
             return expiry_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, expiry_ns)

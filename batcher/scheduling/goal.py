@@ -23,7 +23,8 @@ from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchS
 from shoal.batcher.scheduling.latency_curve import LatencyCurve
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
-from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.queue_scheduler import Queue
 from shoal.deterministic import ALONE_KEY
 
 #: The least share of all requests' wait that a delay must save (ours): expected requests may not come.
@@ -208,15 +209,15 @@ class Goal:
         return load / (1 - load)
 
 
-class GoalBatchScheduler(DynamicBatchScheduler):
+class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
     """Batching by a latency target: the dynamic batcher with two decisions in place of its nine rules. See `Scheduler`
     for the contract of each method.
-
-    Without __slots__: Python cannot derive a class from two bases that have some.
     """
 
-    def __init__(self, max_batch_size: int, target_ns: int, queue: RequestQueue | PolicyQueue) -> None:
-        DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, prefetching=False, queue=queue)
+    __slots__ = ("_wake_ns", "goal")
+
+    def __init__(self, max_batch_size: int, target_ns: int, queue: Queue) -> None:
+        DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, queue)
         self.goal = Goal(target_ns, max(1, max_batch_size))
         #: Until this time (ns), or until `_wake_rows` rows are queued, the queue waits.
         self._wake_ns = 0
@@ -305,10 +306,8 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         return make_batch((instance, tuple(requests), rows))
 
 
-class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler):
+class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler[PolicyQueue]):
     """Batching by a latency target with priorities and timeouts: decisions are renewed as requests expire or
     overtake."""
 
-    def __init__(self, max_batch_size: int, target_ns: int, queue: PolicyQueue) -> None:
-        GoalBatchScheduler.__init__(self, max_batch_size, target_ns, queue)
-        self._policy_queue = queue
+    __slots__ = ()

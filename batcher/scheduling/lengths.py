@@ -19,10 +19,9 @@ from itertools import islice
 from typing import Any
 
 from shoal.batcher.scheduling.batch_account import BatchReason, account, noted, summary
-from shoal.batcher.scheduling.contract import Scheduler
-from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.batcher.scheduling.queue_scheduler import QueueScheduler
 from shoal.deterministic import ALONE_KEY
 from shoal.model_config.ragged_batching import Lengths, Strategy
 
@@ -105,17 +104,16 @@ class _Forming:
         return True
 
 
-class LengthBatchScheduler(Scheduler):
+class LengthBatchScheduler(QueueScheduler[RequestQueue]):
     """Batches of requests of different lengths. See `Scheduler` for the contract of each method."""
 
     def __init__(self, max_rows: int, lengths: Lengths, delay_ns: int, queue: RequestQueue) -> None:
+        super().__init__(queue)
         self.max_rows = max(1, max_rows)
         self.lengths = lengths
         self._delay_ns = delay_ns
-        # All mutable state. Requests whose instance died are in `_again`, and run alone, before all others.
-        self._queue = queue
+        # Changed by the methods. Requests whose instance died are in `_again`, and run alone, before all others.
         self._again = list[QueuedRequest]()
-        self._instances = Instances()
         self._line = CostLine()
         self._running = dict[int, int]()  # elements of the execution that each instance was given last
         self._num_real = self._num_elements = 0
@@ -130,9 +128,7 @@ class LengthBatchScheduler(Scheduler):
         return len(self._queue) + len(self._again)
 
     def oldest_ns(self) -> int:
-        if self._again:
-            return self._again[0].arrival_ns
-        return self._queue.oldest_arrival_ns() if self._queue.rows else 0
+        return self._again[0].arrival_ns if self._again else super().oldest_ns()
 
     def rows_before(self, request: QueuedRequest) -> int | None:
         return self._queue.rows // self.max_rows * self.max_rows
@@ -165,9 +161,6 @@ class LengthBatchScheduler(Scheduler):
             reason = BatchReason.DELAY_OVER
         return self._begin(forming, reason)
 
-    def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []
-
     def cancel(self, key: int) -> bool:
         if self._queue.cancel(key):
             return True
@@ -188,9 +181,6 @@ class LengthBatchScheduler(Scheduler):
         if self._delay_ns and self._queue.rows and self._instances.idle:
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
-
-    def add_instance(self, instance: int, num_running: int = 0) -> None:
-        self._instances.add(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
         self._running.pop(instance, None)

@@ -54,4 +54,4 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
         return GoalBatchScheduler(max_batch_size, target_ms * 1_000_000, fifo)
     # Triton's rule: if requests can be refused or may shorten a timeout, they stay queued until they can really run.
     prefetching = not (policy.max_queue_size or policy.allow_timeout_override)
-    return DynamicBatchScheduler(max_batch_size, preferred, delay_ns, prefetching, fifo)
+    return DynamicBatchScheduler(max_batch_size, preferred, delay_ns, fifo, prefetching=prefetching)

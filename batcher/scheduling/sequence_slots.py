@@ -83,9 +83,7 @@ class OldestSlots:
         self, num_slots: int, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int
     ) -> None:
         queue = RequestQueue(0, num_slots + 1)
-        self._batcher = DynamicBatchScheduler(
-            max_batch_size, preferred_batch_sizes, max_queue_delay_ns, prefetching=False, queue=queue
-        )
+        self._batcher = DynamicBatchScheduler(max_batch_size, preferred_batch_sizes, max_queue_delay_ns, queue)
         self._batcher.add_instance(0)
 
     def offer(self, slot: int, request: QueuedRequest) -> None:

@@ -18,8 +18,8 @@ from tests.batcher.scheduling.many_seeds import Step, Steps, Told
 TIMEOUT_NS = 20_000
 MAKERS: tuple[Callable[[], Scheduler], ...] = (
     lambda: DefaultScheduler(100),
-    lambda: DynamicBatchScheduler(4, (4,), 0, True, RequestQueue(0, 100)),
-    lambda: DynamicBatchScheduler(4, (4,), 5000, True, RequestQueue(0, 100)),
+    lambda: DynamicBatchScheduler(4, (4,), 0, RequestQueue(0, 100), prefetching=True),
+    lambda: DynamicBatchScheduler(4, (4,), 5000, RequestQueue(0, 100), prefetching=True),
     lambda: PolicyBatchScheduler(4, (4,), 0, PolicyQueue({}, QueuePolicy(TIMEOUT_NS), 1, 1, 100)),
 )
 RESOURCES = (Resource("R", 0), Resource("R", 1), Resource("S", GLOBAL))

@@ -107,7 +107,7 @@ class Settings:
         if goal:
             return GoalBatchScheduler(self.max_batch_size, goal, fifo)
         return DynamicBatchScheduler(
-            self.max_batch_size, tuple(self.preferred_rows), self.delay_ns, self.prefetches, fifo
+            self.max_batch_size, tuple(self.preferred_rows), self.delay_ns, fifo, prefetching=self.prefetches
         )
 
     def wish(self, priority: int, timeout_us: int, arrival_ns: int) -> "Wish":
