@@ -49,7 +49,7 @@ class DeadlineScheduler(ForwardingScheduler):
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         leave_ns = self._admit(request, now_ns)
-        self._scheduler.add(request, now_ns)
+        self.behind.add(request, now_ns)
         if leave_ns:
             self._watch(request, leave_ns)
 
@@ -57,10 +57,10 @@ class DeadlineScheduler(ForwardingScheduler):
         """The time at which a new request will leave the queue; 0 = never. Raises LateError if the request would be
         late."""
         deadline_ns = request.deadline_ns
-        expiry_ns = self._scheduler.expiry_ns(request)
+        expiry_ns = self.behind.expiry_ns(request)
         if not (deadline_ns or expiry_ns):
             return 0
-        rows = self._scheduler.rows_before(request)
+        rows = self.behind.rows_before(request)
         wait_ns = 0 if rows is None else self._admission.wait_ns(rows, now_ns)
         if not wait_ns:
             return deadline_ns
@@ -72,7 +72,7 @@ class DeadlineScheduler(ForwardingScheduler):
         return deadline_ns and deadline_ns - execution_ns
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._scheduler.add_first(request)
+        self.behind.add_first(request)
         if request.deadline_ns:
             self._watch(request, request.deadline_ns)
 
@@ -85,7 +85,7 @@ class DeadlineScheduler(ForwardingScheduler):
             heapify(self._deadlines)
 
     def take(self, now_ns: int) -> Batch | None:
-        batch = self._scheduler.take(now_ns)
+        batch = self.behind.take(now_ns)
         if batch is not None:
             self._admission.begin(batch.instance, batch.rows, now_ns)
             for request in batch.requests:
@@ -93,42 +93,42 @@ class DeadlineScheduler(ForwardingScheduler):
         return batch
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        expired = self._scheduler.expire(now_ns)
+        expired = self.behind.expire(now_ns)
         for request in expired:
             self._waiting.pop(request.key, None)
         while (leave_ns := self._next_ns()) is not None and leave_ns <= now_ns:
             _, _, key = heappop(self._deadlines)
             request, _ = self._waiting.pop(key)
-            if self._scheduler.cancel(key):
+            if self.behind.cancel(key):
                 expired.append(request)
         return expired
 
     def cancel(self, key: int) -> bool:
         self._waiting.pop(key, None)
-        return self._scheduler.cancel(key)
+        return self.behind.cancel(key)
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         self._admission.complete(instance, now_ns)
-        self._scheduler.complete(instance, now_ns, compute_ns)
+        self.behind.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        due_ns, leave_ns = self._scheduler.next_deadline_ns(), self._next_ns()
+        due_ns, leave_ns = self.behind.next_deadline_ns(), self._next_ns()
         if due_ns is None or leave_ns is None:
             return leave_ns if due_ns is None else due_ns
         return min(due_ns, leave_ns)
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         self._admission.add_instance(instance)
-        self._scheduler.add_instance(instance, num_running)
+        self.behind.add_instance(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
         self._admission.remove_instance(instance)
-        self._scheduler.remove_instance(instance)
+        self.behind.remove_instance(instance)
 
     def drain(self) -> list[QueuedRequest]:
         self._waiting.clear()
         self._deadlines.clear()
-        return self._scheduler.drain()
+        return self.behind.drain()
 
     def _next_ns(self) -> int | None:
         """The time at which the next request leaves; None if none does."""

@@ -14,69 +14,69 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 class ForwardingScheduler(Scheduler):
     """A scheduler that forwards every method to another one. See `Scheduler` for the contract of each."""
 
-    __slots__ = ("_scheduler",)
+    __slots__ = ("behind",)
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.behind = scheduler  # the policy behind this one
 
     @property
     def pending(self) -> int:
-        return self._scheduler.pending
+        return self.behind.pending
 
     def oldest_ns(self) -> int:
-        return self._scheduler.oldest_ns()
+        return self.behind.oldest_ns()
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        return self._scheduler.rows_before(request)
+        return self.behind.rows_before(request)
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
-        self._scheduler.add(request, now_ns)
+        self.behind.add(request, now_ns)
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._scheduler.add_first(request)
+        self.behind.add_first(request)
 
     def take(self, now_ns: int) -> Batch | None:
-        return self._scheduler.take(now_ns)
+        return self.behind.take(now_ns)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return self._scheduler.expire(now_ns)
+        return self.behind.expire(now_ns)
 
     def cancel(self, key: int) -> bool:
-        return self._scheduler.cancel(key)
+        return self.behind.cancel(key)
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        self._scheduler.complete(instance, now_ns, compute_ns)
+        self.behind.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        return self._scheduler.next_deadline_ns()
+        return self.behind.next_deadline_ns()
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
-        self._scheduler.add_instance(instance, num_running)
+        self.behind.add_instance(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
-        self._scheduler.remove_instance(instance)
+        self.behind.remove_instance(instance)
 
     def drain(self) -> list[QueuedRequest]:
-        return self._scheduler.drain()
+        return self.behind.drain()
 
     @property
     def rejects(self) -> bool:
-        return self._scheduler.rejects
+        return self.behind.rejects
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        return self._scheduler.expiry_ns(request)
+        return self.behind.expiry_ns(request)
 
     @property
     def batch_rows(self) -> int:
-        return self._scheduler.batch_rows
+        return self.behind.batch_rows
 
     @property
     def heeds_deadlines(self) -> bool:
-        return self._scheduler.heeds_deadlines
+        return self.behind.heeds_deadlines
 
     @property
     def sequences(self) -> Sequences | None:
-        return self._scheduler.sequences
+        return self.behind.sequences
 
     def explain(self) -> dict[str, Any]:
-        return self._scheduler.explain()
+        return self.behind.explain()

@@ -110,13 +110,10 @@ class Instances:
             return
         self._mean_ns += (compute_ns - self._mean_ns) >> 3
         if compute_ns > SLOW_NS:
-            self._note_slow(now_ns, compute_ns)
+            self._calm_until_ns = max(self._calm_until_ns, now_ns + min(CALM_TIMES * compute_ns, MAX_CALM_NS))
         if count > 1:
             self._busy[instance] = count - 1
             self._begun_ns[instance] = now_ns
             return
         del self._busy[instance]
         self.idle.append(instance)
-
-    def _note_slow(self, now_ns: int, compute_ns: int) -> None:
-        self._calm_until_ns = max(self._calm_until_ns, now_ns + min(CALM_TIMES * compute_ns, MAX_CALM_NS))

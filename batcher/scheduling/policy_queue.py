@@ -147,13 +147,6 @@ class PolicyQueue:
             self._line_rows[each] = 0
             insort(self._order, each)
 
-    def _close_if_empty(self, line: int) -> None:
-        """Remove the two lines of a level, of which `line` is one, if neither has a request."""
-        first = line - 1 + line % 2
-        if not (self._lines[first] or self._lines[first + 1]):
-            for each in (first, first + 1):
-                del self._lines[each], self._line_rows[each], self._order[bisect_left(self._order, each)]
-
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
         """Put `request` behind those of its level that are on time. Raises UnavailableError if the queue is full."""
         policy, line = self._place_of(request)
@@ -236,11 +229,14 @@ class PolicyQueue:
         return requests
 
     def _left(self, line: int, rows: int) -> None:
-        """Update the counts after a request of `rows` rows has left a line."""
+        """Update the counts after a request of `rows` rows has left a line; of many levels, an empty one is removed."""
         self._line_rows[line] -= rows
         self.rows -= rows
         if len(self._order) > _KEPT_LINES:
-            self._close_if_empty(line)
+            first = line - 1 + line % 2  # of the level's two lines
+            if not (self._lines[first] or self._lines[first + 1]):
+                for each in (first, first + 1):
+                    del self._lines[each], self._line_rows[each], self._order[bisect_left(self._order, each)]
 
     def _is_current(self, deadline: tuple[int, int, int]) -> bool:
         """Whether a deadline in the heap belongs to a request that still waits and is not late."""

@@ -35,21 +35,21 @@ class RateLimitedScheduler(ForwardingScheduler):
     @property
     def pending(self) -> int:
         if not self._staged:
-            return self._scheduler.pending
+            return self.behind.pending
         staged = sum([len(batch.requests) for batches in self._staged.values() for batch in batches])
-        return self._scheduler.pending + staged
+        return self.behind.pending + staged
 
     def oldest_ns(self) -> int:
         if not self._staged:
-            return self._scheduler.oldest_ns()
+            return self.behind.oldest_ns()
         arrivals = [
             each.arrival_ns for batches in self._staged.values() for batch in batches for each in batch.requests
         ]
-        oldest_ns = self._scheduler.oldest_ns()
+        oldest_ns = self.behind.oldest_ns()
         return min([*arrivals, oldest_ns] if oldest_ns else arrivals, default=0)
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        rows = self._scheduler.rows_before(request)
+        rows = self.behind.rows_before(request)
         if rows is None:
             return None
         staged = sum([batch.rows for batches in self._staged.values() for batch in batches])
@@ -57,28 +57,24 @@ class RateLimitedScheduler(ForwardingScheduler):
 
     def take(self, now_ns: int) -> Batch | None:
         """The next batch that may run now; batches that may not yet are staged."""
-        for instance in self._staged:
+        for instance, batches in self._staged.items():
             if self._limiter.begin(instance):
-                return self._unstage(instance)
-        while self._left_idle:
-            self._scheduler.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # a time that does not change the mean
-        while (batch := self._scheduler.take(now_ns)) is not None:
-            if not self._limiter.is_limited(batch.instance):
+                batch = batches.popleft()
+                if not batches:
+                    del self._staged[instance]
                 return self._begin(batch)
-            self._staged.setdefault(batch.instance, deque()).append(batch)
-            self._limiter.stage(batch.instance)
+        while self._left_idle:
+            self.behind.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # a time that does not change the mean
+        while (taken := self.behind.take(now_ns)) is not None:
+            if not self._limiter.is_limited(taken.instance):
+                return self._begin(taken)
+            self._staged.setdefault(taken.instance, deque()).append(taken)
+            self._limiter.stage(taken.instance)
             if self._rejects:
-                for request in batch.requests:
-                    if expiry_ns := self._scheduler.expiry_ns(request):
+                for request in taken.requests:
+                    if expiry_ns := self.behind.expiry_ns(request):
                         self._expiring[request.key] = expiry_ns, request
         return None
-
-    def _unstage(self, instance: int) -> Batch:
-        batches = self._staged[instance]
-        batch = batches.popleft()
-        if not batches:
-            del self._staged[instance]
-        return self._begin(batch)
 
     def _begin(self, batch: Batch) -> Batch:
         """Forget the expiry of a batch's requests, which are executed now, perhaps by another instance than they
@@ -92,11 +88,11 @@ class RateLimitedScheduler(ForwardingScheduler):
         late = [request for expiry_ns, request in self._expiring.values() if expiry_ns <= now_ns]
         for request in late:
             self.cancel(request.key)
-        return late + self._scheduler.expire(now_ns)
+        return late + self.behind.expire(now_ns)
 
     def cancel(self, key: int) -> bool:
         self._expiring.pop(key, None)
-        if self._scheduler.cancel(key):
+        if self.behind.cancel(key):
             return True
         for instance, batches in self._staged.items():
             for index, batch in enumerate(batches):
@@ -122,10 +118,10 @@ class RateLimitedScheduler(ForwardingScheduler):
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         self._limiter.release(instance)
-        self._scheduler.complete(instance, now_ns, compute_ns)
+        self.behind.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        due_ns = self._scheduler.next_deadline_ns()
+        due_ns = self.behind.next_deadline_ns()
         if not self._expiring:
             return due_ns
         expiry_ns = min([expiry_ns for expiry_ns, _ in self._expiring.values()])
@@ -133,7 +129,7 @@ class RateLimitedScheduler(ForwardingScheduler):
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         self._limiter.hold(instance, num_running)
-        self._scheduler.add_instance(instance, num_running)
+        self.behind.add_instance(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
         """Remove an instance: its staged batches return to the front of the queue; its execution goes on."""
@@ -141,11 +137,11 @@ class RateLimitedScheduler(ForwardingScheduler):
         if self.sequences is not None:  # those that have not begun do so on another instance
             for request in [request for batch in staged for request in batch.requests]:
                 self.sequences.give_back(instance, request)
-        self._scheduler.remove_instance(instance)
+        self.behind.remove_instance(instance)
         for batch in reversed(staged):
             self._limiter.unstage(instance)
             for request in reversed(batch.requests):
-                self._scheduler.add_first(request)
+                self.behind.add_first(request)
 
     def drain(self) -> list[QueuedRequest]:
         staged = [request for batches in self._staged.values() for batch in batches for request in batch.requests]
@@ -153,4 +149,4 @@ class RateLimitedScheduler(ForwardingScheduler):
             self._staged[instance].pop()
             self._give_up(instance)
         self._expiring.clear()
-        return staged + self._scheduler.drain()
+        return staged + self.behind.drain()

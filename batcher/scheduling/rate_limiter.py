@@ -68,13 +68,10 @@ class RateLimiter:
             if each.num_running or each.is_allocated:
                 self._use(each)
 
-    def _use(self, known: _Instance) -> None:
+    def _use(self, known: _Instance, times: int = 1) -> None:
+        """Take the resources that an instance's execution needs; with -1, give them back."""
         for name, count in known.demand.resources:
-            self._free[name] -= count
-
-    def _give_back(self, known: _Instance) -> None:
-        for name, count in known.demand.resources:
-            self._free[name] += count
+            self._free[name] -= times * count
 
     def is_limited(self, instance: int) -> bool:
         """Whether the instance needs any shared resource; otherwise it is never staged."""
@@ -99,7 +96,7 @@ class RateLimiter:
         self._waiting.pop(instance, None)
         if known.is_allocated:
             known.is_allocated = False
-            self._give_back(known)
+            self._use(known, -1)
 
     def hold(self, instance: int, num_running: int) -> None:
         """Note that the instance executes `num_running` batches already, for which no resources were allocated here."""
@@ -138,7 +135,7 @@ class RateLimiter:
             return
         known.num_running -= 1
         if not known.num_running:
-            self._give_back(known)
+            self._use(known, -1)
             if known.num_staged:
                 self._waiting[instance] = known
 

@@ -347,7 +347,8 @@ class SequenceScheduler(Scheduler):
             sequence.instance = None
             sequence.is_running = False
             if sequence.has_begun:
-                self._note_loss(sequence)
+                if self._live.get(sequence.correlation) is sequence:
+                    self._lost.add(sequence.correlation)
                 self._refuse(self._clear(sequence), Reason.SEQUENCE_LOST)
             else:
                 self._backlog[sequence.number] = sequence
@@ -375,11 +376,6 @@ class SequenceScheduler(Scheduler):
         self._backlog[sequence.number] = sequence
         self._fill()
         return sequence
-
-    def _note_loss(self, sequence: Sequence) -> None:
-        """Remember a sequence that ended with its instance: its further requests are refused for that reason."""
-        if self._live.get(sequence.correlation) is sequence:
-            self._lost.add(sequence.correlation)
 
     def _note_timeout(self, request: QueuedRequest, sequence: Sequence) -> None:
         if request.timeout_us:
@@ -440,20 +436,14 @@ class SequenceScheduler(Scheduler):
         self._refused += [(request.key, reason) for request in requests]
 
 
-def limits_from_config(config: dict[str, Any]) -> SequenceLimits:
-    """The bounds of a model's sequences, from its normalised configuration."""
-    own = sequences.own_limits(config)
-    max_idle_ns = int(config["sequence_batching"]["max_sequence_idle_microseconds"]) * 1000
-    return SequenceLimits(max_idle_ns, own.max_lifetime_ms * 1_000_000, own.max_open, own.max_waiting)
-
-
 def from_config(config: dict[str, Any], max_total_queue: int) -> SequenceScheduler:
     """The scheduler of a model with `sequence_batching`, from its normalised configuration."""
-    batching, num_slots = config["sequence_batching"], sequences.num_slots(config)
+    batching, num_slots, own = config["sequence_batching"], sequences.num_slots(config), sequences.own_limits(config)
+    max_idle_ns = int(batching["max_sequence_idle_microseconds"]) * 1000
     return SequenceScheduler(
         slots_from_config(batching, num_slots, max(1, int(config.get("max_batch_size", 0)))),
         num_slots,
-        limits_from_config(config),
+        SequenceLimits(max_idle_ns, own.max_lifetime_ms * 1_000_000, own.max_open, own.max_waiting),
         min(max_total_queue, sequences.max_waiting_requests(config) or max_total_queue),
         is_iterative=batching["iterative_sequence"],
         begins_unasked=sequences.begins_unasked(config),

@@ -56,21 +56,16 @@ class TrialScheduler(ForwardingScheduler):
         self._look_ns = 0
 
     @property
-    def behind(self) -> Scheduler:
-        """The scheduler that the trials are in front of."""
-        return self._scheduler
-
-    @property
     def is_idle(self) -> bool:
         """Whether no suspect and no request is left here, so that this scheduler may be removed."""
         return not (self.suspects or self._waiting or self.trials or self._late)
 
     @property
     def pending(self) -> int:
-        return self._scheduler.pending + len(self._waiting)
+        return self.behind.pending + len(self._waiting)
 
     def oldest_ns(self) -> int:
-        oldest_ns = self._scheduler.oldest_ns()
+        oldest_ns = self.behind.oldest_ns()
         if not self._waiting:
             return oldest_ns
         waiting_ns = min([request.arrival_ns for request, _ in self._waiting.values()])
@@ -91,7 +86,7 @@ class TrialScheduler(ForwardingScheduler):
                     raise UnavailableError("Exceeds maximum queue size")
                 self._waiting[request.key] = request, content.sample
                 return
-        self._scheduler.add(request, now_ns)
+        self.behind.add(request, now_ns)
 
     def add_first(self, request: QueuedRequest) -> None:
         """Accept again a request whose instance died. If its content is a suspect, it waits for a trial, unless
@@ -101,7 +96,7 @@ class TrialScheduler(ForwardingScheduler):
         if content is not None and self.suspects.is_suspect(content.sample):
             self._waiting = {request.key: (request, content.sample), **self._waiting}
         else:
-            self._scheduler.add_first(request)
+            self.behind.add_first(request)
 
     def _withdraw(self, key: int) -> None:
         """End the trial of a request that was given back without an outcome."""
@@ -133,7 +128,7 @@ class TrialScheduler(ForwardingScheduler):
     def take(self, now_ns: int) -> Batch | None:
         if self._waiting and self._due_ns() <= now_ns and (key := self._next()) is not None:
             self._begin(key)
-        batch = self._scheduler.take(now_ns)
+        batch = self.behind.take(now_ns)
         if batch is not None and self.trials:
             for request in batch.requests:
                 if request.key in self.trials:
@@ -146,13 +141,13 @@ class TrialScheduler(ForwardingScheduler):
             if not self.suspects.is_suspect(sample):
                 del self._waiting[key]
                 try:
-                    self._scheduler.add(request, now_ns)
+                    self.behind.add(request, now_ns)
                 except UnavailableError:
                     self._late.append(request)
 
     def _due_ns(self) -> int:
         """When the next trial may begin, in monotonic ns; NEVER while other requests, or a trial, must start first."""
-        if self._are_others_first and self._scheduler.pending:
+        if self._are_others_first and self.behind.pending:
             return NEVER
         began_ns = [began_ns for _, began_ns in self.trials.values()]
         return NEVER if 0 in began_ns else max(began_ns, default=-LONGEST_NS) + LONGEST_NS
@@ -166,34 +161,34 @@ class TrialScheduler(ForwardingScheduler):
         request, sample = self._waiting.pop(key)
         self.trials[key] = sample, 0
         self._tried[key] = self
-        self._scheduler.add_first(request)
+        self.behind.add_first(request)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        expired, self._late = self._late + self._scheduler.expire(now_ns), []
+        expired, self._late = self._late + self.behind.expire(now_ns), []
         for key, (request, _) in tuple(self._waiting.items()):
-            if 0 < request.deadline_ns <= now_ns or 0 < self._scheduler.expiry_ns(request) <= now_ns:
+            if 0 < request.deadline_ns <= now_ns or 0 < self.behind.expiry_ns(request) <= now_ns:
                 del self._waiting[key]
                 expired.append(request)
         return expired
 
     def cancel(self, key: int) -> bool:
-        return self._waiting.pop(key, None) is not None or self._scheduler.cancel(key)
+        return self._waiting.pop(key, None) is not None or self.behind.cancel(key)
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         self._are_others_first = False
-        self._scheduler.complete(instance, now_ns, compute_ns)
+        self.behind.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
         if self._late:
             return 1
-        due_ns = self._scheduler.next_deadline_ns()
+        due_ns = self.behind.next_deadline_ns()
         if not self._waiting:
             return due_ns
         times_ns = [NEVER if due_ns is None else due_ns]
         if self._next() is not None:
             times_ns.append(self._due_ns())
         for request, _ in self._waiting.values():
-            times_ns += [each for each in (request.deadline_ns, self._scheduler.expiry_ns(request)) if each]
+            times_ns += [each for each in (request.deadline_ns, self.behind.expiry_ns(request)) if each]
         earliest_ns = min(times_ns)
         return None if earliest_ns == NEVER else earliest_ns
 
@@ -201,4 +196,4 @@ class TrialScheduler(ForwardingScheduler):
         waiting = [request for request, _ in self._waiting.values()] + self._late
         self._waiting.clear()
         self._late = []
-        return sorted(waiting + self._scheduler.drain(), key=lambda each: each.arrival_ns)
+        return sorted(waiting + self.behind.drain(), key=lambda each: each.arrival_ns)
