@@ -18,7 +18,6 @@ import treelite
 
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
-from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
@@ -52,7 +51,9 @@ class FilBackend(BatchedBackend):
         self._open(model, device)
         self._num_columns = 1 if self._settings.is_class_wanted else self._num_scores
         if self._num_scores == 1 and self._settings.is_classifier and self._settings.predict_proba:
-            self._num_columns = _num_configured(model.config)
+            # One score for two classes is one column, unless the configuration has two.
+            configured = [output["dims"][-1:] for output in model.config["output"] if output["name"] == OUTPUT]
+            self._num_columns = 2 if [2] in configured else 1
         return ModelIO(
             (IOTensor(INPUT, "TYPE_FP32", (-1, self._forest.num_feature)),),
             (IOTensor(OUTPUT, "TYPE_FP32", (-1, self._num_columns)),),
@@ -69,9 +70,13 @@ class FilBackend(BatchedBackend):
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Per row the number of a class, or the scores; as in Triton, a single score has no dimension of its own."""
-        scores = self._scores(inputs[INPUT])
+        rows = inputs[INPUT]
+        is_small = len(rows) * self._num_trees < MIN_PARALLEL_VISITS
+        scores = self._predict(rows, 1 if is_small else self._settings.num_threads)
+        scores = scores.reshape(len(rows), self._num_scores).astype(np.float32, copy=False)
         if self._settings.is_class_wanted:
-            return {OUTPUT: self._classes(scores).astype(np.float32)}
+            classes = scores.argmax(axis=1) if self._num_scores > 1 else scores[:, 0] > self._settings.threshold
+            return {OUTPUT: classes.astype(np.float32)}
         if self._num_columns > self._num_scores:
             scores = np.concatenate([1 - scores, scores], axis=1)
         return {OUTPUT: scores[:, 0] if self._num_columns == 1 else scores}
@@ -109,25 +114,12 @@ class FilBackend(BatchedBackend):
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def _scores(self, rows: Array) -> Array:
-        is_small = len(rows) * self._num_trees < MIN_PARALLEL_VISITS
-        scores = self._predict(rows, 1 if is_small else self._settings.num_threads)
-        return scores.reshape(len(rows), self._num_scores).astype(np.float32, copy=False)
-
     def _predict(self, rows: Array, num_threads: int) -> Array:
         try:
             scores: Array = treelite.gtil.predict(self._forest, rows, nthread=num_threads)
         except treelite.TreeliteError as error:
             raise InternalError(f"model '{self._name}': {_sentence(error)}") from error
         return scores
-
-    def _classes(self, scores: Array) -> Array:
-        return scores.argmax(axis=1) if self._num_scores > 1 else scores[:, 0] > self._settings.threshold
-
-
-def _num_configured(config: Config) -> int:
-    """Columns of a classifier that has one score for two classes: one, unless the configuration has two."""
-    return 2 if any(output["name"] == OUTPUT and output["dims"][-1:] == [2] for output in config["output"]) else 1
 
 
 def _read(path: str, settings: ForestSettings) -> Any:

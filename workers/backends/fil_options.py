@@ -4,7 +4,6 @@ Pure: has the names of Triton's parameters, those of every release, and of its f
 a worker.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
@@ -56,7 +55,8 @@ def forest_settings(model: BackendModel, device: Device) -> ForestSettings:
             f"'{model.name}' may be {', '.join(FILENAMES)}"
         )
     for key, choices in _CHOICES_WITHOUT_EFFECT.items():
-        _check_choice(model, key, choices)
+        if (value := model.parameter(key)) and value not in choices:
+            raise parameters.invalid(model, key, f"one of {', '.join(choices)}", value)
     for key in _NUMBERS_WITHOUT_EFFECT:
         parameters.whole_number(model, key)
     for key in _SWITCHES_WITHOUT_EFFECT:
@@ -99,9 +99,3 @@ def _switch(model: BackendModel, key: str) -> bool:
 def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     """The error for an invalid value, in Triton's words."""
     return InvalidArgumentError(f"Expected {expected} for parameter '{key}', got: '{value}', in model '{model.name}'")
-
-
-def _check_choice(model: BackendModel, key: str, choices: Collection[str]) -> None:
-    value = model.parameter(key)
-    if value and value not in choices:
-        raise parameters.invalid(model, key, f"one of {', '.join(choices)}", value)
