@@ -61,18 +61,14 @@ class IdentityBackend(BatchedBackend):
         """Copy inputs to outputs; the output of an optional input that is left out has the rows of the requests, all
         zeros."""
         if self._ragged:
-            self._execute_each(requests, answers)
+            time.sleep(self._delay_s)
+            for request in joinable(requests, answers, self._ragged):  # of different shapes, so one by one
+                self._rows = request.parsed.rows
+                answers.add(request, self._copy(request.inputs))
             return
         if self._has_optional:
             self._rows = sum([request.parsed.rows for request in requests])
         BatchedBackend.execute(self, requests, answers)  # super() would take 1k instructions more
-
-    def _execute_each(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Answer requests of different shapes one by one."""
-        time.sleep(self._delay_s)
-        for request in joinable(requests, answers, self._ragged):
-            self._rows = request.parsed.rows
-            answers.add(request, self._copy(request.inputs))
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The inputs under the outputs' names, not copied here but into the block; zeros for an input that is left
