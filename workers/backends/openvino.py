@@ -8,10 +8,9 @@ Outputs are not computed in place: if the shape is not the expected one, OpenVIN
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 # Before the import: OpenVINO's conversion tools would report to their makers, from a thread that makes the process
 # unfit to be forked, and take a third of the time to import.
@@ -24,7 +23,7 @@ from shoal.errors import InternalError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device, with_rows
 from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -66,7 +65,10 @@ class OpenvinoBackend(BatchedBackend):
             for role, ports in (("input", self._model.inputs), ("output", self._model.outputs))
         )
         if is_batched:
-            inputs, outputs = _with_batch(inputs), _with_batch(outputs)
+            inputs, outputs = (
+                tuple([tensor._replace(dims=(-1, *tensor.dims[1:])) for tensor in tensors])
+                for tensors in (inputs, outputs)
+            )
         return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
 
     def load(self, model: BackendModel, device: Device) -> None:
@@ -77,7 +79,10 @@ class OpenvinoBackend(BatchedBackend):
         inputs = _as_served(shaped.inputs, signature.inputs, "input", model.name, self._fixed_rows)
         outputs = _as_served(shaped.outputs, signature.outputs, "output", model.name, self._fixed_rows)
         file_checks.check(signature, ModelIO(inputs, outputs))
-        self._compile(_converted(shaped, signature), settings)
+        converted = _converted(shaped, signature)
+        with _errors_in("loading model"):
+            self._request = self._core.compile_model(converted, "CPU", settings.properties).create_infer_request()
+        self._model = None
         self._name, self._pads_batches = model.name, settings.pads_batches
         self._inputs = {tensor.name: position for position, tensor in enumerate(inputs)}
         self._outputs = {
@@ -97,22 +102,11 @@ class OpenvinoBackend(BatchedBackend):
         if not os.path.exists(model.file):
             raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
         self._core = openvino.Core()
-        try:
+        with _errors_in("loading custom CPU extensions"):
             if settings.extension:
                 self._core.add_extension(settings.extension)
-        except RuntimeError as error:
-            raise _openvino_error("loading custom CPU extensions", error) from error
-        try:
+        with _errors_in("reading model"):
             self._model = self._core.read_model(model.file)
-        except RuntimeError as error:
-            raise _openvino_error("reading model", error) from error
-
-    def _compile(self, shaped: Any, settings: OpenvinoSettings) -> None:
-        try:
-            self._request = self._core.compile_model(shaped, "CPU", settings.properties).create_infer_request()
-        except RuntimeError as error:
-            raise _openvino_error("loading model", error) from error
-        self._model = None
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +122,7 @@ class OpenvinoBackend(BatchedBackend):
                 request.set_input_tensor(self._inputs[name], _tensor(array, name in self._bf16))
             request.start_async()
             request.wait()
-        except RuntimeError as error:
+        except RuntimeError as error:  # the body of _errors_in: the context would take instructions for each batch
             raise _openvino_error("running inference", error) from error
         outputs: dict[str, Array] = {}
         for name, position in self._outputs.items():
@@ -144,11 +138,7 @@ class OpenvinoBackend(BatchedBackend):
                 f"expected requests with batch size '{self._fixed_rows}', got '{rows}'... this error can be avoided by "
                 "setting 'ENABLE_BATCH_PADDING' parameter in model configuration to 'YES' at a performance cost."
             )
-        padded = {}
-        for name, array in inputs.items():
-            padded[name] = np.zeros((self._fixed_rows, *array.shape[1:]), array.dtype)
-            padded[name][:rows] = array
-        return padded
+        return {name: with_rows(array, self._fixed_rows) for name, array in inputs.items()}
 
 
 def _tensor(array: Array, is_bf16: bool) -> Any:
@@ -158,6 +148,15 @@ def _tensor(array: Array, is_bf16: bool) -> Any:
 
 def _openvino_error(where: str, error: RuntimeError) -> InternalError:
     return InternalError(f"openvino error in {where} : {str(error).strip()}")
+
+
+@contextmanager
+def _errors_in(where: str) -> Iterator[None]:
+    """A context for a step of OpenVINO's, whose errors become InternalErrors that name the step."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _openvino_error(where, error) from error
 
 
 # -- the model and its configuration ----------------------------------------------------------------------------------
@@ -173,10 +172,6 @@ def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTe
         datatype = _NAME_OF.get(element_type)
         tensors.append(IOTensor(name, BY_NAME[datatype].config_name if datatype else element_type, dims))
     return tuple(tensors)
-
-
-def _with_batch(tensors: Sequence[IOTensor]) -> tuple[IOTensor, ...]:
-    return tuple(tensor._replace(dims=(-1, *tensor.dims[1:])) for tensor in tensors)
 
 
 def _as_served(
@@ -232,10 +227,8 @@ def _reshaped(model: Any, signature: Signature, settings: OpenvinoSettings, lead
         elif shape.rank.is_static and len(shape) >= len(leading):
             shapes[position] = openvino.PartialShape([*leading, *list(shape)[len(leading) :]])
     shaped = model.clone()
-    try:
+    with _errors_in("setting max batch size" if leading else "setting shape"):
         shaped.reshape(shapes)
-    except RuntimeError as error:
-        raise _openvino_error("setting max batch size" if leading else "setting shape", error) from error
     return shaped
 
 
@@ -245,7 +238,5 @@ def _converted(model: Any, signature: Signature) -> Any:
     for end, specs in ((steps.input, signature.inputs), (steps.output, signature.outputs)):
         for spec in specs.values():
             end(spec.name).tensor().set_element_type(_TYPE_OF[spec.datatype.name])
-    try:
+    with _errors_in("setting precision"):
         return steps.build()
-    except RuntimeError as error:
-        raise _openvino_error("setting precision", error) from error
