@@ -102,7 +102,10 @@ class OnnxruntimeBackend(BatchedBackend):
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
         if not sequences.states(model.config):  # the shapes of states, which clients do not see, are not known
-            self._shapes = self._output_shapes()
+            described = self._session.get_inputs(), self._session.get_outputs()
+            file_inputs, file_outputs = [{each.name: each.shape for each in every} for every in described]
+            is_known = not self._scalars.keys() & file_outputs
+            self._shapes = OutputShapes.of(signature, file_inputs, file_outputs) if is_known else None
         if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
             self._needs_binding, self._bind_nbytes = True, 0
             self.stage = _staging()
@@ -134,8 +137,7 @@ class OnnxruntimeBackend(BatchedBackend):
                 enable_fallback=0,
             )  # fmt: skip
         except _ORT_ERRORS as error:
-            code, message = _code_and_message(error)
-            raise InternalError(f"onnx runtime error {code}: {message}") from error
+            raise _ort_error(error) from error
         onnxruntime_checks.check_providers(model, settings.providers, self._session.get_providers())
         self._run_options = _run_options(settings, device.log_verbose)
 
@@ -144,13 +146,6 @@ class OnnxruntimeBackend(BatchedBackend):
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
         """The shapes of all outputs, if they are known and large enough for binding to pay; else None."""
         return None if self._shapes is None else self._shapes.of_batch(inputs, rows, self._bind_nbytes)
-
-    def _output_shapes(self) -> OutputShapes | None:
-        inputs, outputs = [
-            {each.name: each.shape for each in every}
-            for every in (self._session.get_inputs(), self._session.get_outputs())
-        ]
-        return None if self._scalars.keys() & outputs else OutputShapes.of(self._signature, inputs, outputs)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's text if the run fails."""
@@ -164,8 +159,7 @@ class OnnxruntimeBackend(BatchedBackend):
                 f"model '{self._signature.name}' returned a string that is not UTF-8: {error}"
             ) from error
         except _ORT_ERRORS as error:
-            code, message = _code_and_message(error)
-            raise InternalError(f"onnx runtime error {code}: {message}") from error
+            raise _ort_error(error) from error
         return self._as_configured(dict(zip(self._output_names, outputs, strict=True)))
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
@@ -200,8 +194,7 @@ class OnnxruntimeBackend(BatchedBackend):
         try:
             self._session.run_with_iobinding(binding, self._run_options)
         except _ORT_ERRORS as error:
-            code, message = _code_and_message(error)
-            raise InternalError(f"onnx runtime error {code}: {message}") from error
+            raise _ort_error(error) from error
         if outputs:
             return outputs
         results = zip(self._signature.outputs.values(), binding.get_outputs(), strict=True)
@@ -271,10 +264,11 @@ def _to_numpy(datatype: Datatype, value: Any) -> Array:
     return words
 
 
-def _code_and_message(error: Exception) -> tuple[int, str]:
-    """ONNX Runtime's error number (1 = FAIL if it gives none) and text."""
+def _ort_error(error: Exception, more: str = "") -> InternalError:
+    """The error for one of ONNX Runtime's: its number (1 = FAIL if it gives none) and text, and a sentence more."""
     match = _ORT_SENTENCE.match(str(error))
-    return (int(match[1]), match[2].strip()) if match else (1, str(error).strip())
+    code, message = (int(match[1]), match[2].strip()) if match else (1, str(error).strip())
+    return InternalError(f"onnx runtime error {code}: {message}{more}")
 
 
 def _io_tensors(arguments: Sequence[Any]) -> tuple[IOTensor, ...]:
@@ -313,10 +307,10 @@ def _register_operators(options: Any, name: str, model: BackendModel) -> None:
     try:
         options.register_custom_ops_library(next(filter(os.path.isfile, places), name))
     except _ORT_ERRORS as error:
-        code, message = _code_and_message(error)
-        raise InternalError(
-            f"onnx runtime error {code}: {message}. Model '{model.name}' names '{name}' in op_library_filename, "
-            f"looked for as {' and '.join(places)}, then as the system's loader does, with LD_LIBRARY_PATH"
+        raise _ort_error(
+            error,
+            f". Model '{model.name}' names '{name}' in op_library_filename, looked for as {' and '.join(places)}, then "
+            "as the system's loader does, with LD_LIBRARY_PATH",
         ) from error
 
 
