@@ -46,6 +46,8 @@ MAX_GRAPHS = 16
 
 
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+#: A captured run, the arrays of its outputs, and the context whose memory it uses.
+_Captured: TypeAlias = tuple[cuda.CudaGraph, dict[str, Array], Any]
 
 
 class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
@@ -116,7 +118,7 @@ class TensorrtBackend(BatchedBackend):
         self._here = cuda.Buffers(cuda.PinnedMemory)
         self._there = cuda.Buffers(cuda.DeviceMemory)
         self._growing: dict[str, GrowingOutput] = {}  # outputs whose shapes depend on the data
-        self._graphs: dict[Shapes, _Graph] = {}
+        self._graphs: dict[Shapes, _Captured] = {}
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
         self._num_moves = 0  # number of moves of both buffers when the graphs were captured
 
@@ -260,11 +262,11 @@ class TensorrtBackend(BatchedBackend):
         for name, array in inputs.items():
             self._gather(name, array)
         shapes: Shapes = tuple((name, array.shape) for name, array in inputs.items())
-        graph = self._graph(shapes)
-        if graph is not None:
-            graph.launch()
+        captured = self._captured(shapes)
+        if captured is not None:
+            captured[0].launch()
             self._stream.synchronize()
-            return graph.outputs
+            return captured[1]
         values = {name: tuple(inputs[name].ravel().tolist()) for name in self._host_names.intersection(inputs)}
         profile = choose(self._profiles, dict(shapes), values)
         context = self._contexts[profile.number]
@@ -347,50 +349,39 @@ class TensorrtBackend(BatchedBackend):
         sizes = self._graph_batch_sizes
         if sizes is None or self._host_names or shapes in self._refused:
             return False
-        if len(self._graphs) + len(self._refused) >= MAX_GRAPHS:
-            return False
-        return not sizes or shapes[0][1][:1] in {(size,) for size in sizes}
+        has_room = len(self._graphs) + len(self._refused) < MAX_GRAPHS
+        return has_room and (not sizes or shapes[0][1][:1] in {(size,) for size in sizes})
 
-    def _graph(self, shapes: Shapes) -> "_Graph | None":
+    def _captured(self, shapes: Shapes) -> _Captured | None:
         """The graph for a batch of these shapes, if any; all graphs are dropped if memory that they use has moved."""
         num_moves = self._here.num_moves + self._there.num_moves
         if num_moves != self._num_moves:
-            for graph in self._graphs.values():
+            for graph, _, _ in self._graphs.values():
                 graph.destroy()
             self._graphs.clear()
             self._num_moves = num_moves
         return self._graphs.get(shapes)
 
     def _try_capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
-        """Capture a graph of these shapes if that is possible; the batch itself has been computed already."""
+        """Capture a run of these shapes as a graph, if that is possible; the batch itself has been computed already.
+
+        TensorRT leaves a graph undefined once the shapes of its context change, so each graph has its own context; and
+        a context must have run once before its run is captured.
+        """
         try:
-            self._capture(shapes, profile, inputs)
+            context = self._context(profile)
+            outputs = self._prepare(context, inputs)
+            self._enqueue(context, inputs, outputs)
+            self._stream.synchronize()
+            graph = self._stream.capture(lambda: self._enqueue(context, inputs, outputs))
+            self._captured(shapes)  # drops useless graphs first
+            self._graphs[shapes] = graph, outputs, context
         except (cuda.CudaError, ShoalError) as error:
             if fault_of(error) is Fault.DEVICE_LOST:
                 raise
             self._refused.add(shapes)
             _log.warning("there will be no CUDA graph of batches of %s: %s", dict(shapes), error)
             self._stream.synchronize()  # work in progress may need the context, which is released now
-
-    def _capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
-        """Capture a run of these shapes as a graph. TensorRT leaves a graph undefined once the shapes of its context
-        change, so each graph has its own context; and a context must have run once before its run is captured."""
-        context = self._context(profile)
-        outputs = self._prepare(context, inputs)
-        self._enqueue(context, inputs, outputs)
-        self._stream.synchronize()
-        graph = self._stream.capture(lambda: self._enqueue(context, inputs, outputs))
-        self._graph(shapes)  # drops useless graphs first
-        self._graphs[shapes] = _Graph(graph, context, outputs)
-
-
-class _Graph:
-    """A captured run, the context whose memory it uses, and the arrays of its outputs."""
-
-    def __init__(self, graph: cuda.CudaGraph, context: Any, outputs: dict[str, Array]) -> None:
-        self.outputs = outputs
-        self._context = context
-        self.launch, self.destroy = graph.launch, graph.destroy
 
 
 def _address(array: Array) -> int:

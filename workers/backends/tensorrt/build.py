@@ -71,7 +71,11 @@ def cache_key(order: Order, device: str, version: str) -> str:
     """A key that is equal for orders with equal engines. Weights in other files count if the file names them."""
     digest = hashlib.sha256()
     for path in (order.onnx, *sorted(set(weight_files(order.onnx)))):
-        digest.update(_hashed(path))
+        file_digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                file_digest.update(piece)
+        digest.update(file_digest.digest())
     shapes = sorted((name, *map(tuple, shapes)) for name, shapes in order.shapes.items())
     digest.update(repr((shapes, order.max_batch_size, order.fp16, order.workspace_mib, device, version)).encode())
     return digest.hexdigest()[:32]
@@ -86,14 +90,6 @@ def weight_files(onnx: Path) -> Iterator[Path]:
         path = onnx.parent / os.fsdecode(data[match.end() : match.end() + nbytes])
         if path.is_file():
             yield path
-
-
-def _hashed(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.digest()
 
 
 def build(order: Order, target: Path, cache: Path, report: Callable[[str], None]) -> None:
