@@ -79,7 +79,8 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
     outputs: dict[str, list[int | str]] = {name: list(tensor.shape) for name, tensor in first.items()}
     for position, size in enumerate(base.shape):
         results = [_changed(module, base, len(names), position, new) for new in (size * 2, size + 1)]
-        if any(result is None or not _alike(result, first) for result in results):
+        ranks = [{name: each.ndim for name, each in (result or {}).items()} for result in (first, *results)]
+        if ranks != [ranks[0]] * 3:
             continue
         inputs[position] = f"d{position}"
         for result in results:
@@ -96,10 +97,6 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
         "inputs": [(name, TYPES[base.dtype], inputs) for name in names],
         "outputs": [(name, datatypes[name], dims) for name, dims in outputs.items()],
     }
-
-
-def _alike(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return {name: each.ndim for name, each in one.items()} == {name: each.ndim for name, each in other.items()}
 
 
 def _changed(module: Any, base: Candidate, count: int, position: int, size: int) -> dict[str, torch.Tensor] | None:

@@ -140,14 +140,11 @@ class PytorchBackend(BatchedBackend):
         requests = joinable(requests, answers)
         if requests:
             answers.input_end_ns = time.monotonic_ns()
-            outputs = self._run(lambda: self._joined(requests), self._staying(requests))
+            names = set(requests[0].parsed.stays) if self._keeps_outputs else set[str]()
+            staying = names.intersection(*[request.parsed.stays for request in requests])
+            outputs = self._run(lambda: self._joined(requests), staying)
             answers.output_start_ns = time.monotonic_ns()
             answers.add_batch(requests, outputs)
-
-    def _staying(self, requests: Sequence[Request]) -> Collection[str]:
-        """The outputs that all requests of a batch let stay on the GPU."""
-        names = set(requests[0].parsed.stays) if self._keeps_outputs else set[str]()
-        return names.intersection(*[request.parsed.stays for request in requests])
 
     def _joined(self, requests: Sequence[Request]) -> dict[str, torch.Tensor | list[bytes]]:
         """The inputs of a batch on the instance's GPU, each from where its request has it."""

@@ -68,7 +68,9 @@ class Forward(Program):
             return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
         if isinstance(result, Mapping):
             return {name: self._at(result, name, (name,)) for name in self._outputs}
-        is_one = isinstance(result, torch.Tensor) or _is_strings(result)
+        # A list of strings is one output; so is an empty list, since its elements have no type.
+        is_strings = isinstance(result, list) and all(isinstance(each, str) for each in result[:1])
+        is_one = isinstance(result, torch.Tensor) or is_strings
         values = [result] if is_one else result
         if not isinstance(values, (tuple, list)):
             raise TypeError(_NO_OUTPUT)
@@ -158,20 +160,15 @@ def load(model: BackendModel, device: torch.device | None, settings: PytorchSett
 
 def _file(model: BackendModel) -> str:
     if not model.file:
-        return _python_file(model)
+        for file in (os.path.join(model.version_dir, filename) for filename in _PYTHON_FILENAMES):
+            if os.path.exists(file):
+                return file
+        raise UnavailableError(f"No model found in {model.version_dir}/{list(_PYTHON_FILENAMES)}")
     # Triton looks for a model.pt2 if there is no model.pt.
     for file in (model.file, f"{model.file}2" if os.path.basename(model.file) == "model.pt" else model.file):
         if os.path.exists(file):
             return file
     raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
-
-
-def _python_file(model: BackendModel) -> str:
-    for filename in _PYTHON_FILENAMES:
-        file = os.path.join(model.version_dir, filename)
-        if os.path.exists(file):
-            return file
-    raise UnavailableError(f"No model found in {model.version_dir}/{list(_PYTHON_FILENAMES)}")
 
 
 def _form(model: BackendModel, file: str) -> str:
@@ -338,12 +335,6 @@ def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
         if len(steps) == 1 and isinstance(keys[-1], pytree.MappingKey):
             found.setdefault(steps[0], position)
     return found
-
-
-def _is_strings(value: Any) -> bool:
-    """Whether `value` is one output, a list of strings. An empty list counts as one, since its elements have no
-    type."""
-    return isinstance(value, list) and all(isinstance(each, str) for each in value[:1])
 
 
 _LOADERS = {"torchscript": _torchscript, "export": _export, "aotinductor": _aotinductor}
