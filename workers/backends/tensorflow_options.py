@@ -39,6 +39,11 @@ def tensorflow_settings(model: BackendModel, device: Device) -> TensorflowSettin
         raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number", "0")
     if device.kind != "KIND_CPU":
         raise UnsupportedError(f"unable to load model '{model.name}', TensorFlow models are served on KIND_CPU only")
+    init_ops_file = model.parameter("TF_INIT_OPS_FILE") or ""
+    if "/" in init_ops_file:
+        raise _invalid(
+            model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's", init_ops_file
+        )
     optimization = model.config.get("optimization", {})
     if optimization.get("execution_accelerators", {}).get("cpu_execution_accelerator"):
         raise InvalidArgumentError("CPU Execution Accelerator is not supported in TensorFlow backend")
@@ -49,7 +54,7 @@ def tensorflow_settings(model: BackendModel, device: Device) -> TensorflowSettin
         uses_per_session_threads=_flag(model, "TF_USE_PER_SESSION_THREADS", model.parameter),
         graph_tag=model.parameter("TF_GRAPH_TAG") or DEFAULT_TAG,
         signature_def=model.parameter("TF_SIGNATURE_DEF") or DEFAULT_SIGNATURE,
-        init_ops_file=_init_ops_file(model),
+        init_ops_file=init_ops_file,
         jit_level=max(-1, min(2, optimization.get("graph", {}).get("level", 0))),
         allows_soft_placement=_flag(model, "allow-soft-placement", model.backend_config.get, default=True),
     )
@@ -74,13 +79,6 @@ def _number(model: BackendModel, key: str, default: int) -> int:
 def _flag(model: BackendModel, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
     value = (get(key) or "").lower()
     return parameters.flag(model, key, value, _FLAGS, "'true' or 'false'", _invalid, default=default)
-
-
-def _init_ops_file(model: BackendModel) -> str:
-    name = model.parameter("TF_INIT_OPS_FILE") or ""
-    if "/" in name:
-        raise _invalid(model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's", name)
-    return name
 
 
 def _invalid(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
