@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scripts.gpu_check.finding import FAKES
+from shoal.workers.gpu_pool import GpuPool
 
 _FRESH = ("cuda", "shoal.workers.cuda", "tritonclient.utils.cuda_shared_memory")
 
@@ -41,6 +42,11 @@ def contents(folder: Path, name: str) -> bytes:
 def is_open(folder: Path, name: str) -> bool:
     """Whether some process has it open."""
     return any(folder.glob(f"fake-{name}.open.*"))
+
+
+def free_nbytes(pool: GpuPool) -> int:
+    """The bytes of a pool that no part has, in however many pieces."""
+    return sum(end - start for start, end in pool._extents.free) + sum(nbytes for _, nbytes in pool._returned)
 
 
 def _forget() -> None:

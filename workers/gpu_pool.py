@@ -33,24 +33,19 @@ class Extents:
 
     def __init__(self, nbytes: int) -> None:
         # Changed by take and put: (start, end) of each free part, in order, no two adjacent.
-        self._free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
-
-    @property
-    def free(self) -> list[tuple[int, int]]:
-        """(start, end) of all free parts, in order."""
-        return list(self._free)
+        self.free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
 
     def take(self, nbytes: int) -> int | None:
         """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns where it begins; None if none fits."""
-        for number, (start, end) in enumerate(self._free):
+        for number, (start, end) in enumerate(self.free):
             if end - start >= nbytes:
-                self._free[number : number + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                self.free[number : number + 1] = [(start + nbytes, end)] if end - start > nbytes else []
                 return start
         return None
 
     def put(self, start: int, nbytes: int) -> None:
         """Give back a part that was taken. Raises ValueError if any of it is free."""
-        free, end = self._free, start + nbytes
+        free, end = self.free, start + nbytes
         number = bisect_left(free, (start, end))
         before = free[number - 1] if number else (0, -1)
         after = free[number] if number < len(free) else (end + 1, end + 1)
@@ -137,19 +132,6 @@ class GpuPool:
     def release(self, ref: int) -> None:
         """Give back the parts of a block that is freed, if it had any."""
         self._held.pop(ref, None)
-
-    @property
-    def num_held(self) -> int:
-        """Blocks to which parts belong."""
-        return len(self._held)
-
-    @property
-    def free_nbytes(self) -> int:
-        """Bytes that are free, in however many pieces; 0 before the first output has stayed."""
-        with self._lock:
-            while self._returned:
-                self._extents.put(*self._returned.popleft())
-            return sum([end - start for start, end in self._extents.free])
 
     def _put_back(self, offset: int, nbytes: int) -> None:
         self._returned.append((offset, nbytes))

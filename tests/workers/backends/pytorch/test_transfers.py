@@ -14,7 +14,7 @@ from shoal.shm.cuda_regions import CudaPlace
 from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.gpu_pool import GpuPool
 from shoal.workers.loop import Loop
-from tests.fake_cuda import contents, fake_cuda, others_memory
+from tests.fake_cuda import contents, fake_cuda, free_nbytes, others_memory
 from tests.request_headers import packed
 from tests.workers.backends.pytorch.pytorch_models import WARNINGS, Sum, config, loaded, scripted
 from tests.workers.worker_harness import Batcher
@@ -168,10 +168,10 @@ def test_outputs_stay_on_the_gpu_if_the_requests_let_them(
         name = bytes(block[start + 4 : start + 68]).rstrip(b"\0").decode().removeprefix("fake-")
         assert contents(tmp_path, name)[:16] == (2 * array).tobytes()
         assert batcher._read(other).outputs["Y"].tolist() == [(2 * array).tolist()]
-        assert pool.num_held == 1
+        assert len(pool._held) == 1
         batcher.free(stays[4])
         loop.step()
-        assert (pool.num_held, pool.free_nbytes) == (0, 1024)
+        assert (len(pool._held), free_nbytes(pool)) == (0, 1024)
 
 
 def layout_of(inputs: list[Any], *stays: tuple[str, int]) -> bytes:
