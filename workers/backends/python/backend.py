@@ -186,7 +186,7 @@ class PythonBackend(Backend):
             raise
 
     async def _call_async(self, batch: Sequence[ServedRequest], parents: Parents) -> Responses:
-        self._runtime.adopt(parents)
+        current_parents.set(parents)  # of the calls of this coroutine, in the event loop's thread
         try:
             return await self._model.execute_async(batch)
         finally:
@@ -231,10 +231,7 @@ class PythonBackend(Backend):
             self._runtime = self._first._runtime
             return
         self._model = PythonModel(identity, model.config)
-        self._own_process(model, device)
-
-    def _own_process(self, model: BackendModel, device: Device) -> None:
-        """Change settings of the interpreter, which runs only this model."""
+        # Settings of the interpreter, which runs only this model.
         sys.dont_write_bytecode = True  # bytecode beside a model would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()

@@ -155,13 +155,10 @@ class BlsCall:
             if not self._refs:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)
+            # Responses whose tensors are lent are kept, and inputs that stay on the GPU.
+            keep = [each._source.keep for each in self._request._inputs if each._source is not None] + self._kept
             self._number = self._client.submit(
-                outgoing,
-                self._answer,
-                self._deadline_ns,
-                self._parents.are_cancelled,
-                self._lenders(),
-                self._request._trace._key,
+                outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, keep, self._request._trace._key
             )
         except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)
@@ -235,11 +232,6 @@ class BlsCall:
             return Input(name, datatype, shape, data)
         return Input(name, datatype, shape, data, source.ref, source.offset)
 
-    def _lenders(self) -> list[object]:
-        """Objects that keep the responses whose tensors are lent."""
-        keep = [tensor._source.keep for tensor in self._request._inputs if tensor._source is not None]
-        return keep + self._kept
-
     # --- responses: in the listening thread, which never waits ---
 
     def _answer(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
@@ -258,7 +250,9 @@ class BlsCall:
             self._deliver(response, is_final or response is None)
 
     def _fail(self, error: ShoalError, is_final: bool) -> None:
-        if self._client.now_ns() >= self._deadline_ns and self._calls_itself():
+        entry = self._entry
+        calls_itself = entry is not None and entry.name == self._caller and entry.num_instances == 1
+        if calls_itself and self._client.now_ns() >= self._deadline_ns:
             error = UnavailableError(
                 f"{error}; model '{self._caller}' has called itself, and its only instance waits for that call. Give "
                 "it more instances, or make execute a coroutine that awaits async_exec()"
@@ -271,11 +265,8 @@ class BlsCall:
             self._client.give_back(self._refs)
             # The receiver of responses refers to this call's `cancel`: with a reference back, the cycle would keep
             # memory until it is collected.
-            self._on_response, self._refs = _ignore, frozenset()
+            self._on_response, self._refs = lambda _response, _is_final: None, frozenset()
         on_response(response, is_final)
-
-    def _calls_itself(self) -> bool:
-        return self._entry is not None and self._entry.name == self._caller and self._entry.num_instances == 1
 
     def _tensors(self, answer: HeldResponse) -> list[Tensor]:
         assert self._entry is not None
@@ -299,10 +290,6 @@ class BlsCall:
                 array = np.ndarray(shape, datatype.dtype, block, offset)
                 tensors.append(Tensor._made(name, datatype, shape, array, None, source))
         return tensors
-
-
-def _ignore(_response: InferenceResponse | None, _is_final: bool) -> None:
-    """Receive responses once the call is over, without effect."""
 
 
 def _known(error: Exception, prefix: str = "") -> ShoalError:

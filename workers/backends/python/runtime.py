@@ -62,10 +62,6 @@ class WorkerRuntime(Runtime):
         current_parents.set(parents)
         return parents
 
-    def adopt(self, parents: Parents) -> None:
-        """Make requests the parents of the running coroutine's calls, in the event loop's thread."""
-        current_parents.set(parents)
-
     def end(self, parents: Parents) -> None:
         """Wait for calls that use these requests' tensors and that the model has not awaited; the requests are
         answered after this."""
