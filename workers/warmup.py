@@ -10,7 +10,7 @@ only logged. Runs in a worker while the model loads.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,23 +67,21 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
                 log.verbose(1), "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                 model.name, model.instance_name, name, iteration,
             )  # fmt: skip
-            errors = _run(backend, requests, Answers(len(requests), plans), model)
-            if errors:
-                raise _failed(name, list(dict.fromkeys(map(str, errors))))
+            _run(backend, requests, Answers(len(requests), plans), model, name)
     if (recording := recording_of(model.config)) is not None:
         for requests in _recorded_batches(recording, model, signature):
-            errors = _run(backend, requests, Answers(len(requests), plans), model)
-            if errors:
-                raise _failed(recording, list(dict.fromkeys(map(str, errors))))
+            _run(backend, requests, Answers(len(requests), plans), model, recording)
 
 
-def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel) -> Sequence[ShoalError]:
+def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel, sample: str) -> None:
+    """Run one batch of a sample or a recording. Raises InvalidArgumentError with the errors of its requests, if any."""
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
     except Exception as error:  # noqa: BLE001 - whatever a model raises is the reason why it cannot be loaded
         answers.fail_all(as_shoal_error(error, model.name, model.instance_name, requests))
-    return answers.errors
+    if answers.errors:
+        raise _failed(sample, list(dict.fromkeys(map(str, answers.errors))))
 
 
 def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
@@ -97,18 +95,28 @@ def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
 
 def _requests(sample: Config, model: BackendModel, signature: Signature) -> list[Request]:
     """The requests of one batch: `batch_size` requests of one row each, all with equal data."""
-    body, tensors = bytearray(), list[TensorRef]()
+    tensors = []
     leading = (1,) if signature.max_batch_size > 0 else ()
     for name, given in sample["inputs"].items():
         spec = signature.inputs[name]
         shape = tuple(given["dims"]) if spec.reshape is None else reshaped(given["dims"], spec.dims, spec.reshape)
-        data = _data(given, spec, model)
-        body += bytes(-len(body) % 64)
-        tensors.append(TensorRef(name, spec.datatype.wire, leading + shape, len(body), len(data)))
-        body += data
-    block, header = memoryview(body).toreadonly(), pack_request(InferRequest("", tuple(tensors), (), {}))
+        tensors.append((name, spec.datatype.wire, leading + shape, _data(given, spec, model)))
+    block, header = _packed(InferRequest("", (), (), {}), tensors)
     reader = RequestReader(signature)
     return [reader.open(position, block, header) for position in range(sample["batch_size"])]
+
+
+def _packed(
+    request: InferRequest, tensors: Iterable[tuple[str, int, tuple[int, ...], bytes]]
+) -> tuple[memoryview, bytes]:
+    """A block with these tensors (name, wire number of the datatype, shape, bytes), and the header of a request that
+    has them."""
+    body, refs = bytearray(), list[TensorRef]()
+    for name, wire, shape, data in tensors:
+        body += bytes(-len(body) % 64)
+        refs.append(TensorRef(name, wire, shape, len(body), len(data)))
+        body += data
+    return memoryview(body).toreadonly(), pack_request(request._replace(inputs=tuple(refs)))
 
 
 def _recorded_batches(filename: str, model: BackendModel, signature: Signature) -> Iterator[list[Request]]:
@@ -144,13 +152,9 @@ def _recorded_batches(filename: str, model: BackendModel, signature: Signature) 
 
 def _opened(reader: RequestReader, position: int, recorded: "RecordedRequest") -> Request:
     """A recorded request as its instance got it. Raises InternalError if it is not for this model."""
-    body, tensors = bytearray(), list[TensorRef]()
-    for each in recorded.inputs:
-        body += bytes(-len(body) % 64)
-        tensors.append(TensorRef(each.name, BY_NAME[each.datatype].wire, each.shape, len(body), len(each.data)))
-        body += each.data
-    header = InferRequest(recorded.id, tuple(tensors), recorded.requested_outputs, recorded.parameters)
-    return reader.open(position, memoryview(body).toreadonly(), pack_request(header))
+    request = InferRequest(recorded.id, (), recorded.requested_outputs, recorded.parameters)
+    tensors = [(each.name, BY_NAME[each.datatype].wire, each.shape, each.data) for each in recorded.inputs]
+    return reader.open(position, *_packed(request, tensors))
 
 
 def check_files(model: BackendModel, signature: Signature) -> None:
@@ -226,8 +230,7 @@ def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
     if any(spec.datatype is BYTES for spec in required):
         return None
     leading = (1,) if signature.max_batch_size > 0 else ()
-    return {spec.name: np.zeros(leading + _smallest_dims(spec), spec.datatype.dtype) for spec in required}
-
-
-def _smallest_dims(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(max(dim, 1) for dim in spec.model_dims)
+    return {
+        spec.name: np.zeros(leading + tuple([max(dim, 1) for dim in spec.model_dims]), spec.datatype.dtype)
+        for spec in required
+    }
