@@ -66,7 +66,7 @@ class WorkerOversizeBlocks:
         self._segment, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
         self._channel.send(shared.PayloadWanted(self._request, nbytes))
         try:
-            self._wait()
+            listen_until(lambda: self._is_ready or self._refusal is not None, self._channel, self.listen, self._wait_s)
         finally:
             self._is_waiting = False
             segment, self._segment = self._segment, None
@@ -85,12 +85,6 @@ class WorkerOversizeBlocks:
         # mapped.
         refusal, self._refusal = self._refusal, None
         return refusal
-
-    def _wait(self) -> None:
-        def is_settled() -> bool:
-            return self._is_ready or self._refusal is not None
-
-        listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
     def receive(self, message: shared.PayloadNews) -> None:
         """Apply the supervisor's answer to a request for a segment; takes over the descriptor."""

@@ -109,16 +109,14 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
         memory = map_memory(granted, WorkerOversizeBlocks(channel))
         _mapped.add(memory)
         channel.send(MemoryMapped())
-        may_run_again = order.may_run_again
         if order.gpu_pool_nbytes and auditor is None:  # an auditor compares answers in host memory
             memory.keep_on_gpu(pool := GpuPool(order.gpu, order.gpu_pool_nbytes))
             backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
-        spin_ns = order.spin_ns
         open_batches = OpenBatches(memory, order.execution_timeout_ms)
         loop = Loop(
             backend, signature, instance_name, memory, tensors, open_batches,
-            may_run_again=may_run_again, gpu=gpu, spin_ns=spin_ns,
+            may_run_again=order.may_run_again, gpu=gpu, spin_ns=order.spin_ns,
         )  # fmt: skip
         loop.auditor = auditor
         threads = InstanceThreads(lambda channel: serve(channel, backend))
@@ -173,17 +171,13 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
     signature = Signature.from_config(config)
     if isinstance(backend, BatchedBackend) and isinstance(backend.ragged, PaddedBatches):
         backend.ragged.counts = PaddingMetrics(model.name, model.version)
-    return backend, signature, tensors, _auditor(backend, model, signature)
-
-
-def _auditor(backend: Backend, model: BackendModel, signature: Signature) -> "BatchDriftAuditor | None":
-    share = batch_drift_share(model.config)
-    if not share:
-        return None
+    if not (share := batch_drift_share(config)):
+        return backend, signature, tensors, None
     from shoal.workers.batch_drift import BatchDriftAuditor, DriftMetrics  # here: most models are not compared
 
     counts = DriftMetrics(model.name, model.version)
-    return BatchDriftAuditor(backend, OutputLayouts(signature), model.instance_name, share, counts)
+    auditor = BatchDriftAuditor(backend, OutputLayouts(signature), model.instance_name, share, counts)
+    return backend, signature, tensors, auditor
 
 
 def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | None) -> Loaded | None:
