@@ -44,7 +44,6 @@ class Holders:
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def is_held(self, ref: int) -> bool:
-        """Whether the block has a holder."""
         return ref in self._counts
 
     def release(self, key: int, part: int = 0) -> int:

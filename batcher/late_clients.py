@@ -48,7 +48,6 @@ class LateClients:
 
     @property
     def has_front_end(self) -> bool:
-        """Whether a late client is a front end."""
         return any(client.is_front_end for client in self._clients.values())
 
     def add(self, client: ClientPeer) -> None:
@@ -66,7 +65,6 @@ class LateClients:
         return self._clients.get(key >> NUMBER_BITS)
 
     def has(self, key: int) -> bool:
-        """Whether a request is a late client's."""
         return key >> NUMBER_BITS in self._clients
 
     def note_in_hand(self, key: int) -> None:

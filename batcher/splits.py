@@ -208,7 +208,6 @@ class Splits:
         self.fallen_back.pop(key, None)
 
     def forget_client(self, owner: int) -> None:
-        """Forget all requests of a dead client."""
         for requests in (self.routed, self.fallen_back):
             for key in [key for key in requests if key >> NUMBER_BITS == owner]:
                 del requests[key]

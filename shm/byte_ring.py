@@ -85,7 +85,6 @@ class ByteRingReader:
         self._begun = own.words[TAIL_WORD]  # by the reader's predecessor, in this ring
 
     def has_unread(self) -> bool:
-        """Whether the ring has unread entries."""
         return self._position != self._peer_words[TAIL_WORD]
 
     def read(self) -> Iterator[memoryview]:

@@ -128,7 +128,6 @@ class Geometry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole segment."""
         full = self.ring_capacity * RECORD_BYTES if self.small_capacity else 0
         return self.slab_end + (full + PAGE - 1) // PAGE * PAGE
 

@@ -87,12 +87,10 @@ class Slab:
 
     @property
     def taken_refs(self) -> list[int]:
-        """References to all allocated blocks."""
         return list(self._taken)
 
     @property
     def num_taken(self) -> int:
-        """Number of allocated blocks."""
         return len(self._taken)
 
     @property
@@ -256,7 +254,6 @@ class SlabView:
 
     @property
     def nbytes(self) -> int:
-        """The size of the slab in bytes."""
         return self._num_units * UNIT
 
     def open(self, ref: int) -> memoryview | None:

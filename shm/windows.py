@@ -67,7 +67,6 @@ class Windows:
         self._bins = self._all_bins[0]
 
     def clear(self) -> None:
-        """Discard all counts."""
         self._period = -1
         for stamp in self._stamps:
             stamp[0] = 0

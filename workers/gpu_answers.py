@@ -39,7 +39,6 @@ class DeviceOutput:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     def __len__(self) -> int:

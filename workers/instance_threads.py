@@ -29,7 +29,6 @@ class InstanceThreads:
         self._threads: list[threading.Thread] = []
 
     def start(self, number: int) -> None:
-        """Start the thread of the instance with this number."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         # A daemon: a process whose supervisor has gone must not wait for a thread that executes.
         thread = threading.Thread(target=self._run, args=(number,), name=f"instance {number}", daemon=True)

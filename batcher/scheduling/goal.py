@@ -98,7 +98,6 @@ class Goal:
             self._after_batch.begin(now_ns)
 
     def forget(self, instance: int) -> None:
-        """Forget an instance that is gone."""
         self._begun.pop(instance, None)
 
     def rows_now(

@@ -105,7 +105,6 @@ class RequestQueue:
         return next(iter(self._requests.values())).arrival_ns
 
     def drain(self) -> list[QueuedRequest]:
-        """Empty the queue, and return its requests."""
         requests = list(self._requests.values())
         self._requests.clear()
         self.rows = 0

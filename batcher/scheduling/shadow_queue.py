@@ -55,7 +55,6 @@ class ShadowQueue:
 
     @property
     def num_waiting(self) -> int:
-        """The number of requests that wait."""
         return len(self._waiting)
 
     def chooses(self, number: int) -> bool:

@@ -43,7 +43,6 @@ class VersionFigures:
         self.latencies = Counter[int]()
 
     def answered(self, latency_ns: int) -> None:
-        """Count an answered request."""
         self.num_requests += 1
         self.latencies[bucket(latency_ns)] += 1
 

@@ -41,7 +41,6 @@ class DeviceInput:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
         return self._tensor.nbytes
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -59,7 +59,6 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
         self.last_error = "TensorRT does not say why"
 
     def log(self, severity: Any, message: str) -> None:
-        """Log a message; called by TensorRT."""
         levels = tensorrt.ILogger.Severity
         if severity in (levels.INTERNAL_ERROR, levels.ERROR):
             self.last_error = message

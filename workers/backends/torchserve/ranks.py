@@ -106,7 +106,6 @@ class Ranks:
             connection.send_bytes(packed)
 
     def close(self) -> None:
-        """End the other ranks."""
         self._is_closing = True
         for connection in self._connections:
             connection.close()

@@ -53,11 +53,9 @@ class RequestProcessor:
         return self._request_header.get(key)
 
     def get_request_properties(self) -> Mapping[str, Any]:
-        """All headers of the request."""
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Set the status of the response."""
         self._status_code = code
         self._reason_phrase = reason_phrase
 
@@ -66,19 +64,15 @@ class RequestProcessor:
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
-        """The reason phrase of the status."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Set a header of the response."""
         self._response_header[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """The headers of the response that the handler has set."""
         return self._response_header
 
     def get_response_header(self, key: str) -> str | None:
-        """One header of the response."""
         return self._response_header.get(key)
 
 
@@ -141,7 +135,6 @@ class Context:
         return self._of(idx).get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> Mapping[str, Any]:
-        """All headers of a request."""
         return self._of(idx).get_request_properties()
 
     def get_sequence_id(self, idx: int) -> str:
@@ -151,7 +144,6 @@ class Context:
     # -- their responses --
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """Set the content type of one response."""
         self.set_response_header(idx, CONTENT_TYPE, value)
 
     def get_response_content_type(self, idx: int) -> str | None:
@@ -159,7 +151,6 @@ class Context:
         return self._of(idx).get_response_header(CONTENT_TYPE)
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Set a header of one response."""
         self._of(idx).add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
@@ -171,12 +162,10 @@ class Context:
         self._of(idx).report_status(code, reason_phrase=phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Set the status of all responses of the batch."""
         for processor in self.request_processor or ():
             processor.report_status(code, reason_phrase=phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
-        """Status and text of one response."""
         processor = self._of(idx)
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 

@@ -109,7 +109,6 @@ class TensorOnGpu:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
         return self._there.nbytes
 
     def host(self) -> NDArray[Any]:

@@ -28,7 +28,6 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """The error's sentence."""
         return self._message
 
     def code(self) -> int:
@@ -46,7 +45,6 @@ class TritonModelException(Exception):
     """The exception that these utilities raise, and that a model may raise."""
 
     def message(self) -> str:
-        """The exception's sentence."""
         return str(self)
 
 

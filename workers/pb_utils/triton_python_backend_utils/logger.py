@@ -20,22 +20,18 @@ class Logger:
 
     @staticmethod
     def log(message: str | bytes, level: str = INFO) -> None:
-        """Write a line of this level."""
         _write(level, message)
 
     @staticmethod
     def log_info(message: str | bytes) -> None:
-        """Write a line of level INFO."""
         _write(Logger.INFO, message)
 
     @staticmethod
     def log_warn(message: str | bytes) -> None:
-        """Write a line of level WARNING."""
         _write(Logger.WARNING, message)
 
     @staticmethod
     def log_error(message: str | bytes) -> None:
-        """Write a line of level ERROR."""
         _write(Logger.ERROR, message)
 
     @staticmethod

@@ -92,7 +92,6 @@ class ModelRequest:
     # -- its contents --
 
     def inputs(self) -> list[Tensor]:
-        """The input tensors."""
         return list(self._inputs)
 
     def request_id(self) -> str:
@@ -120,7 +119,6 @@ class ModelRequest:
         return request_parameters.as_json(self._parameters)
 
     def requested_output_names(self) -> list[str]:
-        """The names of the requested outputs."""
         return list(self._requested_output_names)
 
     def preferred_memory(self) -> PreferredMemory:

@@ -36,7 +36,6 @@ class InferenceResponse:
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
-        """Whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:

@@ -92,11 +92,9 @@ class Tensor:
         return tensor
 
     def name(self) -> str:
-        """The tensor's name."""
         return self._name
 
     def shape(self) -> list[int]:
-        """The tensor's dimensions."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:

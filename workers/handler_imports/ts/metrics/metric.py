@@ -48,7 +48,6 @@ class Metric:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The value as a dict, for JSON."""
         return {
             "MetricName": self.name,
             "Value": self.value,

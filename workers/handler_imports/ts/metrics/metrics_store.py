@@ -20,7 +20,6 @@ class MetricsStore:
 
     @property
     def store(self) -> list[CachingMetric]:
-        """All metrics so far."""
         return [metric for metrics in self.cache.values() for metric in metrics.values()]
 
     def add_metric_to_cache(
@@ -70,7 +69,6 @@ class MetricsStore:
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] | None = None
     ) -> None:
-        """Add to a counter."""
         self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
 
     def add_time(
@@ -105,7 +103,6 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Record a percentage."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: object, dimensions: Sequence[Dimension] | None = None) -> None:

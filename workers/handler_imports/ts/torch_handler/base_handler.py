@@ -218,7 +218,6 @@ class BaseHandler:
         return None
 
     def get_device(self) -> Any:
-        """The device of the model."""
         return self.device
 
     def _is_explain(self) -> bool:

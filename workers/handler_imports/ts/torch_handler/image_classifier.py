@@ -17,11 +17,9 @@ class ImageClassifier(VisionHandler):
     image_processing = imagenet()
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Set the number of classes in an answer."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """The number of classes in an answer."""
         return self.topk
 
     @timed

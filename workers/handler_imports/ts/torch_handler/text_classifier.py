@@ -35,7 +35,6 @@ class TextClassifier(TextHandler):
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """The classes' scores of the text."""
         import torch
 
         numbers, _ = data
@@ -43,7 +42,6 @@ class TextClassifier(TextHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """The classes' probabilities, by label."""
         import torch
 
         return map_class_to_label(torch.nn.functional.softmax(data, dim=1).tolist(), self.mapping)
