@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
-from shoal.workers.backends.embedding.outputs import PIECE_NBYTES
-from shoal.workers.backends.embedding.pooling import add_up, pieces
+from shoal.workers.backends.embedding.outputs import PIECE_NBYTES, add_up, pieces
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, config, loaded, vectors
 from tests.workers.worker_harness import CPU, Batcher, loop_of, model, model_config, tensor_config
