@@ -36,7 +36,6 @@ from shoal.workers.backends import (
     BACKENDS,
     file_checks,
     onnx_file,
-    onnxruntime_checks,
     onnxruntime_options,
     openvino_options,
     pytorch_options,
@@ -240,7 +239,7 @@ def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[st
             text = f"'{file.name}' has its weights in a file of its own, '{location}', which is not there: copy it, too"
             yield Finding(ERROR, found.name, file, text)
     try:
-        onnxruntime_checks.refuse_maps(found.name, config, onnx.io.outputs)
+        onnxruntime_options.refuse_maps(found.name, config, onnx.io.outputs)
         if needs_autocomplete(config):
             config = finish_config(complete_from_file(config, onnx.io))
             finished[found.name] = config

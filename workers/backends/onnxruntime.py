@@ -25,7 +25,7 @@ from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.model_config import sequences
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
-from shoal.workers.backends import file_checks, onnxruntime_checks
+from shoal.workers.backends import file_checks, onnxruntime_options
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
 from shoal.workers.backends.output_shapes import OutputShapes
@@ -80,11 +80,11 @@ class OnnxruntimeBackend(BatchedBackend):
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         self._open(model, device)
         outputs = _io_tensors(self._session.get_outputs())
-        onnxruntime_checks.refuse_maps(model.name, model.config, outputs)
+        onnxruntime_options.refuse_maps(model.name, model.config, outputs)
         return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
     def load(self, model: BackendModel, device: Device) -> None:
-        onnxruntime_checks.refuse_bf16(model.config)
+        onnxruntime_options.refuse_bf16(model.config)
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
         initializers = _io_tensors(self._session.get_overridable_initializers())
@@ -138,7 +138,7 @@ class OnnxruntimeBackend(BatchedBackend):
             )  # fmt: skip
         except _ORT_ERRORS as error:
             raise _ort_error(error) from error
-        onnxruntime_checks.check_providers(model, settings.providers, self._session.get_providers())
+        onnxruntime_options.check_providers(model, settings.providers, self._session.get_providers())
         self._run_options = _run_options(settings, device.log_verbose)
 
     # -- running ------------------------------------------------------------------------------------------------------

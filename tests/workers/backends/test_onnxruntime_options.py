@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
-from tests.workers.worker_harness import model, model_config
+from shoal.workers.backends.onnxruntime_options import SessionSettings, check_providers, refuse_bf16, session_settings
+from tests.workers.worker_harness import model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
 GPU = Device("KIND_GPU", 1, (0, 1))
@@ -208,3 +208,34 @@ def test_operators_may_be_kept_off_the_cpu() -> None:
     assert [name for name, _ in settings({key: "1"}, GPU).providers] == ["CUDAExecutionProvider"]
     assert [name for name, _ in settings({key: "0"}, GPU).providers][-1] == "CPUExecutionProvider"
     assert [name for name, _ in settings({key: "1"}).providers] == ["CPUExecutionProvider"]
+
+
+A, B, Y = (
+    tensor_config("A", "TYPE_FP32", [16]),
+    tensor_config("B", "TYPE_STRING", [5, 3]),
+    tensor_config("Y", "TYPE_FP16", [2]),
+)
+BF16 = tensor_config("Z", "TYPE_BF16", [2])
+
+
+def test_what_is_not_refused() -> None:
+    refuse_bf16(model_config([A], [Y]))
+    refuse_bf16(model_config([A], [BF16]))
+    refuse_bf16(model_config([B], [Y]))
+
+
+def test_bf16_needs_a_model_without_strings() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        refuse_bf16(model_config([B], [BF16]))
+    assert str(caught.value) == "model 'm': TYPE_BF16 is not supported together with TYPE_STRING"
+
+
+def test_a_provider_that_could_not_be_set_up_is_not_done_without() -> None:
+    of_m = model(model_config([A], [Y]))
+    wanted: list[tuple[str, object]] = [("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {})]
+    check_providers(of_m, wanted, ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(UnavailableError) as caught:
+        check_providers(of_m, wanted, ["CPUExecutionProvider"])
+    assert str(caught.value).startswith(
+        "model 'm', instance 'm_0_0': CUDAExecutionProvider could not be set up, the lines of ONNX Runtime before"
+    )
