@@ -22,7 +22,7 @@ from shoal.shm.slab import Slab, SlabView
 from shoal.workers.gpu_pool import GpuPool, PoolPart
 from tests.batcher.ensemble_star import FP32, EnsembleStar, config, ensemble, step
 from tests.batcher.star import CLIENT
-from tests.fake_cuda import fake_cuda
+from tests.fake_cuda import fake_cuda, free_nbytes
 from tests.request_headers import packed, read_stays
 
 WRITES, READS, CHAIN_ID = 41, 42, 7
@@ -76,7 +76,7 @@ class FakeWorker:
     @property
     def is_whole(self) -> bool:
         """Whether all of the pool is free, and the slab is."""
-        return not self.slab.num_taken and not self.pool.num_held and self.pool.free_nbytes in (0, self.pool.nbytes)
+        return not self.slab.num_taken and not self.pool._held and free_nbytes(self.pool) in (0, self.pool.nbytes)
 
 
 class GpuStar(EnsembleStar):
