@@ -11,6 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -96,31 +97,21 @@ class DriftMetrics:
             )
         ]
         self._families = families  # a family's series end with it
-        self._audited, self._changed, self._unsteady, self._skipped = (
-            family.Metric(labels).increment for family in families[:4]
+        #: Each counts a request: executed alone and compared; changed by its batch; answered alone in two ways; chosen
+        #: and not executed again.
+        self.audited, self._changed, self.unsteady, self.skipped = (
+            partial(family.Metric(labels).increment, 1) for family in families[:4]
         )
         self._absolute, self._relative = (
             family.Metric(labels, buckets=list(BOUNDS)).observe for family in families[4:]
         )
 
-    def audited(self) -> None:
-        """Count a request that was executed alone and compared."""
-        self._audited(1)
-
     def changed(self, difference: Difference) -> None:
         """Count a request whose answer the rest of its batch has changed."""
-        self._changed(1)
+        self._changed()
         if isfinite(difference.absolute):
             self._absolute(difference.absolute)
             self._relative(difference.relative)
-
-    def unsteady(self) -> None:
-        """Count a request that got two different answers alone."""
-        self._unsteady(1)
-
-    def skipped(self) -> None:
-        """Count a chosen request that was not executed again."""
-        self._skipped(1)
 
 
 class _Sample(NamedTuple):

@@ -85,18 +85,13 @@ class Counts(DriftMetrics):
     def __init__(self) -> None:
         self.num_audited = self.num_unsteady = self.num_skipped = 0
         self.differences: list[Difference] = []
+        self.audited, self.unsteady, self.skipped = map(self._counting, ("num_audited", "num_unsteady", "num_skipped"))
 
-    def audited(self) -> None:
-        self.num_audited += 1
+    def _counting(self, name: str) -> Callable[[], None]:
+        return lambda: setattr(self, name, getattr(self, name) + 1)
 
     def changed(self, difference: Difference) -> None:
         self.differences.append(difference)
-
-    def unsteady(self) -> None:
-        self.num_unsteady += 1
-
-    def skipped(self) -> None:
-        self.num_skipped += 1
 
 
 def audited(
