@@ -180,7 +180,7 @@ class SequenceTensors:
                 f"{format_shape(array.shape)}, expected {datatype.name} of shape {format_shape(dims)}"
             )
         if datatype is BYTES:
-            return _strings(state.output_name, array.shape, encode_strings(array))
+            return open_strings(state.output_name, array.shape, memoryview(encode_strings(array)))
         return array.copy()
 
 
@@ -218,7 +218,7 @@ def _initial(state: Config, spec: TensorSpec, leading: tuple[int, ...], model: s
     if "data_file" in given:
         data = _read(given["data_file"], spec.datatype, math.prod(dims), state["input_name"], model, version_dir)
         if spec.datatype is BYTES:
-            return _strings(state["input_name"], shape, data)
+            return open_strings(state["input_name"], shape, memoryview(data))
         return np.frombuffer(data, spec.datatype.dtype).reshape(shape)
     if spec.datatype is BYTES:
         return np.full(shape, b"", BYTES.dtype)
@@ -244,7 +244,3 @@ def _read(filename: str, datatype: Datatype, num_elements: int, name: str, model
             f"provided from {filename} only has {len(data)} bytes"
         )
     return data
-
-
-def _strings(name: str, shape: tuple[int, ...], data: bytes) -> Array:
-    return open_strings(name, shape, memoryview(data))

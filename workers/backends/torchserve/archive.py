@@ -86,7 +86,12 @@ def open_archive(model: BackendModel) -> Archive:
         is_async=yaml_config.get("asyncCommunication") is True,
         is_continuous=yaml_config.get("continuousBatching") is True and _is_iterative(model),
         is_sequential=sequences.batching(model.config) is not None,
-        sequence_headers=_sequence_headers(model),
+        sequence_headers=SequenceHeaders(
+            *[
+                model.parameter(f"ts_header_key_sequence_{field}") or usual
+                for field, usual in SequenceHeaders()._asdict().items()
+            ]
+        ),
         metrics=json.loads(model.parameter("ts_metrics") or "[]"),
         launch=_launch(model, yaml_config),
     )
@@ -119,13 +124,6 @@ def _is_iterative(model: BackendModel) -> bool:
             "'model_transaction_policy { decoupled: true }'"
         )
     return is_iterative
-
-
-def _sequence_headers(model: BackendModel) -> SequenceHeaders:
-    usual = SequenceHeaders()
-    return SequenceHeaders(
-        *[model.parameter(f"ts_header_key_sequence_{end}") or getattr(usual, end) for end in usual._fields]
-    )
 
 
 def _manifest(directory: str) -> dict[str, Any] | None:
