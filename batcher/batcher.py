@@ -111,7 +111,8 @@ class Batcher:
             on(to_batcher.InstanceGroupsChanged, self._on_groups),
             on(to_batcher.ModelFailed, self._on_model_failed),
             on(PoisonFound, self._on_poison_found),
-            on(to_batcher.RetireModel, self._on_retire_model),
+            # The step that follows reads clients' rings before it checks whether any request to the model is left.
+            on(to_batcher.RetireModel, lambda message: self._exchange.retire_model(message.model_id)),
             on(to_batcher.ModelRemoved, self._on_model_removed),
             on(to_batcher.EnsembleAdded, self._on_ensemble),
             on(to_batcher.EnsembleRelinked, self._on_relinked),
@@ -235,11 +236,10 @@ class Batcher:
         scheduler = from_config(message.config, self._settings.max_queue_size, self._settings.latency_target_ms)
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
-        row = self._counters.restored_row if self._is_taking_over else self._counters.row
         model = ScheduledModel(
             message.model_id,
             scheduler,
-            row(message.row),
+            self._counters.row(message.row, is_restored=self._is_taking_over),
             max_rows=max(1, message.config["max_batch_size"]),
             is_fixed=is_fixed(message.config),
             may_run_again=message.may_run_again,
@@ -266,11 +266,10 @@ class Batcher:
         self._exchange.ensembles.connect(Segment.attach(message.segment, populate=self._exchange.cached is None))
 
     def _on_ensemble(self, message: to_batcher.EnsembleAdded) -> None:
-        row = self._counters.restored_row if self._is_taking_over else self._counters.row
         ensemble = Ensemble(
             message.model_id,
             message.config,
-            row(message.row),
+            self._counters.row(message.row, is_restored=self._is_taking_over),
             version=message.version,
             models=message.models,
             may_run_again=message.may_run_again,
@@ -347,10 +346,6 @@ class Batcher:
         self._names.pop(message.model_id, None)
         if self._shadow_rules:
             self._bind_shadows()
-
-    def _on_retire_model(self, message: to_batcher.RetireModel) -> None:
-        # The step that follows reads clients' rings before it checks whether any request to the model is left.
-        self._exchange.retire_model(message.model_id)
 
     def _on_payload(self, message: to_batcher.PayloadAnnounced) -> None:
         blocks = self._exchange.blocks

@@ -79,7 +79,10 @@ class CachedResponses:
             return
         coalescing_key, waiting = ended
         if answer is None:
-            self._execute_next(coalescing_key, waiting, now_ns)
+            for each in waiting:  # the leader's failure says nothing about theirs
+                if self._begin(coalescing_key, self._requests[each][-1]):
+                    self._figures["num_misses"] += 1
+                    self._execute(each, now_ns)
             return
         began_ns = self._clock_ns()
         ref, header, num_pieces = answer
@@ -174,14 +177,6 @@ class CachedResponses:
         self._figures["num_hits"] += 1
         now_ns = self._clock_ns()
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
-
-    def _execute_next(self, coalescing_key: CoalescingKey, waiting: list[int], now_ns: int) -> None:
-        """Execute the next of the requests that waited for a leader: its failure says nothing about theirs."""
-        for key in waiting:
-            *_, queued = self._requests[key]
-            if self._begin(coalescing_key, queued):
-                self._figures["num_misses"] += 1
-                self._execute(key, now_ns)
 
     def _execute(self, key: int, now_ns: int) -> None:
         """Queue a request that has waited for an equal one's answer."""

@@ -261,8 +261,8 @@ class Ensemble(ScheduledModel):
     """A version of an ensemble. `models` are the ids of its steps' models; 0 for one that is not loaded."""
 
     __slots__ = (
-        "answers", "graph", "known", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature",
-        "parked", "plans", "requests", "responses", "runs", "steps",
+        "answers", "graph", "known", "left_out", "max_inflight", "models", "name", "num_inflight", "parked",
+        "plans", "requests", "responses", "runs", "steps",
     )  # fmt: skip
     #: As in Triton, failures count as OTHER whatever the step's failure counts as.
     FAILURE: ClassVar[int] = OTHER
@@ -280,14 +280,13 @@ class Ensemble(ScheduledModel):
         decoupled: Collection[int] = (),
     ) -> None:
         self.runs = EnsembleScheduler()
-        self.own_signature = Signature.from_config(config)
         super().__init__(
             model_id,
             self.runs,
             row,
             max_rows=max(1, config["max_batch_size"]),
             may_run_again=may_run_again,
-            signature=self.own_signature,
+            signature=Signature.from_config(config),
             version=version,
             sharing=sharing,
         )
@@ -297,7 +296,7 @@ class Ensemble(ScheduledModel):
         self.known: Mapping[int, ScheduledModel] = {}
         #: Parsers of the headers of each step's responses, and the writer of the headers of the ensemble's responses.
         self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
-        self.answers = EnsembleResponses(self.own_signature)
+        self.answers = EnsembleResponses(self.signature)
         self.max_inflight = configured.max_inflight_requests(config)
         # Changed as steps begin and end: number of open requests to each step, and iterations that wait to ask it.
         self.num_inflight = [0] * len(self.steps)
@@ -332,7 +331,7 @@ class Ensemble(ScheduledModel):
             reading = [models[each] for each, (inputs, _) in enumerate(self.steps) if tensor in inputs.values()]
             readers = [self.known.get(each) for each in reading]
             gpus = {NO_GPU if reader is None or reader.sharing is not None else reader.gpu for reader in readers}
-            if len(gpus) == 1 and NO_GPU not in gpus and tensor not in self.own_signature.outputs:
+            if len(gpus) == 1 and NO_GPU not in gpus and tensor not in self.signature.outputs:
                 stays.append(Stay(output, gpus.pop()))
         return tuple(stays)
 
@@ -340,7 +339,7 @@ class Ensemble(ScheduledModel):
         """The course of requests for these outputs; for all outputs if `requested` is empty."""
         plan = self.plans.entries.get(requested)
         if plan is None:
-            signature, graph = self.own_signature, self.graph
+            signature, graph = self.signature, self.graph
             wanted = requested or tuple(signature.outputs)
             outputs = tuple([name for name in signature.outputs if name in wanted])
             stage, started, _ = graph.start(wanted).after(None, tuple(signature.inputs))

@@ -206,7 +206,7 @@ class Ensembles:
         """Put a step's request into its model's queue. Raises ShoalError if the model is not served or its inputs do
         not fit."""
         ensemble, model = run.ensemble, self._models.get(run.models[step])
-        if model is None or model.signature is None or model.is_failed:
+        if model is None or model.is_failed:
             failed = model is not None and model.is_failed
             raise UnavailableError(
                 f"Request for unknown model: a model of step {step} is "

@@ -20,7 +20,7 @@ _DEATHS = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTIO
 
 def log_failure(model: ScheduledModel, failed: FinishedRequest, running: RunningBatch | None) -> None:
     """Log a request that has failed, unless the client or the server's load is the reason."""
-    name = "" if model.signature is None else model.signature.name
+    name = model.signature.name
     error = failed.error(name, model.version, model.groups)
     if not isinstance(error, InternalError):
         return

@@ -42,7 +42,7 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
         raise LayoutError(f"guest {client.owner} has the priority {priority}, the timeout {timeout_us}")
     if not now_ns - _MAX_AGE_NS < start_ns <= now_ns:
         start_ns = now_ns
-    if model.signature is not None and model.signature.lengths:
+    if model.signature.lengths:
         return min(max(1, shape_key), MAX_LENGTH), start_ns  # the worker pads to the lengths that it sees
     # A false shape key would batch tensors that do not fit together; so a guest's requests are batched with its own
     # only, unless the model has only one key.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # parts that most models lack; their modules import this one
 MAX_CANCELS = 32
 _NO_ITEM = layout.record()
 _NO_KEYS = frozenset[int]()
+NO_SIGNATURE = Signature("", 0, {}, {})
 
 
 class Peer:
@@ -205,7 +206,7 @@ class ScheduledModel:
 
     def __init__(
         self, model_id: int, scheduler: Scheduler, row: Row, *, max_rows: int = 1, is_fixed: bool = False,
-        may_run_again: bool = False, keeps_order: bool = False, signature: Signature | None = None, version: int = 0,
+        may_run_again: bool = False, keeps_order: bool = False, signature: Signature = NO_SIGNATURE, version: int = 0,
         groups: Sequence[str] = (), sharing: "CachedResponses | None" = None, has_priorities: bool = False,
         gpu: int = NO_GPU,
     ) -> None:  # fmt: skip

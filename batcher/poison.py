@@ -145,7 +145,7 @@ class Poison:
         _log.warning(
             "model '%s' version %d: a request has ended %d instances (%s; digest %016x%016x). Requests equal to it are "
             "refused with status 422 for %d s; loading the model again admits them",
-            "" if model.signature is None else model.signature.name,
+            model.signature.name,
             model.version,
             suspect.num_deaths,
             content.describe(),

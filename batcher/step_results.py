@@ -54,7 +54,7 @@ class StepResults:
         if ref != last_ref:
             block = self._blocks.open(ref) if ref else None
             self._last = ref, block
-        if reason or block is None or model.signature is None:
+        if reason or block is None:
             request = asked.request
             reason = reason or reasons.without_memory(status)
             raise refusal(model, reason, detail, request.id, request.sequence[0])
@@ -94,7 +94,7 @@ def refusal(
     return reasons.error_for(
         reason,
         detail,
-        model=model.signature.name if model.signature is not None else "",
+        model=model.signature.name,
         version=model.version,
         request_id=request_id,
         groups=model.groups,

@@ -245,26 +245,21 @@ class CounterTable:
         self._words = _slab(segment).cast("Q")
         self._windows = _windows(segment)
 
-    def row(self, index: int) -> Row:
-        """The row of a newly loaded model version, all zero."""
-        row = self._row(index)
-        row.clear()
-        return row
-
-    def restored_row(self, index: int) -> Row:
-        """The row of a model version that a dead batcher has counted for, with its published figures."""
-        row = self._row(index)
-        row.restore()
+    def row(self, index: int, *, is_restored: bool = False) -> Row:
+        """The row of a newly loaded model version, all zero; or of one that a dead batcher has counted for, with its
+        published figures."""
+        words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS]
+        windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
+        row = Row(words, Windows(windows) if windows else None)
+        if is_restored:
+            row.restore()
+        else:
+            row.clear()
         return row
 
     def cache_figures(self, total_bytes: int) -> CacheFigures:
         """Figures of an empty response cache that may use `total_bytes`."""
         return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
-
-    def _row(self, index: int) -> Row:
-        words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS]
-        windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
-        return Row(words, Windows(windows) if windows else None)
 
 
 class CounterTableView:

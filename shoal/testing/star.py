@@ -198,7 +198,7 @@ class SimulatedStar(Simulation):
     def _activity(self, number: int, request: OpenRequest) -> str:
         key, model = self._client.first_key + number, self.exchange.models.get(request.outgoing.entry.model_id)
         steps = [] if model is None else self.exchange.ensembles.running(key, model)
-        names = [step.signature.name for _, step in steps if step.signature is not None]
+        names = [step.signature.name for _, step in steps]
         if names:
             return f"waits for its steps: {', '.join(names)}"
         for worker in self.exchange.workers.values():

@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
-from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import NO_SIGNATURE, ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -104,7 +104,7 @@ class Star:
             row,
             may_run_again=may_run_again,
             keeps_order=keeps_order(config),
-            signature=Signature.from_config(config) if "input" in config else None,
+            signature=Signature.from_config(config) if "input" in config else NO_SIGNATURE,
             version=1,
         )
 
@@ -183,7 +183,7 @@ class Star:
         self.exchange = Exchange(WALL_OFFSET_NS, 1000, None, 0, self._poison_refusal_ns)
         self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
-            row = self._table.restored_row(model_id)
+            row = self._table.row(model_id, is_restored=True)
             model = self._model(model_id, config, row, 100, may_run_again=may_run_again)
             self.exchange.models[model_id] = model
         for end in self._clients:

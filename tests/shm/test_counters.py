@@ -146,7 +146,7 @@ def test_windows_follow_the_rows_where_they_are_asked_for(segment_pair: MakePair
     other = table_view.windows(4)
     assert other is not None
     assert [sum(bins) for bins in other.read(10**10).values()] == [0] * 5
-    table.restored_row(3)
+    table.row(3, is_restored=True)
     assert [sum(bins) for bins in windows.read(10**10).values()] == [1] * 5
     table.row(3)
     assert [sum(bins) for bins in windows.read(10**10).values()] == [0] * 5
@@ -198,7 +198,7 @@ def test_a_restored_row_goes_on_but_for_the_queue(memory: tuple[Segment, Segment
     row.cells[CELL["oldest_queued_ns"]] = 99
     row.histograms[1][12] += 3
     row.publish()
-    restored = table.restored_row(5)
+    restored = table.row(5, is_restored=True)
     assert [restored.cells[CELL[name]] for name in ("success_count", "pending_count", "oldest_queued_ns")] == [4, 0, 0]
     restored.histograms[1][12] += 1
     restored.publish()
