@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,11 @@ class Counts(DriftMetrics):
     def __init__(self) -> None:
         self.num_audited = self.num_unsteady = self.num_skipped = 0
         self.differences: list[Difference] = []
-        self.audited, self.unsteady, self.skipped = map(self._counting, ("num_audited", "num_unsteady", "num_skipped"))
+        names = "num_audited", "num_unsteady", "num_skipped"
+        self.audited, self.unsteady, self.skipped = (partial(self._count, name) for name in names)
 
-    def _counting(self, name: str) -> Callable[[], None]:
-        return lambda: setattr(self, name, getattr(self, name) + 1)
+    def _count(self, name: str) -> None:
+        setattr(self, name, getattr(self, name) + 1)
 
     def changed(self, difference: Difference) -> None:
         self.differences.append(difference)
