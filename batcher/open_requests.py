@@ -321,7 +321,8 @@ class OpenRequests(dict[int, OpenRequest]):
             self.splits.cancel(key)
         # Patience refuses no request of a sequence, and steps of ensembles have no client of their own.
         counts = request[0].is_front_end and model.sequences is None
-        if not self._is_waiting(key, model):
+        is_waiting = model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
+        if not is_waiting:
             if counts and key not in self._responded:
                 model.patience.answer_became_useless()
             return model
@@ -331,10 +332,6 @@ class OpenRequests(dict[int, OpenRequest]):
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
         self.awake[model.id] = model
         return None
-
-    def _is_waiting(self, key: int, model: ScheduledModel) -> bool:
-        """Remove a request from its scheduler or the cache. Returns whether it waited there."""
-        return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
     def reschedule(self, key: int, now_ns: int) -> None:
         """Queue a request that its worker has returned, behind all others."""
@@ -406,7 +403,12 @@ class OpenRequests(dict[int, OpenRequest]):
                 self._queue_again(key)
             elif model.split_id and self._is_expendable(key, reason):
                 self.fail(key, reason, now_ns, BACKEND, detail)  # another instance might come up only in seconds
-            elif reason is Reason.INSTANCE_DIED and model.may_run_again and not self._has_begun_twice(key):
+            # Not one that was executed before, or whose client has responses of this execution.
+            elif (
+                reason is Reason.INSTANCE_DIED
+                and model.may_run_again
+                and not (key in self.last_chances or key in self._responded)
+            ):
                 self.last_chances[key] = None
                 self._queue_again(key)
             else:
@@ -426,10 +428,6 @@ class OpenRequests(dict[int, OpenRequest]):
         model = request[1]
         model.scheduler.add_first(request[-1])
         self._counted.add(model)
-
-    def _has_begun_twice(self, key: int) -> bool:
-        """Whether the request was executed before, or its client has responses of this execution."""
-        return key in self.last_chances or key in self._responded
 
     def _forget(self, key: int, model: ScheduledModel, answered_ns: int = 0) -> None:
         """Forget a request that has ended. `answered_ns`: when a worker answered it, in monotonic ns; 0 if none did."""
