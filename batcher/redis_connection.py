@@ -328,21 +328,17 @@ def connected(settings: RedisSettings) -> socket.socket:
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if settings.is_tls:
-            connection = _with_tls(connection, settings)
+            context = ssl.create_default_context(cafile=settings.cacert or None, capath=settings.cacert_dir or None)
+            if settings.cert:
+                # with an empty password OpenSSL does not ask for one on the terminal
+                context.load_cert_chain(settings.cert, settings.key or None, password="")
+            connection = context.wrap_socket(connection, server_hostname=settings.sni or settings.host)
         _greet(connection, settings)
         connection.setblocking(False)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _with_tls(connection: socket.socket, settings: RedisSettings) -> socket.socket:
-    context = ssl.create_default_context(cafile=settings.cacert or None, capath=settings.cacert_dir or None)
-    if settings.cert:
-        # with an empty password OpenSSL does not ask for one on the terminal
-        context.load_cert_chain(settings.cert, settings.key or None, password="")
-    return context.wrap_socket(connection, server_hostname=settings.sni or settings.host)
 
 
 def _greet(connection: socket.socket, settings: RedisSettings) -> None:
