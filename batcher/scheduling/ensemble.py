@@ -48,7 +48,7 @@ class Graph:
         self.origins: Sequence[int | None] = [None] * len(self.steps)
         if self.decoupled:
             self.origins = [self._origin(step) for step in range(len(self.steps))]
-        # Caches, since clients ask for the same outputs again. Changed by needed, stage and may_keep.
+        # Caches, since clients ask for the same outputs again. Changed by needed, kept and may_keep.
         self._needed: dict[frozenset[str], frozenset[int]] = {}
         self._stages: dict[object, Stage] = {}
         self._num_kept = 0
@@ -100,28 +100,20 @@ class Graph:
             for source in self.sources[step]:
                 if source in readers:
                     readers[source] += 1
-        return self.stage(wanted, waiting, readers, missing, frozenset())
+        return self.kept(Stage(self, wanted, waiting, readers, missing, frozenset()))
 
     def there(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
         """All tensors that are there once a decoupled step has answered: those that its followers do not write."""
         written = [tensor for tensor in self.writers if not self._follows(self.origin_of(tensor), step)]
         return (*inputs, *written, *[tensor for _, tensor in self.steps[step].outputs])
 
-    def stage(
-        self,
-        wanted: frozenset[str],
-        waiting: Mapping[int, frozenset[str]],
-        readers: Mapping[int, int],
-        missing: frozenset[str],
-        running: frozenset[int],
-    ) -> "Stage":
-        """The stage with these properties: always the one kept object, unless too many are kept."""
-        key = wanted, frozenset(waiting.items()), frozenset(readers.items()), missing, running
-        stage = self._stages.get(key)
-        if stage is None:
-            stage = Stage(self, wanted, waiting, readers, missing, running)
-            if self.may_keep():
-                self._stages[key] = stage
+    def kept(self, stage: "Stage") -> "Stage":
+        """The kept stage with the same properties; this one if there is none, kept unless too many are."""
+        key = stage.key()
+        if (known := self._stages.get(key)) is not None:
+            return known
+        if self.may_keep():
+            self._stages[key] = stage
         return stage
 
     def may_keep(self) -> bool:
@@ -170,6 +162,11 @@ class Stage:
         # Changed by `after`.
         self._following: dict[tuple[int | None, tuple[str, ...]], Following] = {}
 
+    def key(self) -> object:
+        """The properties of the stage, hashable."""
+        waiting, readers = frozenset(self._waiting.items()), frozenset(self._readers.items())
+        return self._wanted, waiting, readers, self.missing, self.running
+
     def after(self, step: int | None, written: tuple[str, ...]) -> Following:
         """The transition when a step has ended, having written these tensors. With `step` None: a request has come
         with these tensors, which are all that the ensemble will have; optional inputs may be missing."""
@@ -195,7 +192,7 @@ class Stage:
         for each in started:
             del waiting[each]
         running = self.running - {step} | set(started)
-        stage = self._graph.stage(self._wanted, waiting, readers, self.missing - written, running)
+        stage = self._graph.kept(Stage(self._graph, self._wanted, waiting, readers, self.missing - written, running))
         return stage, tuple(started), tuple(unneeded)
 
     def _has_output(self, step: int) -> bool:
