@@ -81,21 +81,18 @@ def main(argv: Sequence[str]) -> None:
     warnings.simplefilter("ignore")  # of another version of scikit-learn, which the server's log has, too
     nbytes, *paths = argv
     for path in paths:
-        said = {"skops": version("skops"), **_said(path, int(nbytes))}
+        said: dict[str, Any] = {"skops": version("skops")}
+        try:
+            bound_memory(int(nbytes))
+            said |= tensors_of(path)
+        except NoShapesError as error:
+            said["error"] = str(error)
+        except MemoryError:
+            said["error"] = "it takes more memory than this machine has left"
+        except Exception as error:  # noqa: BLE001  whatever a damaged file makes skops or scikit-learn raise
+            said["error"] = f"{type(error).__name__}: {error}"
         sys.stdout.write(f"\n{json.dumps(said)}\n")  # on a line of its own, whatever scikit-learn has printed
         sys.stdout.flush()
-
-
-def _said(path: str, nbytes: int) -> dict[str, Any]:
-    try:
-        bound_memory(nbytes)
-        return tensors_of(path)
-    except NoShapesError as error:
-        return {"error": str(error)}
-    except MemoryError:
-        return {"error": "it takes more memory than this machine has left"}
-    except Exception as error:  # noqa: BLE001  whatever a damaged file makes skops or scikit-learn raise
-        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":
