@@ -116,30 +116,24 @@ class RaggedBatches:
                         break
                     parts[name] = array[row - request.parsed.rows : row]
                     continue
-                shape = self._scattered_shape(request, name)
+                # Variable dimensions are those of the source input.
+                source = _shape(request, self.scattered[name])
+                leading = (-1,) if self._signature.max_batch_size > 0 else ()
+                dims = (*leading, *self._signature.outputs[name].model_dims)
+                shape = tuple([size if dim == -1 else dim for dim, size in zip(dims, source, strict=False)])
                 start, end = ends[name], ends[name] + math.prod(shape)
                 ends[name] = end
                 if array.size < end:
-                    answers.fail(request.position, _lacks_elements(request, name, shape, array.size - start))
+                    sentence = (
+                        f"failed to split the output tensor '{name}' in responses: expected the elements of shape "
+                        f"{format_shape(shape)} in model output, got {max(0, array.size - start)}"
+                    )
+                    answers.fail(request.position, UnsupportedError(log_prefix(request.id) + sentence))
                     break
                 parts[name] = array.reshape(-1)[start:end].reshape(shape)
             else:
                 answers.add(request, parts)
 
-    def _scattered_shape(self, request: Request, output: str) -> tuple[int, ...]:
-        """The output's shape for one request, variable dimensions taken from its source input."""
-        spec, source = self._signature.outputs[output], _shape(request, self.scattered[output])
-        leading = (-1,) if self._signature.max_batch_size > 0 else ()
-        dims = (*leading, *spec.model_dims)
-        return tuple([size if dim == -1 else dim for dim, size in zip(dims, source, strict=False)])
-
 
 def _shape(request: Request, name: str) -> tuple[int, ...]:
     return request.parsed.inputs[name][1]
-
-
-def _lacks_elements(request: Request, output: str, shape: tuple[int, ...], got: int) -> UnsupportedError:
-    return UnsupportedError(
-        f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected the elements of "
-        f"shape {format_shape(shape)} in model output, got {max(0, got)}"
-    )
