@@ -214,7 +214,7 @@ class OpenBatch:
         self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
         self.input_end_ns = 0
         self.number = number
-        self._batches = batches
+        self.batches = batches
         # Changed by opened and ended.
         self._num_open = 0
         #: When `execute` returned; 0 before. Changed by executed.
@@ -222,15 +222,15 @@ class OpenBatch:
 
     def opened(self) -> None:
         """Count a sender that answers one of the batch's requests."""
-        with self._batches.memory.lock:
-            self._batches.start()
+        with self.batches.memory.lock:
+            self.batches.start()
             self._num_open += 1
-            self._batches.num_open += self._num_open == 1
+            self.batches.num_open += self._num_open == 1
 
     def executed(self, times: tuple[int, ...]) -> None:
         """Report that `execute` has returned, so that the instance can take the next batch, unless too many are
         open."""
-        batches = self._batches
+        batches = self.batches
         self.executed_ns = times[-1]
         with batches.memory.lock:
             if not self._num_open:
@@ -241,16 +241,12 @@ class OpenBatch:
             else:
                 batches.unready.append(ready)
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Have another thread do this work; see OpenBatches."""
-        self._batches.later(work)
-
     def end(self, last: tuple[int, ...]) -> None:
         """Publish the last record of one of the batch's requests."""
-        self._batches.send_record(last, self._ended)
+        self.batches.send_record(last, self._ended)
 
     def _ended(self) -> None:
-        batches = self._batches
+        batches = self.batches
         ready = None
         with batches.memory.lock:
             self._num_open -= 1
@@ -331,7 +327,7 @@ class WrittenResponseSender(ResponseSender):
             self._send_response(error.wire, ref, answers.spans[0], final=final)
 
     def fail_later(self, error: ShoalError) -> None:
-        self._batch.later(functools.partial(self.fail, error))
+        self._batch.batches.later(functools.partial(self.fail, error))
 
     def finish(self) -> None:
         with self._turn:
