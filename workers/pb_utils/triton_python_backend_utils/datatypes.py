@@ -8,26 +8,13 @@ from numpy.typing import NDArray
 from shoal.datatypes import BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from triton_python_backend_utils.errors import TritonModelException
 
-#: A configuration's data_type → numpy's type; BF16 has no type in numpy.
-TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
-    "TYPE_BOOL": bool,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
-}
-
 _BY_DTYPE: dict[np.dtype[Any], Datatype] = {
     datatype.dtype: datatype for datatype in BY_WIRE.values() if datatype is not BF16
 }
+#: A configuration's data_type → numpy's type; BF16 has no type in numpy.
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    datatype.config_name: datatype.dtype.type for datatype in _BY_DTYPE.values()
+} | {"TYPE_BOOL": bool}
 
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype:
