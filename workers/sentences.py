@@ -12,7 +12,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a traceback has
 
 def sentence_bytes(error: ShoalError) -> bytes:
     """An error's sentence in UTF-8, cut at MAX_SENTENCE_BYTES; control characters but tab and line feed are escaped."""
-    data = _CONTROL_CHARACTERS.sub(_escape, str(error)).encode(errors="replace")
+    data = _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], str(error)).encode(errors="replace")
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 
 
@@ -22,7 +22,3 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - whatever a model raises must become an answer
         return "<exception str() failed>"  # as in Python's own tracebacks
-
-
-def _escape(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]

@@ -12,7 +12,7 @@ Pure. Runs in a worker.
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -132,15 +132,14 @@ def decoded(body: memoryview, content_type: str) -> Value:
     if not content_type:
         return bytearray(body)
     media_type = content_type.partition(";")[0].strip().lower()
-    decode = _DECODERS.get(media_type)
-    if decode is None:
-        if not media_type.startswith("text/"):
-            return bytearray(body)
-        decode = _text
     try:
-        return decode(body)
+        if media_type == "application/json":
+            return _json(body)
+        if media_type.startswith("text/"):
+            return str(body, "utf-8")
     except (ValueError, RecursionError):  # UnicodeDecodeError, too
-        return bytearray(body)
+        pass
+    return bytearray(body)
 
 
 def _json(body: memoryview) -> Value:
@@ -148,10 +147,3 @@ def _json(body: memoryview) -> Value:
         return orjson.loads(body)
     except ValueError:
         return json.loads(bytes(body))  # NaN, Infinity, other encodings
-
-
-def _text(body: memoryview) -> str:
-    return str(body, "utf-8")
-
-
-_DECODERS: Mapping[str, Callable[[memoryview], Value]] = {"application/json": _json}
