@@ -18,6 +18,7 @@ from triton_python_backend_utils import (
     runtime,
     unload_model,
 )
+from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.runtime import OnResponse, Runtime
 
 
@@ -32,7 +33,7 @@ class Server(Runtime):
         self.num_cancelled = 0
         self.said: list[tuple[object, ...]] = []
 
-    def submit(self, request: InferenceRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
+    def submit(self, request: ModelRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
         self.said.append((request._model_name, decoupled))
         threading.Thread(target=self._answer, args=(on_response,)).start()
         return self._cancel

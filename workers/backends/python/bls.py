@@ -19,7 +19,7 @@ from triton_python_backend_utils import InferenceResponse, Tensor
 from triton_python_backend_utils.bls import needs_decoupled
 from triton_python_backend_utils.datatypes import string_elements
 from triton_python_backend_utils.errors import as_triton_error
-from triton_python_backend_utils.request import InferenceRequest
+from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
@@ -114,7 +114,7 @@ class BlsCall:
         self,
         client: StarClient,
         caller: str,
-        request: InferenceRequest,
+        request: ModelRequest,
         decoupled: bool,
         on_response: "OnResponse",
         gpu: GpuCalls | None = None,
@@ -300,7 +300,7 @@ def _known(error: Exception, prefix: str = "") -> ShoalError:
     return InternalError(f"{prefix}{type(error).__name__}: {error}")
 
 
-def _context(request: InferenceRequest) -> Parameters:
+def _context(request: ModelRequest) -> Parameters:
     """The trace context that a model has passed on with `trace`."""
     context = request._trace.get_context()
     return {} if context is None else {key: str(value) for key, value in json.loads(context).items()}

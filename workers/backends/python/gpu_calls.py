@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from triton_python_backend_utils import Tensor
-from triton_python_backend_utils.request import TRITONSERVER_MEMORY_GPU, InferenceRequest
+from triton_python_backend_utils.model_request import TRITONSERVER_MEMORY_GPU, ModelRequest
 from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BYTES, Datatype
@@ -52,7 +52,7 @@ class GpuCalls:
         """Whether a model takes inputs that lie on this GPU, without a copy in host memory."""
         return gpu_of_inputs(entry.config) == self._pool.gpu
 
-    def stays(self, entry: ModelEntry, request: InferenceRequest) -> tuple[Stay, ...]:
+    def stays(self, entry: ModelEntry, request: ModelRequest) -> tuple[Stay, ...]:
         """The requested outputs of a call that may stay on this GPU: none unless the call prefers GPU memory."""
         prefers = request._preferred_memory.preferred_memory_type == TRITONSERVER_MEMORY_GPU
         if not prefers or entry.is_cached or entry.is_decoupled:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from triton_python_backend_utils import InferenceResponse, TritonModelException
 from triton_python_backend_utils.errors import as_triton_error
-from triton_python_backend_utils.request import InferenceRequest
+from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.runtime import Runtime
 
 from shoal.errors import ShoalError, UnavailableError
@@ -75,7 +75,7 @@ class WorkerRuntime(Runtime):
 
     # --- calls ---
 
-    def submit(self, request: InferenceRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
+    def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
             call = BlsCall(self._join(), self._model, request, decoupled, on_response, self.gpu)
         except ShoalError as error:

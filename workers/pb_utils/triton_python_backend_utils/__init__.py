@@ -23,16 +23,18 @@ from triton_python_backend_utils.model_config import (
     using_decoupled_model_transaction_policy,
 )
 from triton_python_backend_utils.model_control import get_model_dir, is_model_ready, load_model, unload_model
-from triton_python_backend_utils.request import (
+from triton_python_backend_utils.model_request import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
+    InferenceTrace,
+    PreferredMemory,
+)
+from triton_python_backend_utils.request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
-    InferenceTrace,
-    PreferredMemory,
     get_input_tensor_by_name,
 )
 from triton_python_backend_utils.response import InferenceResponse, get_output_tensor_by_name

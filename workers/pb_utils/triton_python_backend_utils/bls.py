@@ -12,7 +12,7 @@ from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.response import InferenceResponse
 
 if TYPE_CHECKING:
-    from triton_python_backend_utils.request import InferenceRequest
+    from triton_python_backend_utils.model_request import ModelRequest
 
 
 def needs_decoupled(model: str) -> str:
@@ -39,7 +39,7 @@ class ResponseIterator:
         self._position = 0
 
     @classmethod
-    def of(cls, request: InferenceRequest, decoupled: bool) -> ResponseIterator:
+    def of(cls, request: ModelRequest, decoupled: bool) -> ResponseIterator:
         """The responses to a request that is sent now. Raises TritonModelException without a server, and outside
         `execute`."""
         server = runtime.require("A request to another model")
@@ -128,13 +128,13 @@ class ResponseIterator:
             self._position = 0
 
 
-def execute(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+def execute(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """Send a request and wait for the response, or return an iterator: InferenceRequest.exec."""
     responses = ResponseIterator.of(request, decoupled)
     return responses if decoupled else responses.next()
 
 
-async def execute_async(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+async def execute_async(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator is returned no
     earlier, because Triton's models iterate without `async for`, which would block the event loop until then."""
     responses = ResponseIterator.of(request, decoupled)

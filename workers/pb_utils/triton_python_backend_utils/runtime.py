@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from triton_python_backend_utils.errors import TritonModelException
 
 if TYPE_CHECKING:
-    from triton_python_backend_utils.request import InferenceRequest
+    from triton_python_backend_utils.model_request import ModelRequest
     from triton_python_backend_utils.response import InferenceResponse
 
 #: Called once per response, from any thread: the response and whether it is the last; (None, True) is the end without a
@@ -38,7 +38,7 @@ class Runtime(ABC):
     num_calls: int = 0
 
     @abstractmethod
-    def submit(self, request: InferenceRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
+    def submit(self, request: ModelRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
         """Send `request` to another model; returns a function that cancels the request.
 
         Errors come as responses with an error. Raises TritonModelException only for a wrong use.
