@@ -72,6 +72,7 @@ class OpenRequest(Protocol):
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
         """Fail the request if its client has gone, and it has had no response for longer than the execution limit
         since `execute` returned."""
+        ...
 
 
 class Memory:

@@ -270,6 +270,7 @@ class OneAnswer(Protocol):
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
         """Add the outputs of the request; this and the other methods are described in `Answers` and
         `WrittenAnswers`."""
+        ...
 
     def fail_all(self, error: ShoalError) -> None: ...
 

@@ -29,47 +29,60 @@ class Scheduler(Protocol):
     @property
     def pending(self) -> int:
         """Number of requests accepted and not yet given to an instance."""
+        ...
 
     def oldest_ns(self) -> int:
         """Arrival of the oldest pending request; 0 if there is none."""
+        ...
 
     def rows_before(self, request: QueuedRequest) -> int | None:
         """Rows that would be executed before this request's batch if the request came now; None if the wait depends
         on other requests."""
+        ...
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         """Accept a request, or raise UnavailableError with Triton's sentence and change nothing."""
+        ...
 
     def add_first(self, request: QueuedRequest) -> None:
         """Accept a request again whose instance died: before all others, and in a batch of its own.
 
         The request runs alone, because it may have killed the instance.
         """
+        ...
 
     def take(self, now_ns: int) -> Batch | None:
         """The next batch, its instance busy from now on; None if no batch may run now. To be called until None."""
+        ...
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return the requests that have expired and are to be rejected. To be called before take()."""
+        ...
 
     def cancel(self, key: int) -> bool:
         """Remove a request that has no instance yet. False if the request is running, or unknown."""
+        ...
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         """Note that an instance has executed a batch in `compute_ns`; no effect if it is idle or was removed."""
+        ...
 
     def next_deadline_ns(self) -> int | None:
         """When expire() and take() must be called again though no record arrives; None: only after one has arrived."""
+        ...
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if it is
         known."""
+        ...
 
     def remove_instance(self, instance: int) -> None:
         """Give no more batches to an instance. Its running executions are the batcher's business."""
+        ...
 
     def drain(self) -> list[QueuedRequest]:
         """Remove and return all requests without an instance, oldest first: the model is gone."""
+        ...
 
     # --- overridden by only some schedulers ---
 

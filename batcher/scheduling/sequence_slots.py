@@ -23,18 +23,23 @@ class Slots(Protocol):
 
     def offer(self, slot: int, request: QueuedRequest) -> None:
         """Let a request run in a slot that has no request."""
+        ...
 
     def withdraw(self, slot: int, key: int) -> None:
         """Remove the slot's request, if its key is `key`."""
+        ...
 
     def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
         """The requests to run now and the rows of their batch; None if none may run yet."""
+        ...
 
     def complete(self, now_ns: int) -> None:
         """Note that the last batch taken has been executed."""
+        ...
 
     def next_deadline_ns(self) -> int | None:
         """When `take` must be called again though no request is offered; None: only after one has been offered."""
+        ...
 
 
 class DirectSlots:

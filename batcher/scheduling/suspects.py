@@ -34,12 +34,15 @@ class Content(Protocol):
     @property
     def sample(self) -> Digest:
         """The digest of a part of the bytes, the same part in requests of the same form."""
+        ...
 
     def digest(self) -> Digest | None:
         """The digest of all bytes; None where there are too many."""
+        ...
 
     def describe(self) -> str:
         """The content in words, without its bytes."""
+        ...
 
 
 class PoisonError(UnavailableError):

@@ -25,23 +25,29 @@ class ResponseChannel(Protocol):
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
         """Send one response. Raises ShoalError if it cannot be delivered."""
+        ...
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         """Send an error in place of a response."""
+        ...
 
     def fail_later(self, error: ShoalError) -> None:
         """Send an error in place of the last response, from another thread: never waits, whatever locks are held."""
+        ...
 
     def finish(self) -> None:
         """End the request without a further response."""
+        ...
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the client does not wait any more."""
+        ...
 
     @property
     def is_open(self) -> bool:
         """Whether the last answer is still to come."""
+        ...
 
 
 class InferenceResponseSender:
