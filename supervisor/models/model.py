@@ -8,8 +8,9 @@ error in a load fails that load.
 """
 
 import logging
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from shoal import errors
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
@@ -19,23 +20,46 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import LoadPlan, plan
-from shoal.supervisor.event_loop import Lock, Task, gather, shared
+from shoal.supervisor.event_loop import EventLoop, Future, Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.models.served_version import ServedVersion
 
-if TYPE_CHECKING:
-    from shoal.supervisor.models.models import Models
-
 _log = logging.getLogger(__name__)
+
+
+class UnversionedTraffic(Protocol):
+    """The version for requests that name none; implemented and described in rollouts.py."""
+
+    def mark(self, version: ModelVersion) -> None: ...
+    def refresh(self) -> None: ...
+    def introduce(self) -> None: ...
+    def hold_back(self, model: "Model", found: FoundModel, fresh: Iterable[ServedVersion]) -> None: ...
+    def follow(self, model: "Model", found: FoundModel) -> None: ...
+
+
+class AllVersions(Protocol):
+    """The versions of all models, as a model uses them; implemented and described in models.py."""
+
+    loop: EventLoop
+    traffic: UnversionedTraffic | None
+    look_at: Callable[[FoundModel], Future[FoundModel]] | None
+
+    @property
+    def num_retries(self) -> int: ...
+    def create(self, found: FoundModel, number: int) -> ServedVersion: ...
+    def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion: ...
+    def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]: ...
+    def announce(self, messages: Sequence[Message]) -> Future[None]: ...
+    async def settle_retired(self) -> None: ...
 
 
 class Model:
     """A model, by its identifier, and its versions."""
 
-    def __init__(self, identifier: ModelIdentifier, models: "Models") -> None:
+    def __init__(self, identifier: ModelIdentifier, all_versions: AllVersions) -> None:
         self.identifier = identifier
         self.title = f"model '{identifier}'"  # in the log
-        self._models = models
+        self._all_versions = all_versions
         self._turn = Lock()
         # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
         # all versions, of a model whose versions are unknown.
@@ -93,7 +117,7 @@ class Model:
     def load(self, found: FoundModel) -> Task[None]:
         """Serve what was found on disk. The task raises ShoalError where that fails; the old versions then stay."""
         self._num_loads += 1
-        return self._models.loop.begin(self._load(found))
+        return self._all_versions.loop.begin(self._load(found))
 
     async def _load(self, found: FoundModel) -> None:
         failure: ShoalError | None = None
@@ -105,24 +129,24 @@ class Model:
                 except Exception as error:  # noqa: BLE001 - the rim of a load
                     failure = report(self, error)
                 else:
-                    if (traffic := self._models.traffic) is not None:
+                    if (traffic := self._all_versions.traffic) is not None:
                         traffic.hold_back(self, found, fresh.values())
                     replaced = self._switch(found, todo, fresh)
                 finally:
                     self._num_loads -= 1
                 # New versions first: a client that asks for no version must find one at any time.
                 rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
-                applied = self._models.announce([version.message() for version in rows])
+                applied = self._all_versions.announce([version.message() for version in rows])
             await applied
         finally:
             self._retire(replaced)
         if failure is not None:
             raise failure
-        if (traffic := self._models.traffic) is not None:
+        if (traffic := self._all_versions.traffic) is not None:
             traffic.follow(self, found)
         if replaced:
             # As in Triton, the replaced versions that have no open request have ended when a load returns.
-            await self._models.settle_retired()
+            await self._all_versions.settle_retired()
             await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
     async def _bring_up_one_state(self, found: FoundModel) -> tuple[FoundModel, LoadPlan, dict[int, ServedVersion]]:
@@ -148,7 +172,7 @@ class Model:
     async def _changed(self, found: FoundModel, fresh: Collection[ServedVersion]) -> FoundModel | None:
         """The model as it is now, where its files have changed since it was found; None where they have not, or no
         version has instances that could differ."""
-        look_at = self._models.look_at
+        look_at = self._all_versions.look_at
         if look_at is None or not found.may_change or all(each.version.num_instances < 2 for each in fresh):
             return None
         try:
@@ -172,10 +196,10 @@ class Model:
         if self.serving:
             self._note(reason)
         elif self.problem is not None or not found.versions:
-            self.problem = self._models.create_problem(self.identifier, reason, is_polled=bool(found.config))
+            self.problem = self._all_versions.create_problem(self.identifier, reason, is_polled=bool(found.config))
         else:
             for number in found.versions:
-                self._show(number, self._models.create(found, number))
+                self._show(number, self._all_versions.create(found, number))
                 self.versions[number].refuse(error)
 
     def _note(self, reason: str) -> None:
@@ -189,7 +213,7 @@ class Model:
         Raises ShoalError where one is not up; the fresh ones then end. A version that cannot come up leaves the others
         time to do so; an unexpected error does not.
         """
-        fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._models.loop.begin
+        fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._all_versions.loop.begin
         flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
         try:
@@ -210,7 +234,7 @@ class Model:
                 served.discard()
         first_reason = reasons[min(reasons)]
         if not self.versions:
-            self.problem = self._models.create_problem(self.identifier, first_reason)
+            self.problem = self._all_versions.create_problem(self.identifier, first_reason)
         self._note(first_reason)
         sentences = "".join(f"version {each} is at UNAVAILABLE state: {reasons[each]};\n" for each in sorted(reasons))
         raise InvalidArgumentError(f"load failed for model '{self.identifier}': {sentences}")
@@ -220,12 +244,12 @@ class Model:
     ) -> None:
         """Bring up a version, and add each copy that is tried to `fresh`; where the last one does not come up, add the
         reason to `reasons`."""
-        for num_left in range(self._models.num_retries, -1, -1):
+        for num_left in range(self._all_versions.num_retries, -1, -1):
             try:
-                served = fresh[number] = self._models.create(found, number)
+                served = fresh[number] = self._all_versions.create(found, number)
                 if number not in self.serving:
                     self._show(number, served)
-                async with self._models.slot_for(served):
+                async with self._all_versions.slot_for(served):
                     await served.load()
                 return
             except ShoalError as error:
@@ -282,7 +306,7 @@ class Model:
         try:
             async with self._turn:
                 leaving, messages = self._withdraw()
-                applied = self._models.announce(messages)
+                applied = self._all_versions.announce(messages)
             await applied
         finally:
             self._retire(leaving)

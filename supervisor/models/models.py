@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError, UnavailableError
@@ -29,13 +28,10 @@ from shoal.supervisor.event_loop import Future, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.load_slots import LoadSlots
-from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.model import Model, UnversionedTraffic
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from shoal.supervisor.models.served_version import ServedVersion
-
-if TYPE_CHECKING:
-    from shoal.supervisor.models.rollouts import Rollouts
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +52,8 @@ class Models:
         forget: Callable[[Collection[Path]], None],
     ) -> None:
         self.loop = context.loop
-        #: The rollouts, which say what requests mean that name no version. Set once.
-        self.traffic: Rollouts | None = None
+        #: The version for requests that name none (rollouts.py). Set once.
+        self.traffic: UnversionedTraffic | None = None
         #: Looks into a model's directory again (processes/repository.py). Set once.
         self.look_at: Callable[[FoundModel], Future[FoundModel]] | None = None
         self._context = context

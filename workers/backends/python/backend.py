@@ -231,7 +231,10 @@ class PythonBackend(Backend):
             self._runtime = self._first._runtime
             return
         self._model = PythonModel(identity, model.config)
-        # Settings of the interpreter, which runs only this model.
+        self._own_process(model, device)
+
+    def _own_process(self, model: BackendModel, device: Device) -> None:
+        """Change settings of the interpreter, which runs only this model."""
         sys.dont_write_bytecode = True  # bytecode beside a model would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()
