@@ -26,7 +26,6 @@ from shoal.batcher.scheduling.scheduler import from_config
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.cache_settings import RedisSettings
 from shoal.control import Channel
-from shoal.fault import IS_ARMED, reached
 from shoal.ledger import ledger_message
 from shoal.messages import to_batcher
 from shoal.messages.from_batcher import FinishedRequestsListed, ModelExplained
@@ -371,8 +370,6 @@ class Batcher:
             self._limiter.add(worker.owner, demand)
         if self._is_taking_over:
             worker.take_over()
-            if IS_ARMED:
-                reached("introduced")
         self._rung.add(worker.owner, Doorbell(message.workers_bell))
         self._starting[worker.owner] = worker
 

@@ -31,7 +31,7 @@ _CACHE = 0
 
 
 class CachedResponses:
-    """The response cache of all models that enable it: it answers several requests with one response."""
+    """The response cache of all models that enable it. Implements `CoalescingCache` by its methods up to `drain`."""
 
     def __init__(
         self,

@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.inner_client import InnerClient
+from shoal.batcher.model_parts import CoalescingCache
 from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import ClientPeer, ScheduledModel
 from shoal.batcher.scheduling.contract import Scheduler
@@ -31,9 +32,6 @@ from shoal.request import Parameters, Stay
 from shoal.shm.counters import Row
 from shoal.shm.ring import Record
 from shoal.shm.slab import Slab
-
-if TYPE_CHECKING:
-    from shoal.batcher.cached_responses import CachedResponses
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +274,7 @@ class Ensemble(ScheduledModel):
         version: int,
         models: Sequence[int],
         may_run_again: bool,
-        sharing: "CachedResponses | None" = None,
+        sharing: CoalescingCache | None = None,
         decoupled: Collection[int] = (),
     ) -> None:
         self.runs = EnsembleScheduler()

@@ -73,7 +73,7 @@ class _Mirrored:
     )  # fmt: skip
 
     def __init__(
-        self, pair: "PairMirror", key: int, request: OpenRequest, answer: int, span: int, words: tuple[int, ...]
+        self, pair: "_PairMirror", key: int, request: OpenRequest, answer: int, span: int, words: tuple[int, ...]
     ) -> None:
         client, _, number, block, header, _, _, queued = request
         self.pair = pair
@@ -94,7 +94,7 @@ class _Mirrored:
         self.reply: Record = ()
 
 
-class PairMirror:
+class _PairMirror:
     """The mirroring of one pair of versions; a model's `mirror`."""
 
     __slots__ = ("_mirror", "descriptions", "pair", "primary", "queue", "rule")
@@ -140,7 +140,7 @@ class Mirror:
         self._client = InnerClient(MIRROR_OWNER, "shadow")
         # Changed by bind and connect: pairs by their versions, their shadows if these are served, and the ring to the
         # comparator.
-        self._pairs: dict[Pair, PairMirror] = {}
+        self._pairs: dict[Pair, _PairMirror] = {}
         self._shadows: dict[Pair, ScheduledModel] = {}
         self._ring: ByteRingWriter | None = None
         # Changed by the exchange's step, and by deaths.
@@ -173,7 +173,7 @@ class Mirror:
             if known is not None and known.rule != rule:
                 before[rule.pair] = known
                 known = None
-            self._pairs[rule.pair] = known or PairMirror(self, rule, share_nbytes)
+            self._pairs[rule.pair] = known or _PairMirror(self, rule, share_nbytes)
         by_version = {(name, self._models[each].version): self._models[each] for each, name in sorted(names.items())}
         by_primary = {(each.rule.model, each.rule.primary): each for each in self._pairs.values()}
         for pair in self._pairs.values():
@@ -201,7 +201,7 @@ class Mirror:
     # --- one request ---
 
     def choose(
-        self, pair: PairMirror, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
+        self, pair: _PairMirror, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None,
     ) -> bool:  # fmt: skip
         """Add an answered request to those that wait for the shadow. Returns False, and counts a drop, if there is no

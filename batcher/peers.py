@@ -6,10 +6,11 @@ These have little behaviour; `exchange.py` changes them. Live in the batcher.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.finished_requests import FinishedRequests
+from shoal.batcher.model_parts import CoalescingCache, RequestMirror, RequestRecording
 from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
@@ -19,6 +20,7 @@ from shoal.batcher.scheduling.sequence_values import HeldSlot
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.slot_table import SlotTable
 from shoal.batcher.statistics import BACKEND, Compute, time_points
+from shoal.fault import IS_ARMED, reached
 from shoal.model_config.gpu_tensors import NO_GPU
 from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
@@ -30,11 +32,6 @@ from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
 from shoal.timing import Cause, Execution
-
-if TYPE_CHECKING:  # parts that most models lack; their modules import this one
-    from shoal.batcher.cached_responses import CachedResponses
-    from shoal.batcher.mirror import PairMirror
-    from shoal.batcher.recording import ModelRecording
 
 #: Most CANCEL records in a worker's ring at once: half of the room beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
@@ -207,7 +204,7 @@ class ScheduledModel:
     def __init__(
         self, model_id: int, scheduler: Scheduler, row: Row, *, max_rows: int = 1, is_fixed: bool = False,
         may_run_again: bool = False, keeps_order: bool = False, signature: Signature = NO_SIGNATURE, version: int = 0,
-        groups: Sequence[str] = (), sharing: "CachedResponses | None" = None, has_priorities: bool = False,
+        groups: Sequence[str] = (), sharing: CoalescingCache | None = None, has_priorities: bool = False,
         gpu: int = NO_GPU,
     ) -> None:  # fmt: skip
         self.id = model_id
@@ -241,9 +238,9 @@ class ScheduledModel:
         #: The slowest and the failed requests of the last minutes.
         self.finished = FinishedRequests()
         #: How its requests are recorded; None: they are not.
-        self.recording: ModelRecording | None = None
+        self.recording: RequestRecording | None = None
         #: How its answered requests are mirrored to a shadow; None: they are not.
-        self.mirror: PairMirror | None = None
+        self.mirror: RequestMirror | None = None
         #: The id of the split in which this version is stable or canary (splits.py); 0: in none.
         self.split_id = 0
         #: By priority, when the last request given to an instance had arrived, in ns; None if all have one priority.
@@ -476,6 +473,8 @@ class WorkerPeer(Peer):
         slots = list(self.slots.read())
         if self.overlaps:
             self.held = [HeldSlot(*each) for each in slots]
+            if IS_ARMED:
+                reached("introduced")
             return
         batches: dict[int, RunningBatch] = {}
         given: dict[int, Record] = {}  # by slot
@@ -495,3 +494,5 @@ class WorkerPeer(Peer):
             if record[B.CORRELATION] != correlation:
                 record = _NO_ITEM
             self.held.append(HeldSlot(slot, correlation, number, state, record[B.KEY], record[B.FLAGS] & FLAGS))
+        if IS_ARMED:
+            reached("introduced")
