@@ -8,16 +8,54 @@ batcher, which calls it after every burst of records:
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence_values import HeldSlot, SlotChange
+from shoal.reasons import Reason
 
-if TYPE_CHECKING:
-    from shoal.batcher.scheduling.sequence import SequenceScheduler
 
-#: A scheduler with the methods of a sequence batcher, which others do not have.
-Sequences: TypeAlias = "SequenceScheduler"
+class Sequences(Protocol):
+    """The methods of a sequence batcher that other schedulers do not have."""
+
+    #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance reports so.
+    waits_for_answers: bool
+    #: Whether the model may give requests back for one execution more.
+    is_iterative: bool
+    #: Slots with a new sequence or state, since the batcher last wrote them to the instances' slot tables.
+    changes: list[SlotChange]
+
+    def has(self, correlation: int) -> bool:
+        """Whether a sequence of this id is open, or was the last to end with its instance."""
+
+    def refused(self) -> list[tuple[int, Reason]]:
+        """Requests that will not be executed, and why; each is returned once."""
+
+    def add_again(self, request: QueuedRequest) -> None:
+        """Queue a request that is being executed for one execution more: as the next of its sequence, and without
+        START."""
+
+    def end(self, instance: int, key: int) -> None:
+        """End the sequence of a request that an instance executes; requests that wait behind it are refused. No effect
+        on a sequence that has ended."""
+
+    def give_back(self, instance: int, request: QueuedRequest) -> None:
+        """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
+
+    def miss(self, instance: int, key: int) -> None:
+        """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
+        before: the model has missed a part. Requests that wait behind it are refused."""
+
+    def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
+        """Continue the sequences that an instance, which was just added, has from a dead batcher."""
+
+    def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
+        """Refuse further requests of sequences that an instance, which was just added, cannot continue."""
+
+    def end_restoring(self) -> None:
+        """Note that all requests which waited in a dead batcher have been added again."""
 
 
 class Scheduler(Protocol):
@@ -106,7 +144,7 @@ class Scheduler(Protocol):
         return False
 
     @property
-    def sequences(self) -> "Sequences | None":
+    def sequences(self) -> Sequences | None:
         """The sequence batcher; None if requests belong to no sequences."""
         return None
 

@@ -75,7 +75,7 @@ class ForwardingScheduler(Scheduler):
         return self.behind.heeds_deadlines
 
     @property
-    def sequences(self) -> "Sequences | None":
+    def sequences(self) -> Sequences | None:
         return self.behind.sequences
 
     def explain(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
 
 
 class SequenceScheduler(Scheduler):
-    """Sequence batching. See `Scheduler` for the contract of the methods that all schedulers have."""
+    """Sequence batching. See `Scheduler` and `Sequences` for the contract of each method."""
 
     __slots__ = (
         "_backlog", "_begins_unasked", "_ending", "_expiries", "_free", "_idle", "_instances", "_limits", "_live",
@@ -66,15 +66,14 @@ class SequenceScheduler(Scheduler):
         waits_for_answers: bool = True,
     ) -> None:
         """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is a sequence by
-        itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not."""
-        #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance reports so.
+        itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not. With
+        `waits_for_answers`, an execution ends with its answers, not with READY before them."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
         self._limits = limits
         self._max_total_queue = max_total_queue
         self._begins_unasked = begins_unasked
-        #: Whether the model may give requests back for one execution more.
         self.is_iterative = is_iterative
         # All mutable state. Instances; free slots, as (slot, instance) with the lowest first; sequences that requests
         # may join, by id; sequences that wait for a slot, and sequences without requests, by number, longest first;
@@ -110,11 +109,9 @@ class SequenceScheduler(Scheduler):
         return self
 
     def has(self, correlation: int) -> bool:
-        """Whether a sequence of this id is open, or was the last to end with its instance."""
         return correlation in self._live or correlation in self._ending or correlation in self._lost
 
     def refused(self) -> list[tuple[int, Reason]]:
-        """Requests that will not be executed, and why; each is returned once."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -168,16 +165,13 @@ class SequenceScheduler(Scheduler):
         return no_sequence or len(self._waiting) >= self._max_total_queue
 
     def end(self, instance: int, key: int) -> None:
-        """End the sequence whose request an instance is executing: the model has said that it is over, and requests
-        that wait behind it are refused. No effect on a sequence that has ended."""
+        """End the sequence whose request an instance is executing: the model has said that it is over."""
         ended = self._instances.get(instance)
         sequence = None if ended is None else ended.running.get(key)
         if sequence is not None and not sequence.is_over:
             self._refuse(self._clear(sequence), Reason.QUEUE_FULL)
 
     def add_again(self, request: QueuedRequest) -> None:
-        """Queue a request that is being executed for one execution more: as the next of its sequence, and without
-        START."""
         for instance in self._instances.values():
             sequence = instance.running.get(request.key)
             if sequence is not None and request.key not in self._waiting:
@@ -207,8 +201,6 @@ class SequenceScheduler(Scheduler):
             self._waiting.move_to_end(request.key, last=False)
 
     def miss(self, instance: int, key: int) -> None:
-        """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
-        before: the model has missed a part. Requests that wait behind it are refused."""
         given = self._instances.get(instance)
         sequence = None if given is None else given.running.get(key)
         if sequence is not None:
@@ -330,8 +322,7 @@ class SequenceScheduler(Scheduler):
         heapify(self._free)
 
     def end_restoring(self) -> None:
-        """End all sequences whose END was not added again, because its client has died: all requests that waited in a
-        dead batcher have been."""
+        """End all sequences whose END was not added again, because its client has died."""
         ending, self._ending = self._ending, {}
         for sequence in [sequence for those in ending.values() for sequence in those]:
             sequence.is_over = True
