@@ -268,10 +268,8 @@ class TorchserveBackend(Backend):
         for (call, reply, row), body, is_unfinished in zip(batch, bodies, goes_on, strict=True):
             if isinstance(body, bytes):
                 try:
-                    if self._archive.is_sequential:
-                        ends = call.processor.get_response_header(self._archive.sequence_headers.end)
-                        if ends is not None and str(ends).lower() != "false":
-                            reply.end_sequence()
+                    if self._archive.is_sequential and _ends_sequence(call, self._archive.sequence_headers.end):
+                        reply.end_sequence()
                     if is_unfinished:
                         _add_part(call, reply, row, body)
                         self._unfinished.keep(reply.request, call, reply.num_parts)
@@ -324,6 +322,12 @@ def _add_part(call: Call, reply: Reply, row: int, body: bytes, code: int = 200) 
         if code != 200 and processor.get_response_status_code() == 200:
             processor.report_status(code, "")
     reply.add_part(row, body, results.parameters_of(processor))
+
+
+def _ends_sequence(call: Call, header: str) -> bool:
+    """Whether the handler has said that a request is the last of its sequence."""
+    said = call.processor.get_response_header(header)
+    return said is not None and str(said).lower() != "false"
 
 
 def _groups(batch: Batch) -> list[Batch]:

@@ -101,7 +101,11 @@ def _in_module(module: ModuleType, function: str, handler: str) -> EntryPoint:
     handle = getattr(instance, "handle", None)  # now: some constructors assign it, and `initialize` may replace it
     if handle is None:
         raise InvalidArgumentError(f"class '{classes[0].__name__}' of handler '{handler}' has no method 'handle'")
-    return EntryPoint(handle, getattr(instance, "initialize", lambda _context: None))  # TorchServe refuses one without
+    return EntryPoint(handle, getattr(instance, "initialize", _initialize_nothing))
+
+
+def _initialize_nothing(_context: Context) -> None:
+    """The `initialize` of a class that has none; TorchServe does not load such a class."""
 
 
 def _call_once(entry: Handle, context: Context, handler: str) -> None:
@@ -122,20 +126,20 @@ def _envelope(name: str) -> Any:
     module_name = f"{ENVELOPES}.{name}"
     if not name.isidentifier():
         raise InvalidArgumentError(f"'{name}' is no name of a request envelope")
-    if not _is_module(module_name):
-        module_name = name
-        if not _is_module(name):
-            known = ", ".join(ENVELOPE_NAMES)
-            raise InvalidArgumentError(
-                f"there is no request envelope '{name}': there are {known}, and modules of archives"
-            )
-    module = importlib.import_module(module_name)
+    module = importlib.import_module(module_name if _is_module(module_name) else _own_envelope(name))
     classes: Mapping[str, type] = {each.__name__: each for each in list_classes_from_module(module)}
     if len(classes) != 1:
         raise InvalidArgumentError(
             f"the request envelope '{name}' must be a module with one class, it has {', '.join(classes) or 'none'}"
         )
     return next(iter(classes.values()))
+
+
+def _own_envelope(name: str) -> str:
+    if not _is_module(name):
+        known = ", ".join(ENVELOPE_NAMES)
+        raise InvalidArgumentError(f"there is no request envelope '{name}': there are {known}, and modules of archives")
+    return name
 
 
 ENVELOPE_NAMES = ("body", "json", "kserve", "kservev2")

@@ -6,8 +6,9 @@ executes each batch that the worker sends; the handler's results are dropped. It
 
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import msgpack
 
@@ -15,15 +16,20 @@ from shoal.errors import ShoalError
 from shoal.process import die_with_parent, finish, set_title
 from shoal.workers.backends.backend import BackendModel, Device
 
-if TYPE_CHECKING:
-    from shoal.workers.backends.torchserve.backend import TorchserveBackend
-
 #: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
 RankRequest: TypeAlias = tuple[bytes, str | None, str]
 
 
+class RankBackend(Protocol):
+    """The handler's backend, in a rank."""
+
+    def load_rank(self, model: BackendModel, device: Device) -> None: ...
+
+    def execute_rank(self, batch: Sequence[RankRequest]) -> None: ...
+
+
 def become(
-    number: int, worker: int, connection: Connection, backend: "TorchserveBackend", model: BackendModel, device: Device
+    number: int, worker: int, connection: Connection, backend: RankBackend, model: BackendModel, device: Device
 ) -> NoReturn:
     """Turn a copy of the worker into the rank of this number. Does not return: the caller's code is the worker's."""
     status = 1
@@ -46,7 +52,7 @@ def become(
             os._exit(status)
 
 
-def _run(connection: Connection, backend: "TorchserveBackend", model: BackendModel, device: Device) -> int:
+def _run(connection: Connection, backend: RankBackend, model: BackendModel, device: Device) -> int:
     """Load the handler, and execute batches until the worker has ended, or unloads the model."""
     try:
         try:

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -28,9 +28,6 @@ from shoal.errors import InternalError
 from shoal.workers.backends.backend import BackendModel, Device
 from shoal.workers.backends.torchserve import rank
 from shoal.workers.backends.torchserve.archive import Launch
-
-if TYPE_CHECKING:
-    from shoal.workers.backends.torchserve.backend import TorchserveBackend
 
 _log = logging.getLogger(__name__)
 
@@ -65,14 +62,10 @@ class Ranks:
         self._fault = ""  # why a rank could not load
         self._all_loaded, self._is_told = threading.Event(), threading.Event()
 
-    def start(self, model: BackendModel, device: Device, backend: "TorchserveBackend") -> None:
+    def start(self, model: BackendModel, device: Device, backend: rank.RankBackend) -> None:
         """Start the other ranks and have them load, each in a copy of `backend`; sets the environment in which this
         process is rank 0. Raises InternalError where the system starts no further process."""
-        # A port that is free now. torch.distributed's store binds it a moment later; should another program be quicker,
-        # the load fails and is tried again.
-        with socket.create_server(("127.0.0.1", 0)) as opened:
-            port: int = opened.getsockname()[1]
-        worker = os.getpid()
+        port, worker = _free_port(), os.getpid()
         for number in range(1, self._launch.num_processes):
             ours, theirs = Pipe()
             try:
@@ -157,3 +150,11 @@ def _fork() -> int:
         # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def _free_port() -> int:
+    """A port that is free now. torch.distributed's store binds it a moment later; should another program be quicker,
+    the load fails and is tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        port: int = opened.getsockname()[1]
+        return port
