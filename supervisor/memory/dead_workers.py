@@ -10,24 +10,22 @@ dead worker's segment is lent until all clients have acknowledged its end.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant, worker_joined
+from shoal.supervisor.memory.participants import Participants
 from shoal.supervisor.processes.members import Member
-
-if TYPE_CHECKING:
-    from shoal.supervisor.memory.star import Star
 
 
 class DeadWorkers:
-    """The dead workers of a star, by owner id."""
+    """The dead workers of a star, by owner id. `on_gone` is called with each whose answers all clients have read."""
 
-    def __init__(self, star: "Star") -> None:
+    def __init__(self, star: Participants, on_gone: Callable[[Participant], None]) -> None:
         self._star = star
+        self._on_gone = on_gone
         # Changed by add and as readers let go: worker, and message for a batcher; the batcher that serves, or None.
         self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
         self._passed_on: dict[int, Participant] = {}
@@ -79,6 +77,6 @@ class DeadWorkers:
         loans = self._star.loans
         await loans.end_when_read(worker.owner, self._star.joined, self._star.acknowledgements)
         loans.send_end(worker.owner)
-        self._star.payloads.release_all(worker)
+        self._on_gone(worker)
         del self._passed_on[worker.owner]
         worker.close()

@@ -7,7 +7,6 @@ the supervisor, part of the star (star.py).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
 from shoal.messages import shared
@@ -18,16 +17,14 @@ from shoal.shm import segment
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.participants import Participants
 from shoal.supervisor.processes.members import Member, Recipient
-
-if TYPE_CHECKING:
-    from shoal.supervisor.memory.star import Star
 
 
 class Payloads:
     """The segments for single payloads of a star; `is_scarce` returns whether descriptors are kept for other things."""
 
-    def __init__(self, star: "Star", is_scarce: Callable[[], bool]) -> None:
+    def __init__(self, star: Participants, is_scarce: Callable[[], bool]) -> None:
         self._star = star
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes, is_scarce)
         #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.

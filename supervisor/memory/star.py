@@ -88,7 +88,7 @@ class Star:
         self.batcher_memory = BatcherMemory()
         self.counter_memory = CounterMemory()
         self.payloads = Payloads(self, self.descriptors.is_scarce)
-        self.dead_workers = DeadWorkers(self)
+        self.dead_workers = DeadWorkers(self, self.payloads.release_all)
         self._introduced = self.acknowledgements.announce([])  # done when the batcher knows all clients and workers
 
     # --- the processes that have joined ---

@@ -7,15 +7,23 @@ first ends last. Runs in the supervisor.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.worker import Worker
 from shoal.supervisor.processes.progress import WorkerProgress
 
-if TYPE_CHECKING:
-    from shoal.supervisor.models.instance import Instance
+
+class SharingInstance(Protocol):
+    """The attributes of an instance that are used for the process that it shares."""
+
+    state: InstanceState
+    worker: Worker
+    is_failed: bool
+
+    @property
+    def progress(self) -> WorkerProgress | None: ...
 
 
 class SharedProcess:
@@ -24,28 +32,28 @@ class SharedProcess:
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         # Changed by add and remove; the first is the first instance.
-        self._instances: list[Instance] = []
+        self._instances: list[SharingInstance] = []
         # Changed as the process comes up and ends, and by remove; the future is done when the first instance has come
         # up, or an instance has been removed, so that another one may be the first.
         self._changed: Future[None] = loop.future()
         self._num_completed = 0  # batches, by the instances of the present process that have ended already
         self._at_last: Callable[[], None] | None = None
 
-    def add(self, instance: "Instance") -> None:
+    def add(self, instance: SharingInstance) -> None:
         """Take in an instance; the first one starts the process."""
         self._instances.append(instance)
 
-    def remove(self, instance: "Instance") -> None:
+    def remove(self, instance: SharingInstance) -> None:
         """Forget an instance that has ended for good; no effect the second time: one that never was up is removed
         twice."""
         if instance in self._instances:
             self._instances.remove(instance)
             self._wake()
 
-    def is_first(self, instance: "Instance") -> bool:
+    def is_first(self, instance: SharingInstance) -> bool:
         return bool(self._instances) and self._instances[0] is instance
 
-    async def up(self, instance: "Instance", leaving: Future[None]) -> Worker | None:
+    async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:
         """The worker of the first instance, once that is up, or stopping and only waiting for the others' threads; None
         where `instance` is the first, or becomes so, or `leaving` is done before."""
         while not (leaving.done() or self.is_first(instance)):
