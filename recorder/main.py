@@ -37,6 +37,7 @@ def main() -> int:
 
     with supervisor:
         RingLoop(supervisor, own, tail.step, report_losses).run()
+    tail.write_deaths()
     folder.end_file()
     return 0
 

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 KEPT_NS, MAX_KEPT_NBYTES = 10_000_000_000, 32 << 20
 #: A frame is written when it has so many bytes, or no further entries are there (ours: what zlib compresses in 5 ms).
 FRAME_NBYTES = 1 << 19
+#: How long a death waits for entries of the other requests in its batch, which the batcher makes one by one (ours).
+DEATH_WAIT_NS = 1_000_000_000
 #: Time between two log lines about a failing disk (ours).
 COMPLAINT_NS = 10_000_000_000
 
@@ -37,7 +39,10 @@ class Tail:
         self._frame_nbytes = 0
         self._kept: deque[tuple[int, str, int, bytes]] = deque()
         self._kept_nbytes = 0
-        self._deaths: set[tuple[str, int]] = set()
+        # Models an instance of which has died, with the time by which that is written; of the batches that their
+        # instances executed, by worker and number, the requests whose entries have not come.
+        self._deaths: dict[tuple[str, int], int] = {}
+        self._missing: dict[tuple[int, int], int] = {}
         self._quiet_until_ns = 0
         #: Requests that could not be written.
         self.num_lost = 0
@@ -53,8 +58,8 @@ class Tail:
                 ring.acknowledge()
         self._flush()
         ring.acknowledge()
-        if self._deaths:
-            self._write_deaths()
+        if self._deaths and not (self._missing and self._now_ns() < min(self._deaths.values())):
+            self.write_deaths()
         return number
 
     def _take(self, memory: memoryview) -> None:
@@ -76,8 +81,13 @@ class Tail:
         self._kept_nbytes += len(kept)
         while self._kept_nbytes > MAX_KEPT_NBYTES or self._kept[0][0] < now_ns - KEPT_NS:
             self._kept_nbytes -= len(self._kept.popleft()[-1])
-        if any(request.outcome == Outcome.DIED for request in entry.requests):
-            self._deaths.add((entry.model, entry.version))
+        for request in entry.requests:
+            if request.outcome == Outcome.DIED:
+                self._deaths.setdefault((entry.model, entry.version), now_ns + DEATH_WAIT_NS)
+                batch = request.worker, request.batch
+                left = self._missing.pop(batch, request.num_requests) - 1
+                if left > 0:
+                    self._missing[batch] = left
 
     def _flush(self) -> None:
         frame, self._frame = self._frame, []
@@ -85,10 +95,12 @@ class Tail:
         if frame:
             self._try(lambda: self.folder.write(frame), frame)
 
-    def _write_deaths(self) -> None:
-        """Write the last seconds of the models one of whose instances has died, and forget them: each is written
-        once."""
-        deaths, self._deaths = self._deaths, set()
+    def write_deaths(self) -> None:
+        """Write the last seconds of the models one of whose instances has died, if any has, and forget them: each is
+        written once."""
+        deaths, self._deaths, self._missing = self._deaths, {}, {}
+        if not deaths:
+            return
         found = [kept for _, model, version, kept in self._kept if (model, version) in deaths]
         rest = [each for each in self._kept if each[1:3] not in deaths]
         self._kept = deque(rest)

@@ -7,7 +7,7 @@ from typing import cast
 from shoal.recorder.entry import Outcome
 from shoal.recorder.folder import RecordingFolder, files_of
 from shoal.recorder.recorded import Recording
-from shoal.recorder.tail import KEPT_NS, Tail
+from shoal.recorder.tail import DEATH_WAIT_NS, KEPT_NS, Tail
 from shoal.shm.byte_ring import ByteRingReader
 from tests.recorder.entries import made
 
@@ -69,6 +69,22 @@ def test_the_seconds_before_a_death_are_written_whatever_the_sample(tmp_path: Pa
     assert play.keys(died=True) == [2, 4, 5, 6]
     play.step(made(key=7, outcome=Outcome.DIED, status=2))
     assert play.keys(died=True) == [2, 4, 5, 6, 7]  # nothing twice
+
+
+def test_a_death_waits_for_all_requests_of_its_batch_within_bounds(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    died = [made(key=key, outcome=Outcome.DIED, status=2, worker=4, batch=9, num_requests=3) for key in (5, 6, 7)]
+    play.step(made(key=1, sampled=False), *died[:2])
+    assert play.keys(died=True) == []
+    play.step(died[2])
+    assert play.keys(died=True) == [1, 5, 6, 7]
+    play.step(*died[:1])  # the others have been cancelled
+    play.now_ns += DEATH_WAIT_NS
+    play.step()
+    assert play.keys(died=True) == [1, 5, 6, 7, 5]
+    play.step(*died[1:2])
+    play.tail.write_deaths()  # the server ends
+    assert play.keys(died=True) == [1, 5, 6, 7, 5, 6]
 
 
 def test_an_entry_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
