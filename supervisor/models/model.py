@@ -10,6 +10,7 @@ error in a load fails that load.
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from shoal import errors
@@ -48,6 +49,7 @@ class AllVersions(Protocol):
     def num_retries(self) -> int: ...
     def create(self, found: FoundModel, number: int) -> ServedVersion: ...
     def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion: ...
+    def is_lent(self, directory: Path) -> bool: ...
     def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]: ...
     def announce(self, messages: Sequence[Message]) -> Future[None]: ...
     async def settle_retired(self) -> None: ...
@@ -171,12 +173,17 @@ class Model:
 
     async def _changed(self, found: FoundModel, fresh: Collection[ServedVersion]) -> FoundModel | None:
         """The model as it is now, where its files have changed since it was found; None where they have not, or no
-        version has instances that could differ."""
-        look_at = self._all_versions.look_at
-        if look_at is None or not found.may_change or all(each.version.num_instances < 2 for each in fresh):
+        version has instances that could differ.
+
+        None also for files that came with the request: only the model itself writes there, and the directory goes with
+        the versions that a second load would end.
+        """
+        versions = self._all_versions
+        may_change = found.may_change and not versions.is_lent(found.directory)
+        if versions.look_at is None or not may_change or all(each.version.num_instances < 2 for each in fresh):
             return None
         try:
-            now = await look_at(found)
+            now = await versions.look_at(found)
         except ShoalError as error:
             _log.error("whether the files of model '%s' have changed is not known: %s", self.identifier, error)
             return None

@@ -80,6 +80,7 @@ class AllVersions:
         self.loop = EventLoop(clock)
         self.copies: list[Copy] = []
         self.announced: list[tuple[Sequence[Any], Future[None]]] = []
+        self.lent: set[Path] = set()
         self.create_fault: Callable[[int], Exception | None] = lambda _number: None
         self.announce_fault: Callable[[], Exception | None] = lambda: None
 
@@ -93,6 +94,9 @@ class AllVersions:
         version = ModelVersion(identifier.name, NO_VERSION, 1, NO_ROW, Path(), is_polled=is_polled)
         version.move(VersionState.UNAVAILABLE, reason)
         return version
+
+    def is_lent(self, directory: Path) -> bool:
+        return directory in self.lent
 
     def slot_for(self, _copy: Copy) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -410,6 +414,16 @@ def test_one_instance_reads_one_state_of_the_files(rig: ModelRig) -> None:
     rig.versions.confirm()
     assert outcome(load) is None
     assert disk.looked_at == []
+
+
+def test_files_that_came_with_the_request_are_loaded_once(rig: ModelRig) -> None:
+    """The directory is removed with the versions that a second load would end."""
+    disk = Disk(rig)
+    rig.versions.look_at, rig.versions.lent = disk.look_at, {found(1).directory}
+    load = load_with(rig, num_instances=2)
+    rig.versions.confirm()
+    assert outcome(load) is None
+    assert (list(rig.model.serving), len(rig.versions.copies), disk.looked_at) == ([1], 1, [])
 
 
 def test_a_load_goes_on_where_the_files_cannot_be_looked_at_again(
