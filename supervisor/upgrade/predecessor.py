@@ -40,14 +40,22 @@ class UpgradeFailedError(Exception):
 
 
 class Predecessor:
-    """The old server's connection. Descriptors by name belong to those who take them (`take_socket`)."""
+    """The old server's connection. Descriptors by name belong to those who take them (`take_socket`). `takes_regions`:
+    the old server knows the messages of `send_region`; version 0.2.0 does not."""
 
     def __init__(
-        self, pid: int, channel: Channel, descriptors: Mapping[str, int], models: messages.ModelsCarried
+        self,
+        pid: int,
+        channel: Channel,
+        descriptors: Mapping[str, int],
+        models: messages.ModelsCarried,
+        *,
+        takes_regions: bool,
     ) -> None:
         self.pid = pid
         self.models = models
         self._channel = channel
+        self._takes_regions = takes_regions
         # Changed by take_socket and watch, and as messages come.
         self._descriptors = dict(descriptors)
         self.has_ended = False
@@ -73,7 +81,7 @@ class Predecessor:
             models, _ = channel.receive(messages.FIRST_TO_NEW_SERVER)
         except (*GONE, OSError, MessageError) as error:
             raise UpgradeFailedError(f"the old server, process {said['pid']}, does not answer: {error}") from error
-        return cls(said["pid"], channel, descriptors, models)
+        return cls(said["pid"], channel, descriptors, models, takes_regions="takes_regions" in said)
 
     def take_descriptor(self, name: str) -> int | None:
         """The old server's descriptor of this name, which the caller owns from now on; None where it has none."""
@@ -157,8 +165,9 @@ class Predecessor:
         await first(self._received[messages.MainProcessNamed], *self._gone)
 
     def send_region(self, message: RegionChange) -> None:
-        """Report a change of clients' regions, which the old server needs if this one does not take over."""
-        if not self._received[messages.TakeOver].done():
+        """Report a change of clients' regions, which the old server needs if this one does not take over; no effect
+        where the old server is of a version that would end the upgrade at the message."""
+        if self._takes_regions and not self._received[messages.TakeOver].done():
             self._send(message)
 
     def fail(self, reason: str) -> None:

@@ -243,10 +243,8 @@ class Upgrade:
     def _start(self) -> NewServer | OSError:
         sockets = self._sockets()
         launch = self._origin.launch
-        environment = {
-            **launch.inherited,
-            VARIABLE: json.dumps({"address": self._address, "pid": os.getpid(), "names": list(sockets)}),
-        }
+        facts = {"address": self._address, "pid": os.getpid(), "names": list(sockets), "takes_regions": True}
+        environment = {**launch.inherited, VARIABLE: json.dumps(facts)}
         descriptors = {DESCRIPTORS_VARIABLE: list(sockets.values())}
         program = ChildProgram("new server", (), environment, descriptors, command=launch.command)
         try:
