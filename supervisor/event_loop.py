@@ -126,8 +126,8 @@ class EventLoop:
         """A new future of this loop, whose result is set by `resolve` or `reject`."""
         return self._loop.create_future()
 
-    def done(self) -> Future[None]:
-        """A future of this loop that is done already: nothing is under way."""
+    def done_future(self) -> Future[None]:
+        """A new future of this loop that is done already, for a flow that has nothing to wait for."""
         done = self.future()
         done.set_result(None)
         return done

@@ -135,7 +135,7 @@ class StateWriter(Generic[T]):
         self.is_held = False
         # Changed by write and _write_all: the next contents, and whether all before are written.
         self._next: list[T] | None = None
-        self._written = loop.done()
+        self._written = loop.done_future()
 
     def write(self, values: Iterable[T]) -> None:
         """Have the file's contents replaced; of several contents that wait for the disk, only the last are written."""

@@ -33,7 +33,7 @@ class WatchedFiles:
         # Changed by look, reload and _look. The first identity is taken here, before the event loop runs.
         self._seen: _Identity = self._identity()
         self._is_due = False  # whether the files are to be read, changed or not
-        self._looked = loop.done()
+        self._looked = loop.done_future()
 
     def watch(self) -> None:
         if self._paths:

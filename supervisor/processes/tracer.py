@@ -39,7 +39,7 @@ class TracerProcess(OutsideProcess):
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
-        self._in_force: Future[None] = self._loop.done()  # done when `_settings` are in force
+        self._in_force: Future[None] = self._loop.done_future()  # done when `_settings` are in force
         self._num_started = 0
 
     @property
@@ -58,7 +58,7 @@ class TracerProcess(OutsideProcess):
         if self._member is not None:
             return self._send_settings(self._member)
         if not settings or self._is_pausing:
-            return self._loop.done()
+            return self._loop.done_future()
         if self._child is None:
             self._start()
         return self._in_force
