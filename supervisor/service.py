@@ -2,8 +2,8 @@
 
 All messages to systemd are sent from here by sd_notify(3): datagrams of lines such as `READY=1`, to the socket that the
 environment names; none where the server was started by hand. The watchdog is fed by progress, never by a timer: in
-every round, each process on a request's path has to echo from its own loop. The supervisor's children must not find the
-variables.
+every round, each process on a request's path has to echo from its own loop. The variables of a service are removed from
+the environment, since the supervisor's children must not act on them.
 """
 
 import logging

@@ -84,6 +84,7 @@ class Collector:
         return counts
 
     def close(self) -> None:
+        """Write and export everything."""
         self.set(())
         if self._export is not None:
             self._export.close()
@@ -123,6 +124,7 @@ class Collection:
             self._flush(is_indexed=False)
 
     def close(self) -> None:
+        """Write all kept traces."""
         self._flush(is_indexed=self._log_frequency > 0)
 
     def _flush(self, *, is_indexed: bool) -> None:

@@ -70,12 +70,12 @@ class ClientRegions:
             self._close(self._forget(message.kind, message.name))
             return self._announce(message)
         region: ClientRegion | CudaRegion
-        if isinstance(message, CudaRegionRegistered):  # with a number of the other server's
+        if isinstance(message, CudaRegionRegistered):  # each server numbers regions on GPUs for its own workers
             self._num_registrations += 1
             region = CudaRegion(
                 message.name, self._num_registrations, message.device_id, message.handle, message.byte_size
             )
-        else:  # the region owns the descriptor
+        else:  # the region owns the message's descriptor
             region = ClientRegion(message.name, message.key, message.offset, message.byte_size, message.memory)
         self._regions[message.name] = region
         return self._announce(_message(region))

@@ -6,8 +6,8 @@ A load runs users' code, which may hang until --model-load-timeout-secs. So a lo
 - of young loads there are as many at once as that flag says, of all loads MOST_LOADS times as many;
 - of one model as many load at once as that flag says, and next is the model with the fewest loads under way.
 
-So a load waits YOUNG_S seconds for each such number of hung loads before it; where MOST_LOADS times as many hang, until
-one of them ends, since each has a process.
+So N loads that hang, where N is the flag's number, keep the loads behind them waiting for YOUNG_S seconds, and 2 N for
+twice as long. Where MOST_LOADS times N hang, a further load waits until one of them ends: each has a process.
 
 Runs in the supervisor.
 """

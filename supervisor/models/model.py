@@ -171,7 +171,7 @@ class Model:
             )
         return found, todo, fresh
 
-    async def _changed(self, found: FoundModel, fresh: Collection[ServedVersion]) -> FoundModel | None:
+    async def _look_again(self, found: FoundModel, fresh: Collection[ServedVersion]) -> FoundModel | None:
         """The model as it is now, where its files have changed since it was found; None where they have not, or no
         version has instances that could differ.
 
@@ -190,6 +190,8 @@ class Model:
         return None if now.fingerprint == found.fingerprint else now
 
     async def _bring_up_found(self, found: FoundModel) -> tuple[LoadPlan, dict[int, ServedVersion], FoundModel | None]:
+        """Plan a load, and bring up what it needs; returns the plan, the fresh versions, and the model if it has
+        changed meanwhile. Raises ShoalError where the model cannot be read, or as `_bring_up`."""
         if found.error is not None:
             self._refuse(found, found.error)
             raise found.error
@@ -229,7 +231,7 @@ class Model:
             for flow in flows:
                 flow.cancel()
             reasons = dict.fromkeys((*todo.fresh, *todo.resized), errors.index_reason(report(self, error)))
-        changed = None if reasons else await self._changed(found, fresh.values())
+        changed = None if reasons else await self._look_again(found, fresh.values())
         up = [served for served in fresh.values() if served.version.state is VersionState.LOADING]
         for served in fresh.values():
             if served not in up:  # it may have come up, and have failed while others did

@@ -30,6 +30,7 @@ class VersionFigures(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: Sequence[int]) -> "VersionFigures":
+        """The figures in a message of the batcher: both numbers, then each bucket and its count."""
         return cls(packed[0], packed[1], tuple(zip(packed[2::2], packed[3::2], strict=True)))
 
     @property
@@ -81,6 +82,7 @@ class Phase(str, Enum):
 
     @property
     def is_open(self) -> bool:
+        """Whether requests are still divided."""
         return self in (Phase.RUNNING, Phase.PAUSED)
 
 

@@ -75,6 +75,7 @@ class ServedEnsemble(ServedVersion):
 
     @property
     def names(self) -> list[str]:
+        """The names of the models in the steps."""
         return [step["model_name"] for step in steps(self.version.config)]
 
     def resize(self, groups: list[Config]) -> Future[None]:

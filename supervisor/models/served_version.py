@@ -214,6 +214,7 @@ class ServedVersion:
             self._context.loop.start(self._live(instance))
 
     async def _live(self, instance: Instance) -> None:
+        """Run an instance until it has ended for good."""
         try:
             await instance.run()
         except ShoalError as error:

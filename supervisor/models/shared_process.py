@@ -51,6 +51,7 @@ class SharedProcess:
             self._wake()
 
     def is_first(self, instance: SharingInstance) -> bool:
+        """Whether this instance starts the process."""
         return bool(self._instances) and self._instances[0] is instance
 
     async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:

@@ -38,7 +38,8 @@ from shoal.tolerance import read_tolerance
 
 _log = logging.getLogger(__name__)
 
-#: What the batcher counts, beside the reasons of drops, of which one is the comparator's, too.
+#: Keys of the batcher's counts: requests that were mirrored; and pairs dropped as the comparator was behind, to which
+#: those are added during whose comparison a comparator has ended.
 _MIRRORED, _COMPARATOR = "mirrored", "comparator"
 #: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
 #: which is not served while its model serves others (ours).

@@ -41,6 +41,7 @@ class Launch(NamedTuple):
 
     @property
     def inherited(self) -> dict[str, str]:
+        """The environment for the new server."""
         return {name: value for name, value in self.environment.items() if name not in _OF_ONE_PROCESS}
 
 

@@ -210,9 +210,11 @@ class Upgrade:
     # --- the request ---
 
     def on_signal(self) -> None:
+        """Upgrade, on SIGUSR2."""
         self._begin(lambda _message: None)
 
     def on_command(self, member: Member) -> None:
+        """Upgrade, on behalf of the command `shoal upgrade`."""
         member.listen_only({})
         self._begin(member.send)
 
