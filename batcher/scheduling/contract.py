@@ -29,33 +29,42 @@ class Sequences(Protocol):
 
     def has(self, correlation: int) -> bool:
         """Whether a sequence of this id is open, or was the last to end with its instance."""
+        ...
 
     def refused(self) -> list[tuple[int, Reason]]:
         """Requests that will not be executed, and why; each is returned once."""
+        ...
 
     def add_again(self, request: QueuedRequest) -> None:
         """Queue a request that is being executed for one execution more: as the next of its sequence, and without
         START."""
+        ...
 
     def end(self, instance: int, key: int) -> None:
         """End the sequence of a request that an instance executes; requests that wait behind it are refused. No effect
         on a sequence that has ended."""
+        ...
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
         """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
+        ...
 
     def miss(self, instance: int, key: int) -> None:
         """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
         before: the model has missed a part. Requests that wait behind it are refused."""
+        ...
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
         """Continue the sequences that an instance, which was just added, has from a dead batcher."""
+        ...
 
     def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
         """Refuse further requests of sequences that an instance, which was just added, cannot continue."""
+        ...
 
     def end_restoring(self) -> None:
         """Note that all requests which waited in a dead batcher have been added again."""
+        ...
 
 
 class Scheduler(Protocol):
