@@ -51,6 +51,7 @@ def _wrapped(part: list[str], columns: int) -> list[str]:
     texts = [part[0][len(head) :], *map(str.strip, part[1:])]
     mark = "# " if texts[0].startswith("# ") else ""  # of a comment, which each of its lines begins with
     words = " ".join([text.removeprefix(mark) for text in texts])
-    lines = textwrap.wrap(words, columns - len(indent + mark), break_long_words=False, break_on_hyphens=False)
+    width = max(1, columns - len(indent + mark))
+    lines = textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
     lines = [f"{indent}{mark}{line}" for line in lines]
     return [head + lines[0].removeprefix(indent), *lines[1:]] if is_beside else [head.rstrip(), *lines]

@@ -61,6 +61,13 @@ def test_paragraphs_and_rows_are_wrapped_and_commands_are_not() -> None:
     ]
 
 
+@pytest.mark.parametrize("columns", [1, 5, 9])
+def test_a_terminal_of_few_columns_has_all_the_words(columns: int) -> None:
+    printed = fitted(HELP, columns)
+    assert printed.startswith("Usage:\n")
+    assert printed.replace("#", "").split() == HELP.replace("#", "").split()
+
+
 @pytest.mark.parametrize("verb", ["", *_VERBS])
 def test_the_help_of_a_verb_fits_a_terminal_of_80_columns(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
