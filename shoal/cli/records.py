@@ -66,6 +66,8 @@ def open_recording(text: str) -> "tuple[Recording, int]":
     from shoal.recorder.folder import SUFFIX, files_of
     from shoal.recorder.recorded import Recording
 
+    if not text:
+        raise CommandLineError(WHICH_RECORDING)
     path, number = Path(text), 0
     if not path.exists():
         name, mark, digits = text.rpartition("#")

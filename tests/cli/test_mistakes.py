@@ -111,6 +111,7 @@ WRONG = {
     # As `shoal serve` would, but before it is a service that does not start.
     "install-systemd --model-repository / --user daemon -- --nonsense": "unrecognized option '--nonsense'\n",
     "records": "Which recording? Name a file, or the folder of --record.",
+    "records ''": "Which recording? Name a file, or the folder of --record.",
     "records gone": "There is no recording 'gone'.",
     f"records {LONG}": f"'{LONG}': File name too long",
     "records folder": "There is no recording in 'folder': its files end in .shoalrec.",
@@ -119,6 +120,8 @@ WRONG = {
     "records one.shoalrec --export json --output no/x": "argument --output: 'no/x' cannot be written\n",
     "records one.shoalrec --export json --output /dev/full": "'/dev/full' cannot be written: No space left on device\n",
     "replay": "Which recording? Name a file, or the folder of --record.",
+    "replay ''": "Which recording? Name a file, or the folder of --record.",
+    "run echo --record ''": "Which recording? Name a file, or the folder of --record.",
     f"replay {LONG}": f"'{LONG}': File name too long",
     "replay folder#1": "There is no recording in 'folder': its files end in .shoalrec.",
     "replay one.shoalrec --limit=-1": "argument --limit: expected a number from 1 on, got '-1'",
