@@ -54,7 +54,7 @@ class _Source(NamedTuple):
 
 def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the report; returns the exit code."""
-    parser = VerbParser("import", "<model store or config.properties> [--output <directory>]", _HELP)
+    parser = VerbParser("import", "<model store or config.properties> [options]", _HELP)
     parser.add_asked("source", "Which store? Name its directory, or a config.properties.", type=Path)
     parser.add_argument("--model-store")
     parser.add_argument("--output", type=Path)
