@@ -70,9 +70,13 @@ class RoadCall(OpenCall):
     # --- the message goes out ---
 
     def take(self, data: bytes | memoryview) -> None:
-        """Pass on a piece of the message; bytes after its end are ignored. Where what the road has not taken of all
-        calls is too much for the lane's memory, calls are refused."""
+        """Pass on a piece of the message; bytes after its end are ignored."""
         self._pass(data)
+        self.bound()
+
+    def bound(self) -> None:
+        """Refuse calls, this one or others, while what the road has not taken of all of them is too much for the lane's
+        memory. To be called once the connection has the call: the first bytes of a message count, too."""
         budget = self._lane.upload_budget
         while isinstance(call := budget.excess(), RoadCall):
             error = NoUploadMemoryError(budget.limit)

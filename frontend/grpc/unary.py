@@ -193,6 +193,7 @@ class UnaryCall(AskingCall):
                 sentence = explain(error)
             else:
                 self._connection.calls[self._stream_id] = road
+                road.bound()
                 return
         self._end()
         self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, sentence)

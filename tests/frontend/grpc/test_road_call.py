@@ -222,6 +222,26 @@ def test_what_the_road_does_not_take_of_all_calls_is_bounded_and_the_largest_is_
         road.close()
 
 
+def test_a_message_that_goes_to_the_road_whole_counts_at_once() -> None:
+    """Only further bytes of a message had the bound looked at: whole messages took as much memory as they liked."""
+    lane: Any = ScarceLane(1)
+    lane.upload_budget = UploadBudget(MIB)
+    opening = Opening(find(INFER), {}, None, "identity", "identity", None)  # type: ignore[arg-type]
+    pairs, roads = list[Pair](), list[socket.socket]()
+    for nbytes in (MIB, 2 * MIB):
+        pairs.append(pair := Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory()))
+        pair.call(1)
+        call = pair.connection.calls[1] = UnaryCall(lane, pair.connection, 1, opening)
+        call._hand_over(bytes(nbytes), is_compressed=False)
+        roads.append(lane.road)
+    assert [1 in pair.connection.calls for pair in pairs] == [True, False]
+    assert 0 < lane.upload_budget.nbytes <= MIB
+    for pair, road in zip(pairs, roads, strict=True):
+        pair.connection.close()
+        pair.client.close()
+        road.close()
+
+
 @pytest.mark.parametrize(
     "begun", [b"", b"\x1f\x8b", b"no stream", zlib.compress(b"")], ids=["none", "two", "no stream", "empty"]
 )
