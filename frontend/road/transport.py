@@ -381,12 +381,16 @@ class Executions:
     def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
         """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the caller has
         hung up, and UnavailableError if the server ends."""
-        end_s = time.monotonic() + limit_s
+        end_s, is_late = time.monotonic() + limit_s, False
         while True:
             try:
                 reply = self._waiter.get(timeout=max(0.0, end_s - time.monotonic()))
             except queue.Empty:
-                return None
+                if is_late:
+                    return None
+                is_late = True
+                self._transport.shared.hand_out()  # what came while the process stood still is in no queue yet
+                continue
             if reply is None:
                 raise self._transport.given_up()
             if not isinstance(reply, Reply):

@@ -272,7 +272,8 @@ class SharedPort:
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Hand out every reply that has arrived. The bell must have been cleared."""
+        """Hand out every reply that has arrived. The thread that listens clears the bell before, so that it sleeps
+        through no reply that comes meanwhile; a thread that looks for its own reply at the end of its time need not."""
         port = self._port
         with self.lock:
             was_wanted = port.wanted

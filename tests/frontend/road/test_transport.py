@@ -176,22 +176,39 @@ def test_an_answer_is_due_from_the_time_at_which_its_request_came(
         ask(watched, harness.prepared(20 * 4096))
 
 
+def of_infer(answer: ModelResponse) -> object:
+    return answer.response.parameters
+
+
+def of_several(found: tuple[int, StreamedResponse]) -> object:
+    _, part = found
+    assert part.answer is not None
+    return part.answer.response.parameters
+
+
+@pytest.mark.parametrize(
+    ("ask", "parameters_of"), [(WatchedTransport.infer, of_infer), (first_of_several, of_several)],
+    ids=["infer", "several"],
+)  # fmt: skip
 def test_an_answer_that_came_while_the_process_stood_still_is_sent_though_its_time_is_over(
-    harness: TransportHarness, monkeypatch: pytest.MonkeyPatch
+    harness: TransportHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[WatchedTransport, PreparedRequest], Any],
+    parameters_of: Callable[[Any], object],
 ) -> None:
     """The request's thread may run before the one that listens."""
     submit_, deliver = harness.transport.submit, harness.transport.shared.deliver
 
-    def submit_and_stand_still(*arguments: Any) -> int:
-        number = submit_(*arguments)
+    def submit_and_stand_still(*arguments: Any, **more: Any) -> int:
+        number = submit_(*arguments, **more)
         monkeypatch.setattr(harness.transport.shared, "deliver", lambda: None)
         harness.say(number, NAMED, more=False)
         monkeypatch.setattr(harness.transport.shared, "deliver", deliver)
         return number
 
     monkeypatch.setattr(harness.transport, "submit", submit_and_stand_still)
-    response = harness.transport.infer(harness.prepared(10), came_s=time.monotonic() - 10)
-    assert response.response.parameters == {"n": 1}
+    watched = WatchedTransport(harness.transport, lambda _notify: nullcontext(), time.monotonic() - 10)
+    assert parameters_of(ask(watched, harness.prepared(10))) == {"n": 1}
 
 
 def test_a_wait_for_an_answer_can_be_called_off(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
