@@ -94,12 +94,13 @@ def quiet_turn(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
     """The result of a measurement, and whether other programs took no more than a share of the machine meanwhile. It
     begins when they have taken no more for half a second, or after MOST_WAIT_S."""
     end_s = time.monotonic() + MOST_WAIT_S
-    while time.monotonic() < end_s and not _is_quiet(partial(time.sleep, 0.5), most_foreign)[1]:
-        pass
-    return _is_quiet(turn, most_foreign)
+    is_quiet = False
+    while not is_quiet and time.monotonic() < end_s:
+        _, is_quiet = _watched(partial(time.sleep, 0.5), most_foreign)
+    return _watched(turn, most_foreign)
 
 
-def _is_quiet(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
+def _watched(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
     before_s, start_s = foreign_cpu_s(), time.monotonic()
     found = turn()
     return found, foreign_cpu_s() - before_s <= most_foreign * (time.monotonic() - start_s) * (os.cpu_count() or 1)

@@ -118,8 +118,6 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
-_log = logging.getLogger("shoal")
-
 #: Lines about refused requests in any second of a process (ours).
 REFUSED_PER_S = 5
 

@@ -276,7 +276,8 @@ class RequestReader:
         # Changed by open.
         self._parsed = Memo[bytes, ParsedRequest]("parsed_request", MAX_PARSED)
         self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
-        #: The last layout that was found there: tried first. No layout begins with another, nor with these four bytes.
+        #: The layout that was found last, which the next header is tried with first. A layout begins with its size, so
+        #: none begins with another, and none is as long as the first one here says.
         self._last: tuple[bytes, ParsedRequest | None] = b"\xff" * 4, None
         self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 

@@ -4,8 +4,8 @@ gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests
 messages are equal, byte for byte. The result of parsing and validating such a message is kept (a MessageTemplate) and
 used again if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the
 response. The id, a new one each time from perf_analyzer, is put in between. Messages whose tensors lie in regions are
-known until the regions change. BYTES tensors, typed contents and everything else that depends on
-the data are parsed each time.
+known until the regions change. BYTES tensors, typed contents and everything else that depends on the data are parsed
+each time.
 """
 
 import time

@@ -5,7 +5,8 @@ but for an id and parameters, from request to request. The result of parsing and
 RequestTemplate) and used again for a request with the same JSON, model and sizes; so is the head of the response. Id
 and parameters are cut out of the JSON first, and the id is put into the response's head (16 floats: 5 µs a request, 21
 without a template). json_template.py is for numbers in JSON. BYTES tensors, and whatever else depends on the data, are
-parsed each time. Where the HTTP head is equal, too, but for fields without effect, none is parsed (known_request.py).
+parsed each time. Where the HTTP head is equal, too, but for fields without effect, neither head nor JSON is parsed
+(known_request.py).
 """
 
 import time
@@ -168,9 +169,9 @@ class Submission:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
         Returns the request's number, and the argument for `response` when its reply comes. `body` lies in `block`, at
-        `body_offset`; without a block in private memory. The block is used for the request, or freed. `before` is the
-        head of an earlier request, where this one came in one piece and such requests may come again: `find` then finds
-        the next one. Raises ShoalError, after freeing the block.
+        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. `before` is
+        the head of an earlier request, where this one came in one piece and such requests may come again: `find` then
+        finds the next one. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -369,14 +370,12 @@ class Submission:
     def _make_template(
         self, prepared: PreparedRequest, body: memoryview, json: bytes, options: CutOptions
     ) -> RequestTemplate | None:
-        """The template of this request, if its tensors are all binary and none has bytes to be checked (BYTES)."""
+        """The template of this request, if its tensors all lie in the body, as bytes that need no check (BYTES do)."""
         if prepared.has_regions or not is_right(json, options):
             return None
-        if any(
-            each.datatype is BYTES or not isinstance(each.data, memoryview) or each.data.obj is not body.obj
-            for each in prepared.inputs
-        ):  # whose data lie elsewhere than in the body, or depend on them
-            return None
+        for _, datatype, _, data in prepared.inputs:
+            if datatype is BYTES or not isinstance(data, memoryview) or data.obj is not body.obj:
+                return None
         kept = replace(without(prepared, options), inputs=())  # inputs are views of this request's body
         offset = tail_offset = aligned(len(json))
         refs = []

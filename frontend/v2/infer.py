@@ -2,6 +2,7 @@
 
 Behind the JSON, whose size is in the header Inference-Header-Content-Length, come binary tensors in the order of
 `inputs`, little-endian, dense, with nothing between.
+
 The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then those of Triton's core.
 Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it into
 shared memory, a response's is a view of the worker's block. Front-end processes.

@@ -87,7 +87,7 @@ def show_before(step: Callable[[], object], document: Any, text: str, *, as_json
 class VerbParser(Parser):
     """The arguments of a verb. `usage` follows its name; with --help, `text` is printed below the usage.
 
-    `server_flag` names the server that the verb asks.
+    `server_flag` is the flag that names the server to ask, for the advice where none answers.
     """
 
     def __init__(self, verb: str, usage: str, text: str, *, server_flag: str = "--url", has_json: bool = True) -> None:

@@ -391,7 +391,7 @@ class Receiving:
             self._abuse.nuisance()
 
     def _go_away(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Check a GOAWAY. The client opens no more streams, of which nothing follows here; those open go on."""
+        """Check a GOAWAY. A server need not act on it: the client opens no more streams, and those open go on."""
         del flags, payload, events
         if number != 0:
             raise BrokenError(PROTOCOL_ERROR, "GOAWAY of a stream")
