@@ -9,6 +9,7 @@ import argparse
 import difflib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -140,10 +141,15 @@ Examples:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps all but the examples."""
+    """Wraps all but the examples, and no flag at its hyphens."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("Examples:") else super()._fill_text(text, width, indent)
+        if text.startswith("Examples:"):
+            return text
+        return "\n".join([indent + line for line in self._split_lines(text, width - len(indent))])
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,5 +1,7 @@
 """Help on a terminal that is narrower than the help is written."""
 
+import re
+
 import pytest
 
 from shoal.cli import _VERBS, main
@@ -82,3 +84,4 @@ def test_the_help_of_a_verb_fits_a_terminal_of_80_columns(
     long = [line for line in printed.splitlines() if len(line) > 80]
     assert [line for line in long if line not in examples or not line.startswith("  ")] == []
     assert all("  #" not in line for line in long), "a comment is below a command that is too long"
+    assert re.findall(r".*[a-z]-$", printed, re.MULTILINE) == [], "a flag is broken at its hyphen"
