@@ -1,5 +1,5 @@
-"""A call of gRPC: what every kind of call does for its connection and its lane, a call of models for their replies; and
-its opening, its method and settings, or its refusal before a byte of its message is read."""
+"""The interface of gRPC's calls to their connection and their lane; and the opening of a call, its method and settings,
+or its refusal before a byte of its message is read."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,5 +1,5 @@
-"""How much one connection of gRPC may have open, and which make room for others, so that all connections of a lane
-together stay within bounds. Pure.
+"""How much one connection of gRPC may have open, and which idle connections make room for new ones, so that all
+connections of a lane together stay within bounds. Pure.
 
 A stream takes one or two kilobytes before a byte of its message has come, and its headers as much again; a client
 leaves it open for as long as a call may take. A connection may have what HTTP/2 has announced (http2/limits.py), as

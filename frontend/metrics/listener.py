@@ -1,5 +1,5 @@
-"""The metrics listener: GET /metrics, and nothing else; and the machine's CPU and memory, from /proc. Runs in the
-road's threads."""
+"""The metrics listener, which answers GET /metrics and nothing else, and the figures of the machine's CPU and memory,
+from /proc. Runs in the road's threads."""
 
 import logging
 import time

@@ -2,9 +2,9 @@
 sends them, until they are sent or a worker wants its memory back.
 
 A client reads as slowly as it likes. A worker that lacks memory meanwhile asks for the blocks that clients' responses
-hold: the unsent rest of a response is copied then, within the memory that the road may use for this
-(kept_memory.py), and the block is released. A response for which there is no room keeps its block until the worker can
-get memory nowhere else: then its connection is closed, if it has held the block for HOLD_S.
+hold: the unsent rest of a response is copied then, within the memory that the road may use for this (kept_memory.py),
+and the block is released. A response for which there is no room keeps its block until the worker can get memory nowhere
+else: then its connection is closed, if it has held the block for HOLD_S.
 
 Request threads send, the listening thread makes the copies; both under the lock of the port.
 """
