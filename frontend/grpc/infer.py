@@ -52,7 +52,6 @@ from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-_FINAL = "triton_final_response"
 _MAX_UINT64 = 2**64 - 1
 _NO_SETTINGS = RequestSettings({}, binary_data_output=True)
 _FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
@@ -325,7 +324,7 @@ def render_envelope(
         )  # empty if in a region, as in Triton
         for name, datatype, shape, data, _ in answered(prepared, response, block)
     ]
-    parameters = response.parameters if final is None else {**response.parameters, _FINAL: final}
+    parameters = response.parameters if final is None else {**response.parameters, wire.FINAL: final}
     around = wire.envelope(prepared.entry.name, str(prepared.entry.version), parameters, outputs)
     nbytes = around.nbytes + len(prepared.id)
     if nbytes > wire.MAX_MESSAGE_NBYTES:
@@ -338,7 +337,7 @@ def render_envelope(
 def empty_final(prepared: PreparedRequest) -> bytes:
     """The ModelStreamInferResponse that only reports that a request has had its last response."""
     entry = prepared.entry
-    around = wire.envelope(entry.name, str(entry.version), {_FINAL: True}, ())
+    around = wire.envelope(entry.name, str(entry.version), {wire.FINAL: True}, ())
     return b"".join(wire.assemble(around, prepared.id, (), is_streamed=True))
 
 

@@ -87,6 +87,6 @@ class InferenceProtocol(Protocol):
         """The message of a stream for a request that was not submitted, and whose message may be no valid one."""
         ...
 
-    def refused_request(self, error: ShoalError, asked: Asked, /) -> bytes:
-        """The message of a stream for a request that has failed."""
+    def refused_request(self, error: ShoalError, asked: Asked, /, *, final: bool) -> bytes:
+        """The message of a stream for a request that has failed; `final`: no other will follow."""
         ...

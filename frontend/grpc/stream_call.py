@@ -309,7 +309,8 @@ class StreamCall(AskingCall):
             except ShoalError as error:
                 if token is not None:
                     inference.release(*token)
-                self._refuse(self._protocol.refused_request(error, asked), error, waiting.ticket)
+                message = self._protocol.refused_request(error, asked, final=reply.is_final)
+                self._refuse(message, error, waiting.ticket)
             else:
                 self._send_in_order(waiting.ticket, self._packed(chunks, token))
         self._lane.has_output(self._connection)
@@ -439,7 +440,7 @@ class StreamCall(AskingCall):
         inference.forget(number)
         if asked is not None:
             error = self._lane.no_answer()
-            self._refuse(self._protocol.refused_request(error, asked), error, waiting.ticket)
+            self._refuse(self._protocol.refused_request(error, asked, final=True), error, waiting.ticket)
 
     def give_up(self) -> None:
         _log.exception("a connection is closed, since answering a stream on it failed")

@@ -421,9 +421,9 @@ class GrpcSubmission:
     def refused_message(self, error: ShoalError, message: bytes | memoryview) -> bytes:
         return infer.stream_error(str(error), message)
 
-    def refused_request(self, error: ShoalError, asked: SubmittedMessage) -> bytes:
+    def refused_request(self, error: ShoalError, asked: SubmittedMessage, *, final: bool) -> bytes:
         entry = asked.found.entry
-        return wire.stream_error(str(error), asked.id, entry.name, str(entry.version))
+        return wire.stream_error(str(error), asked.id, entry.name, str(entry.version), final=final)
 
 
 _NO_DATA = memoryview(b"")

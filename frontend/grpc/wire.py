@@ -27,6 +27,9 @@ MAX_FIELDS = 1 << 16
 #: gRPC's own limit for a message; Triton answers with an error in place of a longer response.
 MAX_MESSAGE_NBYTES = 2**31 - 1
 
+#: The parameter of a streamed response that says whether the request has had its last one.
+FINAL = "triton_final_response"
+
 # Fields of ModelInferRequest, all of wire type 2.
 _MODEL_NAME, _ID, _RAW = 0x0A, 0x1A, 0x3A
 _SET_APART = (_ID, _RAW)
@@ -283,9 +286,14 @@ def assemble(around: Envelope, id_: str, raws: Sequence[bytes | memoryview], *, 
     return chunks
 
 
-def stream_error(sentence: str, id_: str, model_name: str, model_version: str) -> bytes:
-    """A ModelStreamInferResponse with the failed request's id and model, and the error's sentence."""
+def stream_error(sentence: str, id_: str, model_name: str, model_version: str, *, final: bool | None = None) -> bytes:
+    """A ModelStreamInferResponse with the failed request's id and model, and the error's sentence.
+
+    `final`: whether it is the request's last response; None for a request that was never submitted.
+    """
     response = string(0x0A, model_name) + string(0x12, model_version) + string(0x1A, id_)
+    if final is not None:
+        response += parameter(0x22, FINAL, final)
     return string(0x0A, sentence) + delimited(0x12, response)
 
 

@@ -145,7 +145,7 @@ class TorchServePredictions:
             sequence_id = ""
         return _with_status(error, sequence_id)
 
-    def refused_request(self, error: ShoalError, asked: SubmittedPrediction) -> bytes:
+    def refused_request(self, error: ShoalError, asked: SubmittedPrediction, *, final: bool) -> bytes:
         return _with_status(error, asked.sequence_id)
 
 

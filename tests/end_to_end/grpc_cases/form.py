@@ -69,6 +69,8 @@ class Form(NamedTuple):
             said = streamed.infer_response
             said.id, said.model_name = self.request.id, self.request.model_name
             said.model_version = self.version or self.request.model_version
+            if self.version:  # the model has answered
+                said.parameters["triton_final_response"].bool_param = True
         else:
             streamed.infer_response.CopyFrom(self.answer)
             streamed.infer_response.parameters["triton_final_response"].bool_param = True

@@ -38,7 +38,9 @@ class Lane:
         )  # fmt: skip
         self.protocol = SimpleNamespace(
             response=lambda _asked, reply, **_: [b"head", reply.block],
-            refused_request=lambda error, asked: stream_error(str(error), asked.id, asked.found.entry.name, ""),
+            refused_request=lambda error, asked, *, final: stream_error(
+                str(error), asked.id, asked.found.entry.name, "", final=final
+            ),
             ends_with_error=lambda *_: False,
         )  # fmt: skip
         self.parking = SimpleNamespace(must_wait=lambda _received, _protocol: 0, leave=lambda *_: None)
@@ -150,6 +152,25 @@ def test_a_model_that_is_silent_for_too_long_is_told_of_and_the_stream_goes_on(s
         answer = service.ModelStreamInferResponse.FromString(message)
         assert (answer.error_message, answer.infer_response.id) == ("no answer in time", number)
         assert answer.infer_response.model_name == "slow"
+        assert answer.infer_response.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_an_error_says_whether_it_is_the_last_answer(stream: Stream, is_final: bool) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnavailableError("the model has failed")
+
+    stream.lane.protocol.response = refuse
+    asked: Any = SimpleNamespace(id="7", found=SimpleNamespace(entry=SimpleNamespace(name="m")))
+    reply: Any = SimpleNamespace(block=None, part=PART, is_final=is_final, is_empty=False)
+    stream.call.replied(1, asked, reply)
+    assert stream.pair.connection.flush(0.0)
+    sent = b"".join(each.payload for each in frames_in(stream.pair.read()) if each.kind == DATA)
+    (message,) = split(sent)
+    answer = service.ModelStreamInferResponse.FromString(message)
+    expected = service.ModelInferResponse(model_name="m", id="7")
+    expected.parameters["triton_final_response"].bool_param = is_final
+    assert answer == service.ModelStreamInferResponse(error_message="the model has failed", infer_response=expected)
 
 
 def test_a_message_of_which_the_rest_does_not_come_ends_its_stream(stream: Stream) -> None:

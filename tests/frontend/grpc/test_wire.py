@@ -151,9 +151,12 @@ def test_a_response_is_what_upb_would_write() -> None:
         check_same(b"".join(wire.assemble(around, id_, raws, is_streamed=True)), streamed)
 
 
+@pytest.mark.parametrize("final", [None, False, True])
 @pytest.mark.parametrize("texts", [("", "", ""), ("no", "", "m"), ("x" * 200, "é", "")])
-def test_an_error_of_a_stream_is_what_upb_would_write(texts: tuple[str, str, str]) -> None:
+def test_an_error_of_a_stream_is_what_upb_would_write(texts: tuple[str, str, str], final: bool | None) -> None:
     sentence, id_, name = texts
     response = service.ModelInferResponse(model_name=name, model_version="3", id=id_)
+    if final is not None:
+        response.parameters["triton_final_response"].bool_param = final
     expected = service.ModelStreamInferResponse(error_message=sentence, infer_response=response)
-    assert wire.stream_error(sentence, id_, name, "3") == expected.SerializeToString()
+    assert wire.stream_error(sentence, id_, name, "3", final=final) == expected.SerializeToString()
