@@ -5,6 +5,7 @@ capitals.
 """
 
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 
 from shoal.errors import InvalidArgumentError
@@ -45,11 +46,29 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
 def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
     """The entries of a gRPC call's metadata whose keys contain a match of the pattern, without keys of HTTP/2 and gRPC.
 
-    Case matters, as in Triton; metadata has lower case.
+    Case matters, as in Triton; metadata has lower case. A value of a key that ends in "-bin" is what its base64 stands
+    for, as text.
     """
     if not pattern:
         return NOTHING
-    return {key: value for key, value in metadata.items() if re.search(pattern, key) and not _OF_GRPC.match(key)}
+    return {
+        key: _decoded(value) if key.endswith("-bin") else value
+        for key, value in metadata.items()
+        if re.search(pattern, key) and not _OF_GRPC.match(key)
+    }
+
+
+def _decoded(value: str) -> str:
+    """The text in the binary values of one key; unchanged if they are no base64.
+
+    Values may lack base64's padding, and commas separate them (gRPC over HTTP2, Custom-Metadata).
+    """
+    values = [each.strip().rstrip("=") for each in value.split(",")]
+    try:
+        decoded = [b64decode(each + "=" * (-len(each) % 4), validate=True) for each in values]
+    except ValueError:
+        return value
+    return b",".join(decoded).decode("utf-8", "replace")
 
 
 def check_forwarded(fields: Forwarded) -> None:

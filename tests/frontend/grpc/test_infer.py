@@ -125,6 +125,26 @@ def test_reads_the_outputs_of_a_request(pair: ModelEntry) -> None:
     assert prepare(pair, request).outputs == (RequestedOutput("OUTB", True, 0), RequestedOutput("OUTA", True, 3))
 
 
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ("aGVsbG8", "hello"),
+        ("aGVsbG8=", "hello"),
+        ("", ""),
+        ("w6k", "é"),
+        ("Af8", "\x01\ufffd"),
+        ("MQ,Mg==, Mw", "1,2,3"),
+        ("a b", "a b"),
+        ("a", "a"),
+        ("é", "é"),
+    ],
+)
+def test_binary_metadata_is_decoded(sent: str, text: str) -> None:
+    assert forwarded_metadata("^x-", {"x-bin": sent, "x-a-bin": sent, "x-binary": sent}) == {
+        "x-bin": text, "x-a-bin": text, "x-binary": sent,
+    }  # fmt: skip
+
+
 def test_metadata_becomes_parameters(pair: ModelEntry) -> None:
     metadata = {":path": "/x", "te": "trailers", "grpc-timeout": "1S", "content-type": "a"}
     metadata |= {"x-user": "é", "user-agent": "u"}
