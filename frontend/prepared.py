@@ -121,8 +121,8 @@ def _refuse_ensembles(entry: ModelEntry, tensor: str) -> None:
 
 
 class RoadOnlyError(UnavailableError):
-    """Raised on a lane for a request that must be handed to the road: it is short, but its tensors, in a client's
-    region, need a large block."""
+    """Raised on a lane for a request that must be handed to the road: it is short, but needs a large block, as for
+    tensors in a client's region, or takes long to decompress."""
 
 
 class RequestSettings(NamedTuple):

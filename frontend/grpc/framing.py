@@ -123,8 +123,8 @@ def parse_timeout(value: str) -> float:
 def decompress(encoding: str, message: bytes | memoryview, max_nbytes: int) -> bytes | memoryview:
     """The decompressed message.
 
-    Raises UnsupportedError for an encoding other than identity, deflate and gzip; InvalidArgumentError for more than
-    `max_nbytes` bytes or a damaged stream.
+    Raises UnsupportedError for an encoding other than identity, deflate and gzip; ExpansionLimitError for more than
+    `max_nbytes` bytes; InvalidArgumentError for a damaged stream.
     """
     if encoding == IDENTITY:
         return message

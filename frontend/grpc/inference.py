@@ -10,8 +10,10 @@ from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, RegionTemplate
+from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, or_untraced
+from shoal.frontend.v2.compression import ExpansionLimitError
 from shoal.shm.port import Port
 from shoal.timing import as_header
 
@@ -42,7 +44,8 @@ class Inference:
         is_stream: bool,
     ) -> tuple[int, AskedMessage]:
         """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
-        its AskedMessage. Raises ShoalError if it is refused: the message's block is freed then.
+        its AskedMessage. Raises ShoalError if it is refused: the message's block is freed then; RoadOnlyError for a
+        unary call's request that only the road can answer.
 
         After `deadline_s` (monotonic) the client does not wait any more, if it gave a deadline.
         """
@@ -52,7 +55,12 @@ class Inference:
                 self._port.slab.free(block.ref)
             refuse_while_exiting(self._state)
         if is_compressed:
-            data = decompress(opening.encoding, data, MAX_UNPACKED_BYTES)
+            try:
+                data = decompress(opening.encoding, data, MAX_UNPACKED_BYTES)
+            except ExpansionLimitError as error:
+                if is_stream:
+                    raise
+                raise RoadOnlyError(str(error)) from None
         number, asked = opening.protocol.submit(
             data,
             opening.metadata,

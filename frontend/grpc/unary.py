@@ -16,6 +16,7 @@ from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 from shoal.frontend.prepared import RoadOnlyError
+from shoal.frontend.v2.compression import ExpansionLimitError
 from shoal.open_files import explain
 from shoal.shm.port import NoRoomError, Reply
 
@@ -112,6 +113,8 @@ class UnaryCall(AskingCall):
                 self._hand_over(data, is_compressed=False)
                 return
             chunks: list[bytes | memoryview] = [run(opening.method, call, data)]
+        except ExpansionLimitError:
+            self._hand_over(data, is_compressed=True)
         except ShoalError as error:
             self._refuse(error)
         else:

@@ -24,7 +24,7 @@ WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 LEAST_EXPANDED_BYTES = 1 << 20
 
 
-class _LimitError(InvalidArgumentError):
+class ExpansionLimitError(InvalidArgumentError):
     """Raised for a stream with more bytes than may be decompressed."""
 
 
@@ -65,7 +65,7 @@ def decompress(
         inflated = inflate(body, max_nbytes, advice) if expanded >= max_nbytes else inflate(body, expanded)
         expand(len(inflated))
         return memoryview(inflated)
-    except _LimitError:
+    except ExpansionLimitError:
         if expanded >= max_nbytes:
             raise
         raise TooLargeError(
@@ -84,7 +84,7 @@ def inflate(body: bytes | memoryview, max_nbytes: int, advice: str = "") -> byte
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
     if len(inflated) > max_nbytes:
-        raise _LimitError(
+        raise ExpansionLimitError(
             "decompressed request body has a byte_size that exceeds the maximum allowed value of "
             f"{max_nbytes} bytes.{advice}"
         )

@@ -97,6 +97,20 @@ def test_compressed_requests(triton: Any, algorithm: str, count: int) -> None:
     assert np.array_equal(result.as_numpy("OUT"), array)
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_a_short_compressed_message_may_be_large_when_decompressed(
+    triton: Any, channel: grpc.Channel, algorithm: str
+) -> None:
+    """The road decompresses it, a lane would be busy for too long."""
+    array = np.zeros(3_000_000, dtype=np.float32)
+    result = triton.infer("floats", [tensor("IN", array, "FP32")], compression_algorithm=algorithm)
+    assert np.array_equal(result.as_numpy("OUT"), array)
+    compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[algorithm]
+    call: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+    unknown_field = b"\x7a\x80\x80\x80\x01" + bytes(1 << 21)
+    assert call(unknown_field, timeout=DEADLINE_S, compression=compression) == b"\x08\x01"
+
+
 def test_many_at_once_each_get_their_own_answer(triton: Any) -> None:
     def ask(number: int) -> None:
         array = np.full(1 + number % 7 * 4001, number, np.float32)
