@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
+from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import ResponseBlocks, read_pieces
@@ -71,14 +72,19 @@ class CachedResponses:
         self._show()
         return not must_execute
 
-    def settle(self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
+    def settle(
+        self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int, *, is_executed: bool
+    ) -> None:
         """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with
-        it; without a response (None), have the next waiting request executed."""
+        it; without a response (None), have the next waiting request executed. An execution counts as a miss, as in
+        Triton even one that fails, but that of an ensemble."""
         ended = self._cache.end(key)
         if ended is None:
             return
         coalescing_key, waiting = ended
         if answer is None:
+            if is_executed and not isinstance(model, Ensemble):
+                statistics.count_cache_miss(model.row, 0)
             for each in waiting:  # the leader's failure says nothing about theirs
                 if self._begin(coalescing_key, self._requests[each][-1]):
                     self._figures["num_misses"] += 1
@@ -105,7 +111,7 @@ class CachedResponses:
         if not self._cache.cancel(key):
             if self._shared is not None:
                 self._shared.forget(key)
-            self.settle(model, key, None, self._clock_ns())
+            self.settle(model, key, None, self._clock_ns(), is_executed=False)
 
     def drain(self, model_id: int) -> list[int]:
         """Remove and return the keys of all requests that wait or are looked up for a version that is served no

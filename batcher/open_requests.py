@@ -129,7 +129,8 @@ class OpenRequests(dict[int, OpenRequest]):
             count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
         if model.sharing is not None:
             is_only = bool(ref) and not status and key not in self._responded
-            model.sharing.settle(model, key, (ref, header, num_pieces) if is_only else None, now_ns)
+            only = (ref, header, num_pieces) if is_only else None
+            model.sharing.settle(model, key, only, now_ns, is_executed=True)
         if self.last_chances or self._responded:
             self._forget(key, model, now_ns)
 
@@ -171,7 +172,7 @@ class OpenRequests(dict[int, OpenRequest]):
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
         if model.sharing is not None:
-            model.sharing.settle(model, key, None, now_ns)
+            model.sharing.settle(model, key, None, now_ns, is_executed=False)
         return model
 
     # --- requests of a split's versions (split_requests.py) ---

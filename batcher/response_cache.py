@@ -36,8 +36,9 @@ class CoalescingKey(NamedTuple):
 
 
 class _Coalesced(NamedTuple):
-    """Coalesced requests: the leader's deadline (0 = none), and the requests that wait for the leader, in order."""
+    """Coalesced requests: the leader, its deadline (0 = none), and the requests that wait for the leader, in order."""
 
+    leader: int
     deadline_ns: int
     waiting: dict[int, None]
 
@@ -45,7 +46,7 @@ class _Coalesced(NamedTuple):
 class ResponseCache:
     """Kept answers (`find`, `store`, `evict`) and requests that others may wait for (`begin`, `end`)."""
 
-    __slots__ = ("_coalesced", "_evicted_nbytes", "_leaders", "_max_nbytes", "_stored", "_waiting", "nbytes")
+    __slots__ = ("_coalesced", "_evicted_nbytes", "_executed", "_max_nbytes", "_stored", "_waiting", "nbytes")
 
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
@@ -54,9 +55,9 @@ class ResponseCache:
         self._evicted_nbytes: dict[int, int] = {}
         #: Bytes of both together.
         self.nbytes = 0
-        # Changed by begin, end, cancel and drain: the coalescing keys of leaders, and of waiting requests; by such a
-        # key, the coalesced requests.
-        self._leaders: dict[int, CoalescingKey] = {}
+        # Changed by begin, end, cancel and drain: the coalescing keys of executed requests, leaders or not, and of
+        # waiting requests; by such a key, the coalesced requests.
+        self._executed: dict[int, CoalescingKey] = {}
         self._waiting: dict[int, CoalescingKey] = {}
         self._coalesced: dict[CoalescingKey, _Coalesced] = {}
 
@@ -118,19 +119,20 @@ class ResponseCache:
         leader from now on."""
         led = self._coalesced.get(coalescing_key)
         if led is None:
-            self._leaders[key], self._coalesced[coalescing_key] = coalescing_key, _Coalesced(deadline_ns, {})
+            self._executed[key], self._coalesced[coalescing_key] = coalescing_key, _Coalesced(key, deadline_ns, {})
             return True
         if deadline_ns and not 0 < led.deadline_ns <= deadline_ns:
+            self._executed[key] = coalescing_key
             return True
         led.waiting[key] = None
         self._waiting[key] = coalescing_key
         return False
 
     def end(self, key: int) -> tuple[CoalescingKey, list[int]] | None:
-        """End a leader's execution. Returns its coalescing key and the requests that have waited for it, in order; None
-        if the request is no leader."""
-        coalescing_key = self._leaders.pop(key, None)
-        return None if coalescing_key is None else (coalescing_key, self._disband(coalescing_key))
+        """End a request's execution. Returns its coalescing key and the requests that have waited for it, in order;
+        None if the request has not begun here."""
+        coalescing_key = self._executed.pop(key, None)
+        return None if coalescing_key is None else (coalescing_key, self._disband(coalescing_key, key))
 
     def cancel(self, key: int) -> bool:
         """Stop a request's wait for its leader. False if the request did not wait."""
@@ -141,12 +143,17 @@ class ResponseCache:
         return True
 
     def drain(self, model_id: int) -> list[int]:
-        """Forget all leaders of a model version. Returns the requests that have waited for them."""
-        leaders = [key for key, shared in self._leaders.items() if shared.identity.model_id == model_id]
-        return [waiting for key in leaders for waiting in self._disband(self._leaders.pop(key))]
+        """Forget all executed requests of a model version. Returns the requests that have waited for them."""
+        executed = [key for key, shared in self._executed.items() if shared.identity.model_id == model_id]
+        return [waiting for key in executed for waiting in self._disband(self._executed.pop(key), key)]
 
-    def _disband(self, coalescing_key: CoalescingKey) -> list[int]:
-        waiting = list(self._coalesced.pop(coalescing_key).waiting)
+    def _disband(self, coalescing_key: CoalescingKey, leader: int) -> list[int]:
+        """Remove and return the requests that wait for this leader; none if the request leads none."""
+        led = self._coalesced.get(coalescing_key)
+        if led is None or led.leader != leader:
+            return []
+        del self._coalesced[coalescing_key]
+        waiting = list(led.waiting)
         for key in waiting:
             del self._waiting[key]
         return waiting

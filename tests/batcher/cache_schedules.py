@@ -21,11 +21,13 @@ class Schedule:
     def __init__(self, told: Told) -> None:
         self.told = told
         self._cache = ResponseCache(MAX_NBYTES)
-        # The plain one: answers by age with their blocks and sizes; blocks that are still read; leaders and who waits.
+        # The plain one: answers by age with their blocks and sizes; blocks that are still read; leaders and who waits;
+        # who is executed beside a leader.
         self._kept: dict[RequestIdentity, tuple[int, int]] = {}
         self._read: dict[int, int] = {}
         self._nbytes = 0  # of both
         self._flights: dict[CoalescingKey, list[int]] = {}
+        self._alone: dict[int, CoalescingKey] = {}
         self._deadlines: dict[int, int] = {}
         self._num_requests = self._num_blocks = 0
         self._ended: set[int] = set()
@@ -37,6 +39,8 @@ class Schedule:
             self._check()
         while self._flights:
             self.fail(0, 0)
+        while self._alone:
+            self._overtake(0)
         assert len(self._ended) == self._num_requests, "each request ends, and ends once"
 
     def ask(self, number: int, wishes: int) -> None:
@@ -65,8 +69,7 @@ class Schedule:
             self.told["led"] += 1
         elif mine and (its == 0 or its > mine):  # it may be over before the leader leaves its queue
             assert must_execute
-            assert self._cache.end(key) is None
-            self._end(key, "alone")
+            self._alone[key] = flight
         else:
             assert not must_execute
             led.append(key)
@@ -112,6 +115,15 @@ class Schedule:
         for key in waiting:
             self._begin(flight, key)
 
+    def _overtake(self, number: int) -> None:
+        """A request that is executed beside a leader ends, before that leader or after it; nobody has waited for it."""
+        if not self._alone:
+            return
+        key = list(self._alone)[number % len(self._alone)]
+        assert self._cache.end(key) == (self._alone.pop(key), [])
+        assert self._cache.end(key) is None
+        self._end(key, "alone")
+
     def cancel(self, number: int, _: int) -> None:
         """A request is not wanted any more: only one that waits for another hears of it here."""
         key = self._num_requests - number // 4
@@ -122,7 +134,8 @@ class Schedule:
             self._end(key, "cancelled")
 
     def freed(self, number: int, _: int) -> None:
-        """A client has read what was evicted."""
+        """A client has read what was evicted; and who is executed beside a leader, if anyone, is answered."""
+        self._overtake(number)
         if self._read:
             self._free(list(self._read)[number % len(self._read)])
 
@@ -132,9 +145,11 @@ class Schedule:
         mine = [flight for flight in self._flights if flight.identity.model_id == model_id]
         waiting = [key for flight in mine for key in self._flights[flight][1:]]
         assert sorted(self._cache.drain(model_id)) == sorted(waiting)
-        leaders = [self._flights.pop(flight)[0] for flight in mine]
-        assert [self._cache.end(key) for key in leaders] == [None] * len(leaders)
-        for key in (*leaders, *waiting):
+        executed = [self._flights.pop(flight)[0] for flight in mine]
+        executed += [key for key, flight in self._alone.items() if flight.identity.model_id == model_id]
+        assert [self._cache.end(key) for key in executed] == [None] * len(executed)
+        for key in (*executed, *waiting):
+            self._alone.pop(key, None)
             self._end(key, "drained")
         gone = [identity for identity in self._kept if identity.model_id == model_id]
         assert sorted(self._cache.drop(model_id)) == sorted([self._kept[identity][0] for identity in gone])

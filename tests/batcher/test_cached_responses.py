@@ -64,7 +64,16 @@ def test_whom_the_first_fails_the_next_is_executed(star: CachingStar) -> None:
     assert star.replies() == [(1, refused, 0)]
     block = star.execute()
     assert star.replies() == [(2, block, 0), (3, block, 0)]
-    assert cell(star.cached_model, "cache_miss_count") == 1, "as Triton, which counts what it inserts"
+    assert cell(star.cached_model, "cache_miss_count") == 2, "as Triton, which counts failed executions, too"
+
+
+def test_who_has_less_time_than_the_first_is_executed_and_counts_as_a_miss(star: CachingStar) -> None:
+    star.ask(1)
+    star.ask(2, deadline=star.now_ns + 10**9)
+    blocks = star.execute(), star.execute()
+    assert star.replies() == [(1, blocks[0], 0), (2, blocks[1], 0)]
+    assert cell(star.cached_model, "execution_count") == cell(star.cached_model, "cache_miss_count") == 2
+    assert star.cache["num_entries"] == 1
 
 
 def test_a_dead_worker_takes_the_first_along_and_no_other(star: CachingStar) -> None:

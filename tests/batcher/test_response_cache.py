@@ -36,8 +36,10 @@ def test_who_has_less_time_than_the_leader_does_not_wait_for_it() -> None:
     cache, flight = ResponseCache(10), CoalescingKey(RequestIdentity(1, 2, 3), 0, 0)
     assert cache.begin(flight, 1, 0)
     assert cache.begin(flight, 2, 500)
-    assert cache.end(2) is None, "it leads nobody"
-    assert cache.end(1) == (flight, [])
+    assert not cache.begin(flight, 3, 0)
+    assert cache.end(2) == (flight, []), "it leads nobody"
+    assert cache.end(1) == (flight, [3])
+    assert cache.end(2) is None
 
 
 def test_what_is_still_read_counts() -> None:

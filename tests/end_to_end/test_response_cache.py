@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+import tritonclient.utils
 
 from tests.end_to_end.cached_models import (
     CONFIG,
@@ -136,6 +137,17 @@ def test_what_is_larger_than_the_cache_is_not_kept(http: Asker, counts: Counts) 
     for _ in range(2):
         assert http.ask("cached", *numbers) == expected(*numbers)
     assert counts() == (2, 2, 0, 2)
+
+
+def test_an_execution_that_fails_is_a_miss_and_an_ensemble_that_does_is_none(
+    server: Server, asker: Asker, counts: Counts
+) -> None:
+    before = statistics(server, "chain")["inference_stats"]["cache_miss"]["count"]
+    for model in ("cached", "cached", "chain"):
+        with pytest.raises(tritonclient.utils.InferenceServerException):
+            asker.ask(model, -1)
+    assert counts() == (0, 2, 0, 2)
+    assert statistics(server, "chain")["inference_stats"]["cache_miss"]["count"] == before
 
 
 def test_equal_requests_on_their_way_are_executed_once(
