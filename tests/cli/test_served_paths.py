@@ -287,6 +287,7 @@ import signal
 from pathlib import Path
 from shoal.cli.served_paths import served_paths
 
+signal.signal({number:d}, signal.SIG_DFL)  # under nohup it is ignored
 with served_paths([Path({str(SAMPLES / "mlp")!r})]) as ((repository,), _):
     print(repository, flush=True)
     signal.raise_signal({number:d})
