@@ -33,7 +33,7 @@ def receive_all(channel: Channel) -> list[Message]:
 def test_clients_changes_of_regions_are_sent_only_to_an_old_server_that_knows_them(
     clock: ClockLoop, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], sent: list[RegionUnregistered]
 ) -> None:
-    """Version 0.2.0 ends the upgrade at a message that it does not know."""
+    """A version before these messages ends the upgrade at one that it does not know."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         Channel(theirs).send(ModelsCarried(None, [], [], [], None, [], 0))
