@@ -41,7 +41,7 @@ class UpgradeFailedError(Exception):
 
 class Predecessor:
     """The old server's connection. Descriptors by name belong to those who take them (`take_socket`). `takes_regions`:
-    the old server knows the messages of `send_region`; version 0.2.0 does not."""
+    the old server knows the messages of `send_region`; earlier versions do not."""
 
     def __init__(
         self,
