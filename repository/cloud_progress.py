@@ -9,6 +9,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two lines in the log (ours).
 REPORT_EVERY_S = 10.0
+#: Seconds between two looks at a download, in which an object without end may fill the disk (ours).
+LOOK_S = 0.25
 _MB = 1_000_000
 #: Bytes by which a library may count those of a repeated request twice (ours).
 _SPARE_NBYTES = 64 * _MB
@@ -21,7 +23,7 @@ class CopyProgress:
         self._what = what
         self._nbytes = nbytes
         self._stall_s = stall_s
-        self.look_s = min(REPORT_EVERY_S, stall_s) / 4  # between two calls of `look`
+        self.look_s = min(LOOK_S, stall_s / 4)  # between two calls of `look`
         self._started_s = now_s
         # Changed by watch and look.
         self._callbacks: list[Any] = []

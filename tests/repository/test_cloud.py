@@ -320,8 +320,7 @@ def test_an_object_without_end_is_given_up(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = CloudUrl.parse(f"s3://127.0.0.1:{server.server_address[1]}/b/models")
-        patience = replace(PATIENT, stall_s=1.0)
-        models = CloudRepository(url, tmp_path / "cache", credential_file(tmp_path), patience)
+        models = CloudRepository(url, tmp_path / "cache", credential_file(tmp_path), PATIENT)
         try:
             with pytest.raises(UnavailableError, match="did not come with the 1 bytes it should have"):
                 models.fetch("m")
