@@ -13,6 +13,10 @@ import re
 import stat
 from dataclasses import dataclass
 
+# What multiprocessing.shared_memory opens objects with. That module itself maps them and, before Python 3.13, removes
+# them at its own process's end; the package posix_ipc has no wheel for each new Python, and needs a compiler there.
+from _posixshmem import shm_open  # pyright: ignore[reportMissingImports]
+
 from shoal.errors import InternalError, InvalidArgumentError
 
 #: Names allowed in /dev/shm: no directories, and no semaphores, which lie there, too (ours).
@@ -126,11 +130,9 @@ def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegio
         raise InvalidArgumentError(
             f"cannot register shared memory region '{_shown(name)}' - invalid shm key '{_shown(key)}'"
         )
-    import posix_ipc  # imported here, because workers import this module and need none of it
-
     try:
-        fd = posix_ipc.SharedMemory(f"/{object_name}").fd
-    except (posix_ipc.Error, OSError, ValueError):
+        fd = shm_open(f"/{object_name}", os.O_RDWR, mode=0o600)
+    except OSError:
         raise InternalError(f"Unable to open shared memory region: '{_shown(key)}'") from None
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or byte_size < 1 or offset + byte_size > status.st_size:

@@ -11,7 +11,7 @@ from scripts.gpu_check.finding import Finding, Setup, right_if
 PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-bindings", "nvidia-ml-py", "numpy", "protobuf")
 #: Modules that the server imports, and those that only some rows import.
 NEEDED = (
-    "argcomplete", "flask", "google.protobuf", "gunicorn", "hpack", "jinja2", "msgpack", "numpy", "orjson", "posix_ipc",
+    "argcomplete", "flask", "google.protobuf", "gunicorn", "hpack", "jinja2", "msgpack", "numpy", "orjson",
     "rapidjson", "setproctitle", "tritonclient", "yaml",
 )  # fmt: skip
 WANTED = ("torch", "cuda.bindings.runtime", "pynvml", "onnx", "onnxruntime", "tensorrt")

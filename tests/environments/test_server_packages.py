@@ -22,7 +22,7 @@ import shoal.workers.worker, shoal.workers.backends.identity
 from importlib.util import find_spec
 files = {{name.partition(".")[0]: getattr(module, "__file__", None) for name, module in sys.modules.items()}}
 names = {{name for name, file in files.items() if file and not file.startswith(os.path.dirname(os.__file__))}}
-seen = [name for name in ("setproctitle", "posix_ipc", "orjson", "flask", "google", "tritonclient") if find_spec(name)]
+seen = [name for name in ("setproctitle", "orjson", "flask", "google", "tritonclient") if find_spec(name)]
 print(json.dumps([sorted(names), seen]))
 """
 

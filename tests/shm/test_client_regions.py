@@ -4,9 +4,9 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-import posix_ipc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +22,11 @@ EDGES = st.sampled_from([0, 1, 31, 32, 33, 2**31, 2**63 - 1, 2**63, 2**64 - 32, 
 @pytest.fixture
 def memory() -> Iterator[mmap.mmap]:
     """A client's 64 bytes."""
-    made = posix_ipc.SharedMemory(f"/{NAME}", posix_ipc.O_CREX, size=64)
-    mapped = mmap.mmap(made.fd, 64)
-    made.close_fd()
-    yield mapped
-    mapped.close()
-    posix_ipc.unlink_shared_memory(f"/{NAME}")
+    file = Path("/dev/shm", NAME)
+    file.write_bytes(bytes(64))
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 64) as mapped:
+        yield mapped
+    file.unlink()
 
 
 def refusal(kind: type[ShoalError], call: Any, *arguments: Any) -> str:
