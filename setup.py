@@ -32,7 +32,7 @@ COMPILED = {
     "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],
     "shoal.frontend": ["lane_loop"],
     "shoal.frontend.http": [
-        "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "submission",
+        "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "responses", "submission",
         "tls_lane",    # it inherits from compiled classes
     ],
     "shoal.frontend.grpc": ["call_lane", "grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure

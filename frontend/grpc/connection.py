@@ -29,7 +29,7 @@ from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
-from shoal.frontend.http.submission import JOIN_BYTES
+from shoal.frontend.http.responses import JOIN_BYTES
 from shoal.frontend.kept_memory import HOLD_S, KeptMemory, ReadRate, slow_reader_log
 from shoal.frontend.v2.compression import deflate
 from shoal.shm.port import Port

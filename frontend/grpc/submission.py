@@ -21,7 +21,7 @@ from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
-from shoal.frontend.http.submission import JOIN_BYTES
+from shoal.frontend.http.responses import JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
 from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
 from shoal.frontend.regions import (

@@ -36,9 +36,9 @@ from shoal.frontend.http.incoming import (
     WaitingBodies,
     WaitingBody,
 )
-from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, prepared_of
+from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi
 from shoal.frontend.http.outgoing import OutgoingResponses
-from shoal.frontend.http.templates import KnownRequest
+from shoal.frontend.http.templates import KnownRequest, prepared_of
 from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, response_head

@@ -11,9 +11,9 @@ from shoal.errors import ShoalError
 from shoal.frontend.access.authorisation import is_for_lane
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import Head, parse_head
+from shoal.frontend.http.responses import known_response
 from shoal.frontend.http.submission import HEADER_BYTES, Submission, body_offset
 from shoal.frontend.http.templates import KnownRequest
-from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response, error_response
 from shoal.frontend.router import HTTP, RouteMatch, answer
 from shoal.frontend.state import ServerState
@@ -64,7 +64,7 @@ class LaneApi(Protocol):
         ...
 
     def known_response(self, asked: Any, reply: Reply, /) -> Chunks | None:
-        """The whole response if all of it but the tensors is kept from an earlier one, see Submission."""
+        """The whole response if all of it but tensors and id is kept from an earlier one, see `known_response`."""
         ...
 
     def rendered(self, connection: HttpConnection, asked: Any, reply: Reply, /) -> Chunks:
@@ -111,6 +111,9 @@ class TritonApi(Submission):
     def place(self, head: Head) -> Place:
         return Place(body_offset(head), HEADER_BYTES)
 
+    def known_response(self, asked: Any, reply: Reply) -> Chunks | None:
+        return known_response(asked, reply)
+
     def rendered(self, _connection: HttpConnection, asked: Any, reply: Reply) -> Chunks:
         return self.response(asked, reply)
 
@@ -126,8 +129,3 @@ def may_pass(state: ServerState, head: Head) -> bool:
     """Whether the API key of a request, or its lack of one, lets the lane answer it."""
     found = head.found
     return isinstance(found, Response) or is_for_lane(state, found.scope, head.headers, found.model)
-
-
-def prepared_of(asked: Any) -> PreparedRequest:
-    """The prepared request of a kept request, in whichever form a lane keeps it."""
-    return asked if isinstance(asked, PreparedRequest) else asked.prepared

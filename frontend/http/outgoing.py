@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 
 from shoal.frontend.access_log import HUNG_UP
 from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnection
-from shoal.frontend.http.submission import JOIN_BYTES
+from shoal.frontend.http.responses import JOIN_BYTES
 from shoal.frontend.kept_memory import HOLD_S, SEND_S, KeptMemory, slow_reader_log
 from shoal.frontend.response import Response, response_head
 from shoal.shm.port import Port

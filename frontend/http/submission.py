@@ -1,12 +1,12 @@
-"""Infer requests of a lane, which never waits: a request's body is put into shared memory, a reply becomes a response.
+"""The way of a lane's infer requests into shared memory. Nothing here waits. One thread, the lane's.
 
 Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
 but for an id and parameters, from request to request. The result of parsing and validating such JSON is kept (a
-RequestTemplate) and used again for a request with the same JSON, model and sizes; so is the head of the response. Id
-and parameters are cut out of the JSON first, and the id is put into the response's head (16 floats: 5 µs a request, 21
-without a template). json_template.py is for numbers in JSON. BYTES tensors, and whatever else depends on the data, are
-parsed each time. Where the HTTP head is equal, too, but for fields without effect, neither head nor JSON is parsed
-(known_request.py).
+RequestTemplate) and used again for a request with the same JSON, model and sizes. Id and parameters are cut out of the
+JSON first (16 floats: 5 µs a request, 21 without a template). JSON with the numbers in it has templates of its own
+(json_template.py). BYTES tensors, and whatever else depends on the data, are parsed each time. Where the HTTP head is
+equal, too, but for fields without effect, neither head nor JSON is parsed (known_request.py). responses.py makes the
+responses.
 """
 
 import time
@@ -23,33 +23,33 @@ from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.known_request import MAX_ID_BYTES, CutOptions, cut, is_right, learn
+from shoal.frontend.http.responses import rendered_response
 from shoal.frontend.http.templates import (
     REGION_MEMBER,
     KnownRequest,
     RegionTemplate,
     RequestTemplate,
-    ResponseHead,
+    Submitted,
     VariedRequest,
-    keep_region_response,
     make_region_template,
+    prepared_of,
     without,
 )
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
-from shoal.frontend.recorded_headers import as_answered, recorded_headers, with_sticky_key
+from shoal.frontend.recorded_headers import recorded_headers, with_sticky_key
 from shoal.frontend.regions import region_block
-from shoal.frontend.response import JSON_HEAD, Response, error_response, response_head
+from shoal.frontend.response import response_head
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
-from shoal.frontend.v2.infer import parse_settings, prepare, render
+from shoal.frontend.v2.infer import parse_settings, prepare
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef, around_id, split_header
+from shoal.request import TensorRef, around_id, split_header
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import ALIGNMENT, aligned
-from shoal.star.refusal import answered, other_version
 from shoal.star.validation import check_sequence
 
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
@@ -57,7 +57,6 @@ _MAX_TEMPLATE_JSON = 4096
 _MAX_TEMPLATES = 512
 #: The room for the header in a block that a body is received into.
 HEADER_BYTES = 4096
-_MAX_RESPONSES = 256
 #: Known requests are found by request line and size: the most pairs of these, and the most requests of one pair (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
 #: The key of a template: model, JSON without its cut-out options, place of the first tensor, number of bytes behind the
@@ -66,17 +65,10 @@ _Key = tuple[int, tuple[bytes, ...], int, int, bool]
 #: The key of a template of JSON alone: model, skeleton of the JSON without its cut-out options, the number of pieces of
 #: the JSON, and whether outputs are binary by the cut-out parameters.
 _JsonKey = tuple[int, json_template.Skeleton, int, bool]
-#: The first bytes of a JSON response with an id.
-_ID_MEMBER = b'{"id":"%b",'
-#: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
-JOIN_BYTES = 16 * 1024
-
-#: The form in which a lane keeps a request until its reply comes.
-Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | VariedRequest
 
 
 class Submission:
-    """Puts one lane's infer requests into shared memory, and makes responses of the replies."""
+    """Puts one lane's infer requests into shared memory, and keeps the templates by which the next ones are quicker."""
 
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
@@ -89,7 +81,7 @@ class Submission:
         self._recent_json = Memo[int, tuple[JsonTemplate, ...]]("http_json_recent", _MAX_TEMPLATES)
         self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)
         self._known = Memo[tuple[bytes, int], tuple[KnownRequest, ...]]("http_known", _MAX_KNOWN)
-        # Changed by response: ids of the models that have given a response worth compressing, and how many they are.
+        # Changed by response: ids of the models that have given a response worth compressing, and their number.
         self._large: set[int] = set()
         self._num_large = 0
 
@@ -206,8 +198,8 @@ class Submission:
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, before: Head | None, start_ns: int
     ) -> tuple[int, Submitted] | PreparedRequest:
-        """Submit a request that is all JSON, or one whose template is kept; of any other, returns what parsing it in
-        full has found, and keeps its template."""
+        """Submit a request that is all JSON, or one whose template is kept. Any other request is parsed in full, its
+        template is kept, and it is returned for the caller to submit. Raises ShoalError."""
         json_length, limit = head.json_length, self._state.http_max_input_size
         if block is None and json_length is None and len(body) <= min(json_template.MAX_BODY_BYTES, limit):
             if before is not None:
@@ -246,8 +238,8 @@ class Submission:
                 tensors = json_template.decode(template, texts[0], limit)
                 if tensors is None:
                     break
-                asked, header = self._varied(template, texts[1], None)
-                return self._submit_numbers(entry, template, tensors, asked, header, None, start_ns)
+                varied, header = self._varied(template, texts[1], None)
+                return self._submit_numbers(entry, template, tensors, varied, header, None, start_ns)
         options = cut(body)
         settings = self._settings_of(options.parameters) if options.parameters else None
         if options.parameters and settings is None:
@@ -255,7 +247,8 @@ class Submission:
             return submit_copy(self._port, prepared, start_ns), prepared
         if self._state.regions.are_allowed and REGION_MEMBER in body:
             return self._submit_with_regions(entry, head, body, options, settings, start_ns)
-        # No JSON has a zero byte. A body that has one where another has been cut out has one more to be cut out.
+        # A zero byte stands for each value that was cut out. JSON has none; a body that has one anyway cannot have the
+        # key of a right one, since the key has the number of pieces, too.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
         key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
         found = self._json_templates.entries.get(key)
@@ -270,12 +263,13 @@ class Submission:
             return submit_copy(self._port, prepared, start_ns), prepared
         if found.body is not None and all(found is not each for each in recent):
             self._recent_json.keep(entry.model_id, (found, *recent[: _MAX_ALIKE - 1]))
-        asked, header = self._varied(found, options.id, settings)
-        return self._submit_numbers(entry, found, tensors, asked, header, settings, start_ns)
+        varied, header = self._varied(found, options.id, settings)
+        return self._submit_numbers(entry, found, tensors, varied, header, settings, start_ns)
 
     def _submit_numbers(
-        self, entry: ModelEntry, template: JsonTemplate, tensors: Sequence[bytes | memoryview], asked: Submitted,
-        header: bytes, settings: RequestSettings | None, start_ns: int,
+        self, entry: ModelEntry, template: JsonTemplate, tensors: Sequence[bytes | memoryview],
+        varied: JsonTemplate | RegionTemplate | VariedRequest, header: bytes, settings: RequestSettings | None,
+        start_ns: int,
     ) -> tuple[int, Submitted]:  # fmt: skip
         """Submit a request of this template with these tensors and this header. Raises ShoalError."""
         end = template.header_offset + len(header)
@@ -285,19 +279,19 @@ class Submission:
             memory[each.offset : each.offset + len(data)] = data
         memory[template.header_offset : end] = header
         span = pack_span(template.header_offset, len(header))
-        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
+        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), varied
 
     def _varied(
         self, template: JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
     ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
-        """A request of this template with an id and settings of its own, and its header; empty and None are the
-        template's. Raises InvalidArgumentError."""
+        """The form in which a request of this template is kept, and its header. An empty id and settings of None are
+        those of the template. Raises InvalidArgumentError."""
         if not id_ and settings is None:
             return template, template.header
         if settings is not None:
             self._check_sequence(template.prepared, id_, settings)
-        asked = VariedRequest(template, id_, settings)
-        return asked, asked.header()
+        varied = VariedRequest(template, id_, settings)
+        return varied, varied.header()
 
     def _submit_with_regions(
         self, entry: ModelEntry, head: Head, body: bytes, options: CutOptions, settings: RequestSettings | None,
@@ -309,14 +303,14 @@ class Submission:
         template: RegionTemplate | None = kept.entries.get(key)
         if template is None:
             prepared = self._prepared(entry, head, memoryview(body))
-            number = submit_copy(self._port, prepared, start_ns)  # first: of a request that takes the road none is kept
+            number = submit_copy(self._port, prepared, start_ns)  # raises if the road must take it: no template then
             made = make_region_template(without(prepared, options)) if is_right(body, options) else None
             if made is not None:
                 kept.keep(key, made)
             return number, prepared
-        asked, header = self._varied(template, options.id, settings)
+        varied, header = self._varied(template, options.id, settings)
         block, span = region_block(self._port, entry, template.inputs, header)
-        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
+        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), varied
 
     def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
         """Check these settings as a sequence batcher requires; the last of all checks. Raises InvalidArgumentError."""
@@ -350,11 +344,11 @@ class Submission:
         """Submit a request of this template. None, and no effect, if its header does not fit behind the body that
         `block` has received. Raises ShoalError."""
         prepared = template.prepared
-        asked: RequestTemplate | VariedRequest = template
+        varied: RequestTemplate | VariedRequest = template
         header, end, span = template.header, template.nbytes, template.span
         if id_ or settings is not None:
-            asked = VariedRequest(template, id_, settings)
-            header = asked.header()
+            varied = VariedRequest(template, id_, settings)
+            header = varied.header()
             end = template.header_offset + len(header)
             span = pack_span(template.header_offset, len(header))
             if settings is not None:
@@ -365,7 +359,7 @@ class Submission:
         elif end > len(block.memory):
             return None
         block.memory[template.header_offset : end] = header
-        return submit_block(self._port, prepared, block, span, start_ns, wishes=settings), asked
+        return submit_block(self._port, prepared, block, span, start_ns, wishes=settings), varied
 
     def _make_template(
         self, prepared: PreparedRequest, body: memoryview, json: bytes, options: CutOptions
@@ -392,106 +386,18 @@ class Submission:
             pack_span(header_offset, len(header)), {},
         )  # fmt: skip
 
-    def known_response(self, asked: Submitted, reply: Reply) -> Chunks | None:
-        """The whole response if all of it but the tensors is kept from an earlier one; else None, and `response`
-        renders it.
-
-        If it is one chunk, that is private memory; of several, all but the first are views of the worker's block, valid
-        until the block is released.
-        """
-        header, block = reply.header, reply.block
-        if header is None or block is None or reply.status or reply.reason:
-            return None
-        template, id_ = asked, b""
-        if type(asked) is VariedRequest:
-            template, id_, _ = asked
-        # A worker may send the same header with a smaller block.
-        if type(template) is RequestTemplate:
-            known = template.response_heads.get(header)
-            if known is None or known.end > len(block):
-                return None
-            head = known.with_id(id_) if id_ else (known.head,)
-            chunks: Chunks = [*head] if known.is_small else [b"".join(head)]
-            for start, end in known.spans:
-                chunks.append(block[start:end])
-            return [b"".join(chunks)] if known.is_small else chunks
-        if type(template) is JsonTemplate:
-            json = template.responses.get(header)
-            text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
-            if text is None:
-                return None
-            return [_json_response(text, id_)]
-        if type(template) is RegionTemplate:
-            in_regions = template.responses.get(header)
-            if in_regions is None or in_regions.outputs.end > len(block):
-                return None
-            try:
-                in_regions.outputs.write(block)
-            except ShoalError:
-                return None  # rendered in full, it gets the same error again
-            return [_json_response(in_regions.json, id_)]
-        return None
-
-    def response(self, asked: Submitted, reply: Reply) -> Chunks:
-        """The response, rendered in full. Raises ShoalError."""
-        response = self._response(asked, reply)
-        return [response_head(response), *response.chunks]
-
-    def _response(self, asked: Submitted, reply: Reply) -> Response:
-        prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
-        try:
-            answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-            rendered = render(as_answered(prepared, other_version(reply)), answer.response, answer.block)
-        except ShoalError as error:
-            return error_response(error)
-        if reply.reason:
-            return rendered  # another version has answered: a kept response names its version
-        if type(asked) is VariedRequest:
-            bare = render(asked.template.prepared, answer.response, answer.block)
-            self._keep_response(asked.template, answer.header, answer.response, bare)
-        else:
-            self._keep_response(asked, answer.header, answer.response, rendered)
-        model = prepared.entry.model_id
-        if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
-            self._large.add(model)
-            self._num_large += 1  # nothing is known any more: from now on each request's Accept-Encoding is read
-        return rendered
-
-    def _keep_response(self, template: Submitted, packed: bytes, response: InferResponse, rendered: Response) -> None:
-        """Keep a response's head for the request's template, if nothing but the tensors' bytes can change in the next
-        one."""
-        if type(template) is JsonTemplate:
-            known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))
-            if known is not None and len(rendered.chunks) == 1 and len(template.responses) < _MAX_RESPONSES:
-                template.responses[packed] = known
-        elif type(template) is RegionTemplate:
-            if len(rendered.chunks) == 1:
-                keep_region_response(template, packed, response, bytes(rendered.chunks[0]))
-        elif (
-            type(template) is RequestTemplate
-            and len(rendered.chunks) > 1
-            and len(template.response_heads) < _MAX_RESPONSES
+    def response(self, submitted: Submitted, reply: Reply) -> Chunks:
+        """The response to a request, rendered in full; an error is a response, too."""
+        response = rendered_response(submitted, reply)
+        model_id = prepared_of(submitted).entry.model_id
+        if (
+            response.status == 200
+            and model_id not in self._large
+            and sum([len(chunk) for chunk in response.chunks]) >= LEAST_COMPRESSED_BYTES
         ):
-            wanted = {output.name: output for output in template.prepared.outputs}
-            sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
-            binary_by_default = template.prepared.binary_data_output
-            # Values in JSON and classes change with the data.
-            if all(wanted[ref.name].binary if wanted else binary_by_default for ref in sent) and not any(
-                output.classification for output in template.prepared.outputs
-            ):
-                spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent if ref.nbytes])
-                json = bytes(rendered.chunks[0])
-                head = response_head(rendered) + json
-                is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
-                end = max([end for _, end in spans], default=0)
-                template.response_heads[packed] = ResponseHead(head, json, spans, end, is_small)
-
-
-def _json_response(text: bytes, id_: bytes) -> bytes:
-    """A whole response: a JSON object that is not empty, with this id in front, if there is one."""
-    if id_:
-        text = _ID_MEMBER % id_ + text[1:]
-    return JSON_HEAD % len(text) + text
+            self._large.add(model_id)
+            self._num_large += 1  # nothing is known any more: from now on each request's Accept-Encoding is read
+        return [response_head(response), *response.chunks]
 
 
 def body_offset(head: Head) -> int:

@@ -3,7 +3,7 @@ parameters; and those of JSON requests whose tensors all lie in regions of their
 submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
@@ -157,3 +157,14 @@ def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
     if options.parameters:
         prepared = with_settings(prepared, RequestSettings({}))
     return replace(prepared, id="") if options.id else prepared
+
+
+#: The form in which a lane keeps a submitted request until its reply comes.
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | VariedRequest
+
+
+def prepared_of(submitted: Any) -> PreparedRequest:
+    """The prepared request of a submitted one, in whichever form its lane or its API keeps it (`Submitted`, or
+    TorchServe's)."""
+    prepared: PreparedRequest = submitted if isinstance(submitted, PreparedRequest) else submitted.prepared
+    return prepared

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.frontend.http.http_head import Head, parse_head
-from shoal.frontend.http.submission import Submission, Submitted, body_offset
+from shoal.frontend.http.submission import Submission, body_offset
+from shoal.frontend.http.templates import Submitted
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import prepare

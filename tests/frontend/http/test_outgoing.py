@@ -9,7 +9,7 @@ import pytest
 
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.outgoing import OutgoingResponses
-from shoal.frontend.http.submission import JOIN_BYTES
+from shoal.frontend.http.responses import JOIN_BYTES
 from shoal.frontend.kept_memory import HOLD_S, SEND_S
 from shoal.request import InferResponse
 from tests.frontend.lane_star import GRID, ONE, Star

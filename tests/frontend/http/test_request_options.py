@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
 from shoal.frontend.http.known_request import cut, is_right
+from shoal.frontend.http.responses import known_response
 from shoal.frontend.response import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
@@ -122,7 +123,7 @@ def outcome_on_the_lane(star: Star, json: bytes, tail: bytes | None, *, received
     assert reply.block is not None
     rendered = render(pending.prepared, response, reply.block)
     expected = response_head(rendered) + b"".join(rendered.chunks)
-    chunks = star.submission.known_response(pending.asked, reply) or star.submission.response(pending.asked, reply)
+    chunks = known_response(pending.asked, reply) or star.submission.response(pending.asked, reply)
     sent = b"".join(chunks)
     star.port.release(pending.number)
     star.num_waiting()  # the release is read
@@ -156,7 +157,7 @@ def test_only_the_first_of_requests_that_count_with_ids_is_parsed(star: Star, ta
         assert star.seen()[5] == str(number)
         requests_known.append(used_template(pending))
         reply = star.reply(pending.number, InferResponse((TensorRef("OUT_A", 11, (1, 2), 0, 8),), {}), ONE)
-        answers_known.append(star.submission.known_response(pending.asked, reply) is not None)
+        answers_known.append(known_response(pending.asked, reply) is not None)
         star.submission.response(pending.asked, reply)
         star.port.release(pending.number)
         star.num_waiting()

@@ -1,7 +1,7 @@
 """frontend/http/submission.py: what a lane puts into shared memory, read as a worker reads it.
 
 The road's way, `prepare` and `write_block`, is the measure: the lane's short cuts must not be seen from outside. What
-it makes of replies is in test_submission_replies.py.
+it makes of replies is in test_responses.py.
 """
 
 from collections.abc import Callable, Iterator

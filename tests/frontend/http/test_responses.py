@@ -1,4 +1,4 @@
-"""frontend/http/submission.py: what a lane sends its client for a reply; with a known head, what `render` would make.
+"""frontend/http/responses.py: what a lane sends its client for a reply; with a known head, what `render` would make.
 
 The requests' side, and the star, are those of test_submission.py.
 """
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from shoal.frontend.http.responses import known_response
 from shoal.frontend.response import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
@@ -24,7 +25,7 @@ class Sent(NamedTuple):
 
 
 def sent(star: Star, pending: Pending, reply: Reply) -> Sent:
-    chunks = star.submission.known_response(pending.asked, reply)
+    chunks = known_response(pending.asked, reply)
     if chunks is not None:
         return Sent(b"".join(chunks), known=True)
     return Sent(b"".join(star.submission.response(pending.asked, reply)), known=False)
@@ -233,13 +234,13 @@ def test_refusals_and_errors_of_known_and_new_requests(star: Star) -> None:
     for _ in range(2):
         refused = ask(star, "grid", grid, ONE)
         refusal = star.refuse(refused.number)
-        assert star.submission.known_response(refused.asked, refusal) is None
+        assert known_response(refused.asked, refusal) is None
         assert star.submission.response(refused.asked, refusal) == error(
             b"400 Bad Request", b'{"error":"[request id: 7] Request was cancelled"}'
         )
         failed = ask(star, "grid", grid, ONE)
         failure = star.fail(failed.number, 2, b'caf\xc3\xa9 is "closed"')
-        assert star.submission.known_response(failed.asked, failure) is None
+        assert known_response(failed.asked, failure) is None
         assert star.submission.response(failed.asked, failure) == error(
             b"500 Internal Server Error", b'{"error":"caf\xc3\xa9 is \\"closed\\""}'
         )
