@@ -21,7 +21,7 @@ class GrpcTlsLane(GrpcLane):
         tls: RenewedContext,
     ) -> None:
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(self._poller, tls, "h2", self._greet, "gRPC's clients", self._count_failed)
+        self._handshakes = Handshakes(self._poller, tls, "h2", self._admit, "gRPC's clients", self._count_failed)
         self._handshakes.limit(self._max_connections)
 
     def _count_failed(self) -> None:
@@ -34,7 +34,7 @@ class GrpcTlsLane(GrpcLane):
         """Begin a handshake, at whose end the connection is added."""
         self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
 
-    def _greet(self, client: TlsSocket) -> None:
+    def _admit(self, client: TlsSocket) -> None:
         super()._add(client, b"", is_new=True)
         connection = self._connections.get(client.fileno())
         if connection is not None and client.has_received:

@@ -16,31 +16,34 @@ from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 
-#: Receives the bytes that were decrypted beyond the end of a body: room for more than a record, as
-#: TlsSocket.recvmsg_into needs it.
-_BEYOND = memoryview(bytearray(64 * 1024))
-#: Pieces of a response that are sent at once, 32 KiB each: other connections wait meanwhile (ours).
+#: The buffer for bytes of the next request that are decrypted together with the end of a body. A TLS record has up to
+#: 16 KiB, and TlsSocket.recvmsg_into needs room for a whole one behind the body.
+_NEXT_REQUEST = memoryview(bytearray(64 * 1024))
+#: The pieces of 32 KiB of one response that are encrypted and sent before other connections have their turn (ours).
 _MAX_PIECES = 16
+#: Of so many connections that a lane may have, one may be relayed to the road (ours): it takes three descriptors of the
+#: lane's process, and two of the road's, which has the relayed connections of all lanes.
+_CONNECTIONS_PER_RELAY = 8
 
 
-class TlsHttpConnection(HttpConnection):
-    """A connection over TLS, or in plain text on a lane that has both. A record may hold the end of one request and the
-    beginning of the next, and one call sends only a piece of a response."""
+class HttpTlsConnection(HttpConnection):
+    """A connection over TLS, or in plain text on a lane that has both. A TLS record may hold the end of one request and
+    the beginning of the next, and one call of the socket's `send` takes 32 KiB of a response at most."""
 
     __slots__ = ()
 
     def receive(self) -> int:
-        """Like `HttpConnection.receive`; bytes beyond `target`, which begin the next request, go into `buffer`."""
+        """Like `HttpConnection.receive`; bytes behind those for `target` begin the next request and go to `buffer`."""
         assert self.target is not None
         room = len(self.target)
         try:
-            received: int = self.socket.recvmsg_into([self.target, _BEYOND])[0]
+            received: int = self.socket.recvmsg_into([self.target, _NEXT_REQUEST])[0]
         except BlockingIOError:
             return -1
         except OSError:
             return 0
         if received > room:
-            self.buffer += bytes(_BEYOND[: received - room])
+            self.buffer += bytes(_NEXT_REQUEST[: received - room])
         return min(received, room)
 
     def send(self, chunks: Chunks, nbytes: int) -> bool:
@@ -55,11 +58,6 @@ class TlsHttpConnection(HttpConnection):
         return True
 
 
-#: For this many connections that a lane may have, one may be relayed (ours): each takes three descriptors of the
-#: process, and two of a road that has as many as three lanes.
-_CONNECTIONS_PER_RELAY = 8
-
-
 class HttpTlsLane(HttpLane):
     """Every HTTP connection of one process: over TLS at the endpoints of `https`, in plain text at others."""
 
@@ -71,12 +69,16 @@ class HttpTlsLane(HttpLane):
         https: Collection[str],
     ) -> None:
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(self._poller, tls, "", self._greet, "HTTP's clients", self._count_failed)
+        self._handshakes = Handshakes(
+            self._poller, tls, "", lambda client: self._admit(client, b"", is_new=True), "HTTP's clients",
+            self._count_failed,
+        )  # fmt: skip
         self._handshakes.limit(self._max_connections)
         self._https = frozenset(https)
         self._relays = Relays(
-            self._poller, self._sources, max(1, self._max_connections // _CONNECTIONS_PER_RELAY), self._take_back
-        )
+            self._poller, self._sources, max(1, self._max_connections // _CONNECTIONS_PER_RELAY),
+            lambda client, data: self._admit(client, data, is_new=False),
+        )  # fmt: skip
 
     # --- connections come and go ---
 
@@ -87,37 +89,26 @@ class HttpTlsLane(HttpLane):
             super()._add(accepted, data, is_new=is_new)
 
     def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
-        return TlsHttpConnection(accepted, self.now_s, deadline_s, api)
+        return HttpTlsConnection(accepted, self.now_s, deadline_s, api)
 
-    def _greet(self, client: TlsSocket) -> None:
-        if not self._serves(client):
-            self._relays.begin(client, b"", self.now_s)
-            return
-        super()._add(client, b"", is_new=True)
-        connection = self._connections.get(client.fileno())
-        if connection is not None and client.has_received:
-            try:
-                self._serve(connection, select.EPOLLIN)
-            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
-                self._give_up(connection)
-
-    def _serves(self, client: TlsSocket) -> bool:
-        """Whether the lane itself answers at the endpoint of a connection. At others it only decrypts, for the road."""
+    def _admit(self, client: TlsSocket, data: bytes, *, is_new: bool) -> None:
+        """Serve a connection whose handshake is complete (`is_new`), or that the road has given back, with the bytes
+        that were read from it. The lane only decrypts, for the road, at endpoints that it does not answer at."""
         endpoint = self._endpoint_of(client)
-        return endpoint in ("http", "openai") or endpoint in self._apis
-
-    def _take_back(self, client: TlsSocket, data: bytes) -> None:
-        """Serve a connection again that the road has given back."""
-        if not self._serves(client):
+        if endpoint not in ("http", "openai") and endpoint not in self._apis:
             self._relays.begin(client, data, self.now_s)
             return
-        super()._add(client, b"", is_new=False)
+        super()._add(client, b"", is_new=is_new)
         connection = self._connections.get(client.fileno())
-        if connection is not None and data:
-            try:
+        if connection is None:
+            return
+        try:
+            if data:
                 self._process(connection, data)
-            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
-                self._give_up(connection)
+            elif client.has_received:
+                self._serve(connection, select.EPOLLIN)
+        except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
+            self._give_up(connection)
 
     def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
         client = connection.socket
