@@ -116,9 +116,9 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0
-        self.queued_s = 0.0  # when its request came, whole or cut short
-        self.work, self.share = Work.REQUEST, ""  # the request's kind, and what it shares threads with (work.py)
-        self.share_nbytes = 0  # bytes of the request's body
+        self.queued_s = 0.0  # when its request had been received, whole or cut short
+        self.work, self.group = Work.REQUEST, ""  # the request's kind of work, and the group it shares threads with
+        self.body_nbytes = 0  # of the request
         self.init()
         self.parser.unreader = self.received
         self.parser.mesg_class = SpelledRequest

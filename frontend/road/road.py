@@ -42,7 +42,7 @@ from shoal.frontend.road.endpoints import (
 )
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusals import RefusalLog, endpoint_of, error_writer, refusal
-from shoal.frontend.road.thread_turns import ThreadTurns
+from shoal.frontend.road.thread_turns import ThreadTurns, Turn
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import MAX_NAMING_BYTES, Work, kind_of
@@ -201,12 +201,12 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         arrival, budget = connection.arrival, self._application.state.upload_budget
         assert arrival is not None, "a request has come on it"
         body = partial(_naming_body, connection)
-        connection.work, connection.share = kind_of(arrival.head, is_tunnel=connection.is_tunnel, body=body)
-        connection.share_nbytes, connection.queued_s = arrival.body_nbytes, time.monotonic()
-        may_begin = self._turns[connection.work].begin(connection, budget.limit - budget.nbytes)
-        if may_begin:
+        connection.work, connection.group = kind_of(arrival.head, is_tunnel=connection.is_tunnel, body=body)
+        connection.body_nbytes, connection.queued_s = arrival.body_nbytes, time.monotonic()
+        turn = self._turns[connection.work].begin(connection, budget.limit - budget.nbytes)
+        if turn is Turn.NOW:
             self._begin(connection)
-        elif may_begin is None:
+        elif turn is Turn.REFUSED:
             self._uploads.refuse(connection, NoUploadMemoryError(budget.limit))
 
     def _begin(self, connection: RoadConnection) -> None:

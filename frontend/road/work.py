@@ -1,9 +1,9 @@
-"""The kinds of work on the road, and what a request shares its kind's threads with. Each kind has threads of its own,
-so that slow requests of one kind take no threads from another; those of a kind are shared by the models that requests
-name (thread_turns.py).
+"""The kinds of work on the road, and the groups of requests that share a kind's threads. Each kind has threads of its
+own, so that slow requests of one kind take no threads from another; a group is the requests that name one model
+(thread_turns.py).
 
-Both are found before a request gets a thread: from its head, and of OpenAI's requests, whose paths name no model, the
-share from the body. Pure: bytes in, the kind of work and the share out.
+Both are found before a request gets a thread: from its head, and the group of OpenAI's requests, whose paths name no
+model, from the body. Pure: bytes in, the kind of work and the group out.
 """
 
 import gc
@@ -50,11 +50,11 @@ class Work(Enum):
 
 
 class Kind(NamedTuple):
-    """A request's kind of work, and what it shares the threads with: the name of the model that it names, in path or
-    body, or its path."""
+    """A request's kind of work, and the group that it shares threads with: the name of the model that it names, in path
+    or body, or its path."""
 
     work: Work
-    share: str
+    group: str
 
 
 def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) -> Kind:
@@ -68,13 +68,13 @@ def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) 
         return _kind_of_call(head, target)
     found = HTTP.resolve(method, target)
     if isinstance(found, RouteMatch):
-        share = found.name or path_of(target)
+        group = found.name or path_of(target)
         if found.handler in _MODELS or found.is_generation:
-            return Kind(Work.REQUEST, (found.model is None and _model_in(body())) or share)
+            return Kind(Work.REQUEST, (found.model is None and _model_in(body())) or group)
         if found.handler in _LOADS:
-            return Kind(Work.LOADING, share)
+            return Kind(Work.LOADING, group)
         is_quick = found.scope is not Scope.ADMIN and (found.handler not in BLOCKING or method == "GET")
-        return Kind(Work.READING if is_quick else Work.ADMINISTRATION, share)
+        return Kind(Work.READING if is_quick else Work.ADMINISTRATION, group)
     found = _INFERENCE.resolve(method, target)
     if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:
         return Kind(Work.REQUEST, found.name or path_of(target))

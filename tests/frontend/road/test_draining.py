@@ -23,7 +23,7 @@ from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.road.road import RoadApplication, RoadWorker, mend
-from shoal.frontend.road.thread_turns import ThreadTurns
+from shoal.frontend.road.thread_turns import ThreadTurns, Turn
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work
 from shoal.frontend.state import ServerState
@@ -79,7 +79,7 @@ class Road:
         connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
         self.worker._uploads.add(connection, request, 60.0)
         assert self.arrived[-1] is connection
-        connection.work, connection.share, connection.queued_s = Work.REQUEST, "slow", time.monotonic()
+        connection.work, connection.group, connection.queued_s = Work.REQUEST, "slow", time.monotonic()
         return connection
 
     def step(self) -> None:
@@ -129,7 +129,7 @@ def test_a_connection_is_kept_once_lanes_are_about_to_end(road: Road) -> None:
     done: Any = SimpleNamespace(cancelled=lambda: False, exception=lambda: None, result=lambda: True)
     accepted = road.accepted()
     connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
-    assert road.worker._turns[Work.REQUEST].begin(connection, 1)
+    assert road.worker._turns[Work.REQUEST].begin(connection, 1) is Turn.NOW
     road.worker.finish_request(connection, done)
     assert handover.receive(road.worker._returned) is None
     road.clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -165,7 +165,7 @@ def test_a_request_that_has_waited_too_long_for_a_thread_is_refused(road: Road, 
     for number in range(3):
         connection = road.connect(POST % (b"/v2/models/slow/infer", 0))
         connection.work, connection.queued_s = work, connection.queued_s - 60.0 * (number < 2)
-        assert turns.begin(connection, 1) is (number == 0)
+        assert turns.begin(connection, 1) is (Turn.LATER if number else Turn.NOW)
     road.state.gives_up = gives_up
     road.worker.murder_pending()
     road.clients[1].setblocking(False)
@@ -196,9 +196,9 @@ def test_the_refusal_has_the_form_of_its_paths_protocol_and_a_line(
     address, port = connection.sock.getsockname()
     road.state.endpoints = {f"{address}:{port}": endpoint}
     turns = road.worker._turns[Work.REQUEST]
-    assert turns.begin(SimpleNamespace(share="slow", share_nbytes=0), 1)
+    assert turns.begin(SimpleNamespace(group="slow", body_nbytes=0), 1) is Turn.NOW
     connection.queued_s -= 60.0
-    assert turns.begin(connection, 1) is False
+    assert turns.begin(connection, 1) is Turn.LATER
     with caplog.at_level(logging.INFO, "shoal"):
         road.worker.murder_pending()
     head, _, body = road.clients[0].recv(1000).partition(b"\r\n\r\n")
@@ -214,11 +214,11 @@ def test_a_refused_head_gets_no_body_and_one_whose_client_has_gone_the_status_fo
 ) -> None:
     road.state.log_access = True
     turns = road.worker._turns[Work.REQUEST]
-    assert turns.begin(SimpleNamespace(share="slow", share_nbytes=0), 1)
+    assert turns.begin(SimpleNamespace(group="slow", body_nbytes=0), 1) is Turn.NOW
     for method in (b"HEAD", b"GET"):
         connection = road.connect(b"%b /v2/models/slow/ready HTTP/1.1\r\nHost: x\r\n\r\n" % method)
         connection.queued_s -= 60.0
-        assert turns.begin(connection, 1) is False
+        assert turns.begin(connection, 1) is Turn.LATER
     road.clients[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     road.clients[1].close()
     with caplog.at_level(logging.INFO, "shoal"):
@@ -249,10 +249,10 @@ def test_a_request_keeps_the_time_at_which_it_came(road: Road) -> None:
 
 
 def test_a_request_shares_threads_with_those_that_name_its_model_in_their_bodies(road: Road) -> None:
-    assert road.worker._turns[Work.REQUEST].begin(SimpleNamespace(share="other", share_nbytes=0), 1)
+    assert road.worker._turns[Work.REQUEST].begin(SimpleNamespace(group="other", body_nbytes=0), 1) is Turn.NOW
     for body in (b'{"input": "\\"model\\": \\"a\\"", "model": "b"}', b'{"model": 1}', b'{"model": "b", '):
         road.worker._answer(road.connect(POST % (b"/v1/embeddings", len(body)) + body))
-    assert [each.share for each in road.arrived] == ["b", "/v1/embeddings", "/v1/embeddings"]
+    assert [each.group for each in road.arrived] == ["b", "/v1/embeddings", "/v1/embeddings"]
 
 
 def test_a_standstill_of_the_machine_takes_none_of_the_time_that_a_stopping_road_has(

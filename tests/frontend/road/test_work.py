@@ -55,7 +55,7 @@ def test_over_http(data: bytes, work: Work) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "share"),
+    ("data", "group"),
     [
         (post("/v2/models/m%31/infer"), "m1"),
         (post("/v2/models/m1/versions/2/generate_stream?x=1"), "m1"),
@@ -69,8 +69,8 @@ def test_over_http(data: bytes, work: Work) -> None:
         (b"", ""),
     ],
 )
-def test_what_requests_share_threads_with(data: bytes, share: str) -> None:
-    assert kind_of(data, is_tunnel=False).share == share
+def test_what_requests_share_threads_with(data: bytes, group: str) -> None:
+    assert kind_of(data, is_tunnel=False).group == group
 
 
 def test_calls_of_grpc() -> None:
@@ -102,4 +102,4 @@ def test_no_body_has_the_collector_look_at_its_lists_while_it_is_searched_for_it
     finally:
         gc.disable()
         gc.callbacks.remove(note)
-    assert (kind.share, len(collected), is_collecting) == ("m" if b"m" in body else "/v1/embeddings", 0, True)
+    assert (kind.group, len(collected), is_collecting) == ("m" if b"m" in body else "/v1/embeddings", 0, True)
