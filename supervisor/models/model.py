@@ -118,6 +118,8 @@ class Model:
 
     def load(self, found: FoundModel) -> Task[None]:
         """Serve what was found on disk. The task raises ShoalError where that fails; the old versions then stay."""
+        if self.is_loading:
+            _log.info("a load of model '%s' waits: an earlier load of the model is under way", self.identifier)
         self._num_loads += 1
         return self._all_versions.loop.begin(self._load(found))
 
@@ -311,6 +313,8 @@ class Model:
 
     async def unload(self) -> None:
         """Accept no more requests; returns when all clients have applied that. Accepted requests are still answered."""
+        if self.is_loading:
+            _log.info("an unload of model '%s' waits: an earlier load of the model is under way", self.identifier)
         leaving: Sequence[ServedVersion] = ()
         try:
             async with self._turn:

@@ -310,7 +310,8 @@ def test_what_goes_on_serving_says_why_nothing_newer_does(rig: ModelRig) -> None
     assert one.version.reason == "serving what was loaded before: Unavailable: no such file"
 
 
-def test_what_comes_during_a_load_waits_for_its_turn(rig: ModelRig) -> None:
+def test_what_comes_during_a_load_waits_for_its_turn(rig: ModelRig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     model, begin, ended = rig.model, rig.versions.loop.begin, list[Task[None]]()
     tasks = [model.load(found(1)), model.load(found(2)), begin(model.unload()), model.load(found(3))]
     for task in tasks:
@@ -325,6 +326,11 @@ def test_what_comes_during_a_load_waits_for_its_turn(rig: ModelRig) -> None:
     assert ended == tasks
     assert not model.is_loading
     assert list(model.serving) == [3]
+    assert [each for each in caplog.messages if "waits" in each] == [
+        "a load of model 'm' waits: an earlier load of the model is under way",
+        "a load of model 'm' waits: an earlier load of the model is under way",
+        "an unload of model 'm' waits: an earlier load of the model is under way",
+    ]
 
 
 def test_any_number_of_loads_may_wait(rig: ModelRig) -> None:
