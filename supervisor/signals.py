@@ -10,6 +10,7 @@ from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.processes.children import reap_orphans
 
 _HANDLED = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class Signals:
@@ -44,6 +45,11 @@ class Signals:
         for number in _HANDLED:
             signal.signal(number, lambda received, _frame: self._received.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle(reading))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a signal has come that ends the server, handled or not yet."""
+        return self.first.done() or not _ENDING.isdisjoint(self._received)
 
     def close(self) -> None:
         """Stop handling signals: those that come from now on have no effect."""

@@ -159,7 +159,9 @@ class Supervisor:
             self._loop.on_readable(self._control.fileno(), self._accept)
             StoppedProcesses(self._loop, lambda: self._roster.to_be_kept_going(self._star.front_ends)).watch()
             if self._predecessor is not None:
-                self._predecessor.watch(self._loop, self._regions.restore, self._failed)
+                self._predecessor.watch(
+                    self._loop, self._regions.restore, self._failed, lambda: self._signals.is_ending
+                )
                 self._regions.report = self._predecessor.send_region
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
@@ -298,12 +300,14 @@ class Supervisor:
         upgrade_ends = self._loop.begin(self._upgrade.close())
         if not is_handed_over:
             self._service.stopping(self._models.versions)
-        self._guests.close(keeps_socket=is_handed_over)
+        # Another server's: the new one's, or the old one's where this one has been ended before it has taken over.
+        keeps_files = is_handed_over or (self._predecessor is not None and self._predecessor.is_the_server)
+        self._guests.close(keeps_socket=keeps_files)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
         self._star.send_to_guests(to_client.ServerStopping())
         stopping = () if is_handed_over else (to_client.ServerStopping(),)
         self._clients.announce_ending(*stopping, to_client.ConnectionsEnding())
-        await self._front_ends.stop(keeps_files=is_handed_over)
+        await self._front_ends.stop(keeps_files=keeps_files)
         await self._admin.registrations.snapshots.save_last()
         self._drained.set_result(None)
         await self._guests.await_end()  # the last front end has ended: no other request is open

@@ -235,7 +235,7 @@ class FrontEnds:
 
     async def stop(self, *, keeps_files: bool = False) -> None:
         """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended.
-        With `keeps_files` a new server listens on the Unix sockets."""
+        With `keeps_files` another server listens on the Unix sockets."""
         self._is_stopping = True
         paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():

@@ -87,7 +87,7 @@ class Guests:
         return None if self._listener is None else self._listener.fileno()
 
     def close(self, *, keeps_socket: bool = False) -> None:
-        """Refuse new guests; with `keeps_socket` a new server takes them. Guests that are connected, or are about to
+        """Refuse new guests; with `keeps_socket` another server takes them. Guests that are connected, or are about to
         be, are sent that the server is stopping."""
         listener, self._listener = self._listener, None
         self._is_stopping = True

@@ -108,9 +108,11 @@ class Predecessor:
         loop: EventLoop,
         on_region: Callable[[RegionChange], Future[None]],
         lost: Future[None],
+        is_ending: Callable[[], bool],
     ) -> None:
         """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
-        resolved where the old server ends before this one has taken over."""
+        resolved where the old server ends before this one has taken over. A server that `is_ending` by then does not
+        take over any more: the old one goes on once this one has ended."""
         kinds = messages.SettingsCarried, messages.TakeOver, messages.MainProcessNamed
         self._received, self._gone = {kind: loop.future() for kind in kinds}, [loop.future()]
         self._channel.setblocking(False)
@@ -125,13 +127,13 @@ class Predecessor:
                 self._channel.close()
                 self.has_ended = True
                 resolve(self._gone[0], None)
-                if not self._received[messages.TakeOver].done():
+                if self.is_the_server:
                     _log.error("the old server has ended before this one has taken over")
                     resolve(lost, None)
                 return
             if isinstance(message, RegionChange):
                 loop.after(on_region(message), lambda: self._send(None, seq))
-            else:
+            elif not (isinstance(message, messages.TakeOver) and is_ending()):
                 if isinstance(message, messages.TakeOver):
                     outlive_parent()  # before the acknowledgement, after which the old server may end
                 resolve(self._received[type(message)], message)
@@ -164,10 +166,15 @@ class Predecessor:
         await shared(self._received[messages.TakeOver])
         await first(self._received[messages.MainProcessNamed], *self._gone)
 
+    @property
+    def is_the_server(self) -> bool:
+        """Whether the old server is the server still: this one has not taken over."""
+        return not (self._received and self._received[messages.TakeOver].done())
+
     def send_region(self, message: RegionChange) -> None:
         """Report a change of clients' regions, which the old server needs if this one does not take over; no effect
         where the old server is of a version that would end the upgrade at the message."""
-        if self._takes_regions and not self._received[messages.TakeOver].done():
+        if self._takes_regions and self.is_the_server:
             self._send(message)
 
     def fail(self, reason: str) -> None:
@@ -175,5 +182,5 @@ class Predecessor:
 
     async def await_end(self, limit_s: float) -> None:
         """Return when the old server has ended, or after a while; at once where this one has not taken over."""
-        if self._received and self._received[messages.TakeOver].done():
+        if not self.is_the_server:
             await first(*self._gone, limit_s=limit_s)

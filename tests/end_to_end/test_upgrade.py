@@ -24,6 +24,7 @@ from tests.end_to_end.traffic import MODEL
 from tests.end_to_end.upgrades import (
     BROKEN,
     HANGS,
+    IS_ENDED,
     PLAIN,
     TLS,
     WORKS,
@@ -32,6 +33,7 @@ from tests.end_to_end.upgrades import (
     await_started,
     doors_of,
     new_pid,
+    stop,
     tls_flags,
     upgrade,
     write_models,
@@ -219,6 +221,34 @@ def test_a_new_server_that_hangs_is_ended(tmp_path: Path) -> None:
             load.await_answers(5)
         assert load.faults == []
         assert server.stop() == 0
+
+
+def test_a_new_server_that_is_ended_before_it_has_taken_over_leaves_the_old_one_and_its_sockets(tmp_path: Path) -> None:
+    """Both ended: the old one took the acknowledgement of a server that was stopping. And a new server that stopped
+    removed the Unix sockets that the old one listens on."""
+    installation = Installation(tmp_path)
+    models = write_models(tmp_path / "models")
+    path = tmp_path / "metrics"
+    flags = ["--grpc-port=0", f"--metrics-address=unix:{path}", f"--client-socket={tmp_path}/clients"]
+    with installation.serving(models, *flags, f"--pid-file={tmp_path}/pid") as server:
+        old = server.process.pid
+        with Load(doors_of(server), PLAIN) as load:
+            load.await_answers(5)
+            installation.install(IS_ENDED)
+            done = upgrade(old)
+            assert done.returncode == 2, done
+            assert "exited with code 0 before it had taken over" in done.stderr
+            load.await_answers(5)
+        assert load.faults == []
+        assert path.is_socket()
+        assert (tmp_path / "pid").read_text() == str(old)
+        installation.install(WORKS)
+        done = upgrade(old)
+        assert done.returncode == 0, done
+        assert server.process.wait(DEADLINE_S) == 0
+        assert path.is_socket()
+        stop(server, new_pid(done.stdout))
+        assert not path.exists()
 
 
 def test_help_shows_how_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,7 +250,8 @@ class Load:
 
 # --- the server ---
 
-#: The command `shoal` as an installation has it, and three that do not come up.
+#: The command `shoal` as an installation has it, three that do not come up, and one that is
+#: ended at the moment at which it has reported that it serves, and the old server has not agreed yet.
 WORKS = """#!{python}
 import sys
 from shoal.cli import main
@@ -259,6 +260,19 @@ raise SystemExit(main(sys.argv[1:]))
 BROKEN = "#!/bin/sh\necho 'the installation is broken' >&2\nexit 3\n"
 HANGS = "#!/bin/sh\nexec sleep 3600\n"
 DIES = "#!/bin/sh\nkill -9 $$\n"
+IS_ENDED = """#!{python}
+import os, signal, sys
+from shoal.cli import main
+from shoal.messages.upgrade import NewServerServes
+from shoal.supervisor.upgrade.predecessor import Predecessor
+send = Predecessor._send
+def send_and_end(self, message, seq=0):
+    send(self, message, seq)
+    if isinstance(message, NewServerServes):
+        os.kill(os.getpid(), signal.SIGTERM)
+Predecessor._send = send_and_end
+raise SystemExit(main(sys.argv[1:]))
+"""
 
 
 class Installation:

@@ -42,7 +42,7 @@ def test_clients_changes_of_regions_are_sent_only_to_an_old_server_that_knows_th
         loop = EventLoop(clock)
         new = Predecessor.take({VARIABLE: json.dumps({"address": "@old", "pid": 1, "names": [], **facts})})
         assert new is not None
-        new.watch(loop, lambda _message: loop.future(), loop.future())
+        new.watch(loop, lambda _message: loop.future(), loop.future(), lambda: False)
         new.send_region(UNREGISTERED)
         loop.forget(ours.fileno())
         theirs.setblocking(False)
