@@ -304,7 +304,11 @@ class Upgrade:
         assert new.member is not None
         await self._hold_state()
         self.overtakes = self._loop.future()
-        new.member.send(self._carried.models())
+        try:
+            models = self._carried.models()
+        except OSError as error:
+            raise UpgradeError(f"files that came with loads cannot be copied for the new server: {error}") from error
+        new.member.send(models)
         settled = await new.reported(messages.ModelsSettled, "loaded its models")
         missing = set(self._carried.serving()) - {(name, version) for name, version in settled.serving}
         if missing:

@@ -1,5 +1,6 @@
 """upgrade.py: what clients may ask while a new server starts, and which of both servers has the state files."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,24 @@ def test_a_new_server_is_sent_nothing_while_a_state_file_that_it_reads_is_being_
     rig.clock.until(upgrading.writer._written.done)
     os.close(reader)
     assert upgrading.file.read() == [2]
+
+
+def test_files_of_loads_that_cannot_be_copied_end_the_upgrade(
+    rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upgrade never ended, and changes were refused for ever."""
+    upgrading = Upgrading(rig, tmp_path)
+
+    def models() -> ModelsCarried:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(upgrading.upgrade._carried, "models", models)
+    upgrading.begin()
+    rig.clock.until(lambda: bool(upgrading.ended))
+    assert upgrading.reason == (
+        "files that came with loads cannot be copied for the new server: [Errno 28] No space left on device"
+    )
+    assert not upgrading.upgrade.is_under_way
 
 
 def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig: StarRig, tmp_path: Path) -> None:
