@@ -24,6 +24,7 @@ from shoal.messages import to_poller
 from shoal.messages.message import Kinds, Message, on, table
 from shoal.messages.shared import LogChanged
 from shoal.process_start import join_supervisor
+from shoal.repository import override_files
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
@@ -197,6 +198,7 @@ def main() -> int:
     if joined is None:
         return 0
     supervisor, welcome = joined
+    override_files.sweep()
     with supervisor, suppress(*GONE):
         sources = [
             Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)

@@ -9,12 +9,12 @@ import base64
 import os
 import posixpath
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InternalError, InvalidArgumentError
+from shoal.repository import override_files
 from shoal.star.questions import NoAnswerError
 
 PREFIX = "file:"
@@ -63,14 +63,15 @@ def _path(parameter: str) -> str:
     return path
 
 
-def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str:
-    """A new directory that only this user can enter, with each file at its place; `contents` by parameter.
+def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> tuple[str, int]:
+    """A new directory that only this user can enter, with each file at its place, and the descriptor of its lock
+    (repository/override_files.py); `contents` by parameter.
 
-    Text is base64. The caller must `remove_files` the directory. Raises InvalidArgumentError for invalid base64,
-    InternalError if the system refuses to write.
+    Text is base64. The caller must `remove_files` the directory, or close the descriptor when another process has
+    locked it. Raises InvalidArgumentError for invalid base64, InternalError if the system refuses to write.
     """
     try:
-        directory = tempfile.mkdtemp(prefix="shoal-override-")
+        directory, lock = override_files.make()
         try:
             for path, parameter in places.items():
                 target = Path(directory, path)
@@ -79,13 +80,14 @@ def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) 
                 target.write_bytes(_decode(parameter, content) if isinstance(content, str) else content)
         except BaseException:
             remove_files(directory)
+            os.close(lock)
             raise
     except OSError as error:
         raise InternalError(
             f"the files that override the model's cannot be written: {os.strerror(error.errno or 0)}. Make room in the "
             "directory for temporary files, or name another one by $TMPDIR"
         ) from error
-    return directory
+    return directory, lock
 
 
 def _decode(parameter: str, text: str) -> bytes:
@@ -119,7 +121,7 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
     places = place_files(contents)
     if places and config is None:
         raise InvalidArgumentError("Load parameter 'config' must be specified for model file override")
-    directory = write_files(places, contents) if places else None
+    directory, lock = write_files(places, contents) if places else (None, None)
     contents.clear()  # loading takes long, and files may be large
     try:
         ask("load", {"model": name, "config": config, "directory": directory})
@@ -129,3 +131,6 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
         if directory is not None:
             remove_files(directory)  # a refusal: the supervisor has not taken the directory over
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)

@@ -1,5 +1,6 @@
 """The models of a test: found, configured and checked as by a server, and loaded in this process."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.options import ServerOptions
 from shoal.placement import Machine, Placement, place
+from shoal.repository import override_files
 from shoal.repository.found import FoundModel
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
@@ -103,6 +105,7 @@ class SimulatedModels:
         if verb == "load":
             directory = arguments["directory"]
             if directory is not None:
+                self._directories.callback(os.close, override_files.hold(directory))
                 self._directories.callback(remove_files, directory)
             self.load(name, arguments["config"], None if directory is None else Path(directory))
         elif verb == "unload":

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from shoal.errors import (
     index_reason,
 )
 from shoal.options import ServerOptions
+from shoal.repository import override_files
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
@@ -87,7 +87,7 @@ class ModelControl:
         }
         # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
-        self._copies: list[Path] = []  # of files that came with requests, for a new server
+        self._copies: dict[Path, int] = {}  # of files that came with requests, for a new server; and their locks
         #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
         self._implicit: set[ModelIdentifier] = set()
         #: False if the repositories could not be read at the start. Changed by start.
@@ -309,7 +309,7 @@ class ModelControl:
     def carried(self) -> tuple[list[str] | None, list[Given], list[tuple[str, str]]]:
         """The changes by requests, for a new server: names of the models to load at its start (None: by its mode),
         models whose configuration or files came with a request, and registered repositories. The directories are
-        copies, which the new server owns."""
+        copies, which the new server owns. Raises OSError where they cannot be made."""
         if self._mode != "explicit":
             return None, [], []
         serving = {each.identifier: each for each in self._models.models.values() if each.serving}
@@ -325,15 +325,17 @@ class ModelControl:
         served = next(iter(model.serving.values()))
         directory = served.version.version_dir.parent
         if self._models.is_lent(directory):
-            self._copies.append(_copy(directory))
-            return model.identifier.name, json.dumps(served.source.config), str(self._copies[-1])
+            copy, lock = _copy(directory)
+            self._copies[copy] = lock
+            return model.identifier.name, json.dumps(served.source.config), str(copy)
         return None if model.given is None else (model.identifier.name, json.dumps(model.given.config), None)
 
     def discard_copies(self) -> None:
         """Remove the copies of files that `carried` has made: the new server has not taken over."""
-        copies, self._copies = self._copies, []
-        for each in copies:
-            shutil.rmtree(each, ignore_errors=True)
+        copies, self._copies = self._copies, {}
+        for copy, lock in copies.items():
+            shutil.rmtree(copy, ignore_errors=True)
+            os.close(lock)
 
     async def restore(self, given: Sequence[Given], repositories: Sequence[tuple[str, str]]) -> None:
         """Load the models that an old server had loaded by request; returns when each has loaded or failed, which is
@@ -394,9 +396,10 @@ class ModelControl:
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
 
 
-def _copy(directory: Path) -> Path:
-    """A copy of a directory of files that came with a request, which takes no space where links are possible."""
-    copy = Path(tempfile.mkdtemp(prefix="shoal-override-"))
+def _copy(directory: Path) -> tuple[Path, int]:
+    """A copy of a directory of files that came with a request, which takes no space where links are possible, and the
+    descriptor of its lock."""
+    copy, lock = override_files.make()
 
     def link(source: str, target: str) -> None:
         try:
@@ -404,8 +407,13 @@ def _copy(directory: Path) -> Path:
         except OSError:
             shutil.copyfile(source, target)
 
-    shutil.copytree(directory, copy, copy_function=link, dirs_exist_ok=True)
-    return copy
+    try:
+        shutil.copytree(directory, copy, copy_function=link, dirs_exist_ok=True)
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)
+        os.close(lock)
+        raise
+    return Path(copy), lock
 
 
 def _row(version: ModelVersion) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Runs in the supervisor. A model that fails to load leaves the others alone; the 
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -18,6 +19,8 @@ from shoal.messages.shared import Ping, PoisonFound
 from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.model_config.messages import Config
+from shoal.open_files import explain
+from shoal.repository import override_files
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
@@ -68,7 +71,8 @@ class Models:
         self._failures: dict[ModelIdentifier, object] = {}  # the circumstances under which the last load failed
         self._served: dict[int, ServedVersion] = {}
         self._free_rows = deque(range(MAX_ROWS))
-        self._borrowed: dict[Path, int] = {}
+        self._borrowed: dict[Path, int] = {}  # directories made for one load: the number of versions from each
+        self._locks: dict[Path, int] = {}  # the descriptors by which these are locked
         #: Whether the server is ending all versions.
         self.is_stopping = False
 
@@ -268,8 +272,13 @@ class Models:
     # --- directories made for one load ---
 
     def lend(self, directory: Path) -> None:
-        """Take over a directory made for one load; it is discarded when every version loaded from it has ended."""
-        self._borrowed.setdefault(directory, 0)
+        """Take over a directory made for one load, locked from now on; it is discarded when every version loaded from
+        it has ended. Raises UnavailableError where it cannot be locked."""
+        try:
+            self._locks[directory] = override_files.hold(directory)
+        except OSError as error:
+            raise UnavailableError(f"the files that came with the load are not to be had: {explain(error)}") from error
+        self._borrowed[directory] = 0
 
     def is_lent(self, directory: Path) -> bool:
         """Whether a directory was made for one load, and is in use."""
@@ -277,7 +286,8 @@ class Models:
 
     def disown(self, directory: Path) -> None:
         """Leave a directory to the process that made it: its load has failed."""
-        self._borrowed.pop(directory, None)
+        if self._borrowed.pop(directory, None) is not None:
+            os.close(self._locks.pop(directory))
 
     def _give_back(self, directory: Path) -> None:
         if directory in self._borrowed:
@@ -285,6 +295,7 @@ class Models:
             if self._borrowed[directory] <= 0:
                 del self._borrowed[directory]
                 self._discard(directory)
+                os.close(self._locks.pop(directory))
 
     # --- the end ---
 

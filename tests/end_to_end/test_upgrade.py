@@ -108,7 +108,7 @@ def state(server: Server) -> dict[str, Any]:
 
 def test_no_request_fails_and_what_was_changed_stays(tmp_path: Path, gate: Gate) -> None:
     """Three upgrades of one server: of a broken installation, of one that is stopped by its end, and one that succeeds;
-    then the old server is killed while a new one loads."""
+    then the old server is killed while a new one loads. The next server removes the files that both have left."""
     add_model(tmp_path / "models", "unwanted", MODEL)
     explicit = ["--model-control-mode=explicit", *(f"--load-model={each}" for each in ("m", "gated", "unwanted"))]
     flags = [*explicit, f"--client-socket={tmp_path}/socket", "--grpc-port=0", f"--pid-file={tmp_path}/pid"]
@@ -116,7 +116,10 @@ def test_no_request_fails_and_what_was_changed_stays(tmp_path: Path, gate: Gate)
     region = SharedMemory(create=True, size=64)
     gate.open()
     installation = Installation(tmp_path)
-    with installation.serving(tmp_path / "models", *flags) as server:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    with installation.serving(tmp_path / "models", *flags, environment=environment) as server:
         change_all(server, region)
         region.close()
         region.unlink()  # the server has it open, and must hand that over
@@ -157,10 +160,17 @@ def test_no_request_fails_and_what_was_changed_stays(tmp_path: Path, gate: Gate)
         start = mark(server)
         os.kill(new, signal.SIGUSR2)
         newest = await_started(server, start)
+        assert server.read_log(b"loading: gated:1", start=start)  # the new server has its copies
         children = descendants(new)
         os.kill(new, signal.SIGKILL)
         assert wait_for_deaths([new, newest, *children])
         server.wait()
+    assert len(list(temporary.glob("shoal-override-*"))) == 2
+    with installation.serving(
+        tmp_path / "models", "--grpc-port=0", "--model-control-mode=explicit", environment=environment
+    ) as server:
+        assert list(temporary.glob("shoal-override-*")) == []
+        assert server.stop() == 0
 
 
 def test_systemd_follows_the_new_server_and_ends_both(tmp_path: Path, gate: Gate) -> None:

@@ -101,10 +101,12 @@ def test_no_name_leads_outside(names: list[str]) -> None:
 
 def test_files_are_written_for_this_user_alone(temporary: Path) -> None:
     contents = {"file:1/model.onnx": "AAEC", "file:labels.txt": "b25l\r\nCnR3bw==\n", "file:1/empty": ""}
-    directory = Path(write_files(place_files(contents), contents))
+    path, lock = write_files(place_files(contents), contents)
+    directory = Path(path)
     assert (directory.parent, stat.S_IMODE(directory.stat().st_mode)) == (temporary, 0o700)
     found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert found == {"1/model.onnx": b"\0\1\2", "labels.txt": b"one\ntwo", "1/empty": b""}
+    os.close(lock)
     remove_files(str(directory))
     assert not directory.exists()
 

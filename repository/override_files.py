@@ -1,0 +1,56 @@
+"""Directories of files that came with a load, in the directory for temporary files: made by a front end or a worker, or
+at an upgrade by the old server; the supervisor's until no version needs them.
+
+Each is locked, shared, by every process that needs it. One that no process has locked was left by a process that was
+killed, and is removed by the next `sweep`: of the poller of any server of this user.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+#: Not `shoal-override-`, as of versions that did not lock their directories.
+PREFIX = "shoal-override-files-"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def make() -> tuple[str, int]:
+    """A new directory that only this user can enter, and the descriptor of its lock. Raises OSError."""
+    while True:
+        directory = tempfile.mkdtemp(prefix=PREFIX)
+        with suppress(FileNotFoundError, BlockingIOError):  # a sweep has come between: it is as good as removed
+            return directory, hold(directory)
+
+
+def hold(directory: Path | str) -> int:
+    """Lock a directory until the descriptor that is returned is closed, at the latest when the process ends; no effect
+    on a file system without such locks. Raises FileNotFoundError if the directory has been removed, BlockingIOError if
+    it is being removed, other OSErrors."""
+    lock = os.open(directory, _FLAGS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise
+    except OSError:
+        return lock  # no sweep can lock it either
+    if not os.fstat(lock).st_nlink:
+        os.close(lock)
+        raise FileNotFoundError(directory)
+    return lock
+
+
+def sweep() -> None:
+    """Remove the directories of this user that no process has locked."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            lock = os.open(path, _FLAGS)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,60 @@
+"""override_files.py: which directories a sweep removes, and that one that is being made or taken over is not lost."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shoal.repository import override_files
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_what_no_process_has_locked_is_removed(temporary: Path) -> None:
+    directory, lock = override_files.make()
+    (Path(directory) / "1").mkdir()
+    (Path(directory) / "1" / "model.py").touch()
+    second = override_files.hold(directory)
+    os.close(lock)
+    override_files.sweep()
+    assert list(temporary.iterdir()) == [Path(directory)]
+    os.close(second)
+    override_files.sweep()
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        override_files.hold(directory)
+
+
+def test_other_directories_and_links_stay(temporary: Path) -> None:
+    """A link could lead to another user's files, or out of the directory for temporary files."""
+    (temporary / "shoal-override-abcdefgh").mkdir()  # of a version that did not lock
+    (temporary / "kept").mkdir()
+    (temporary / f"{override_files.PREFIX}link").symlink_to(temporary / "kept")
+    (temporary / f"{override_files.PREFIX}file").touch()
+    before = sorted(temporary.iterdir())
+    override_files.sweep()
+    assert sorted(temporary.iterdir()) == before
+
+
+def test_a_directory_that_a_sweep_finds_before_it_is_locked_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mkdtemp = list[str](), tempfile.mkdtemp
+
+    def swept(prefix: str) -> str:
+        made.append(mkdtemp(prefix=prefix))
+        if len(made) == 1:
+            override_files.sweep()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept)
+    directory, lock = override_files.make()
+    os.close(lock)
+    assert made[1:] == [directory]
+    assert list(temporary.iterdir()) == [Path(directory)]
