@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from shoal.cli import answers
+from shoal.server_url import split_url
 
 if TYPE_CHECKING:
     import ssl
@@ -49,22 +50,16 @@ class RemoteServer:
     ) -> None:
         """`timeout_s`: from a request to its answer; `tls`: for https://, None: Python's default. Raises ValueError for
         a text that is no URL of a server."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:  # no number, or too large
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError(f"'{url}' is not the URL of a server, as in http://127.0.0.1:8000")
+        parts = split_url(url if "://" in url else f"http://{url}", ("http", "https"), url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._path = parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = dict(headers)
         patience_s = min(CONNECT_TIMEOUT_S, timeout_s)
         self._connection = (
-            http.client.HTTPSConnection(parts.hostname, port, timeout=patience_s, context=tls)
+            http.client.HTTPSConnection(parts.host, parts.port, timeout=patience_s, context=tls)
             if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.hostname, port, timeout=patience_s)
+            else http.client.HTTPConnection(parts.host, parts.port, timeout=patience_s)
         )
 
     def close(self) -> None:

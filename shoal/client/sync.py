@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from numpy.typing import NDArray
 
@@ -29,6 +28,7 @@ from shoal.control import GONE
 from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.reasons import ModelGoneError
+from shoal.server_url import split_url
 
 
 class Client:
@@ -215,14 +215,9 @@ class Client:
 def _scheme_of(url: str) -> str:
     """The scheme of a server's URL. Raises InvalidArgumentError for any other."""
     try:
-        parts = urlsplit(url)
-        if parts.scheme in Client._remote and parts.hostname and parts.port != 0:  # `port` raises ValueError
-            return parts.scheme
-    except ValueError:
-        pass
-    raise InvalidArgumentError(
-        f"a server's URL is http://host:port, https://host:port or grpc://host:port, not '{url}'"
-    )
+        return split_url(url, ("http", "https", "grpc"), url).scheme
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
 
 
 def connect(place: str | None) -> Connection:

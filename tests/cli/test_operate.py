@@ -11,6 +11,8 @@ from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from tests.cli.answering import Answering
 
+URLS = "a server's URL is http://host:port or https://host:port"
+
 
 def run(*arguments: str, **environ: str) -> int:
     """A verb that prints the URL and the time-out."""
@@ -41,10 +43,10 @@ def test_where_it_asks(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--url=ftp://host"], "'ftp://host' is not the URL of a server, as in http://127.0.0.1:8000"),
-        (["--url=localhost:99999"], "'localhost:99999' is not the URL of a server, as in http://127.0.0.1:8000"),
-        (["--url=http://"], "'http://' is not the URL of a server, as in http://127.0.0.1:8000"),
-        (["--url=host:many"], "'host:many' is not the URL of a server, as in http://127.0.0.1:8000"),
+        (["--url=ftp://host"], f"'ftp://host' begins with ftp://: {URLS}"),
+        (["--url=localhost:99999"], f"'localhost:99999' has a port that is no number from 1 to 65535: {URLS}"),
+        (["--url=http://"], f"'http://' names no host: {URLS}"),
+        (["--url=host:many"], f"'host:many' has a port that is no number from 1 to 65535: {URLS}"),
         (["--timeout=0"], "argument --timeout: expected seconds, up to a day, got '0'"),
         (["--timeout=soon"], "argument --timeout: expected seconds, up to a day, got 'soon'"),
         (["--header=X"], "argument --header: expected '<name>: <value>', got 'X'"),

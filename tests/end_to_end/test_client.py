@@ -365,7 +365,7 @@ def test_no_model_server_by_url(client_served: Server) -> None:
 def test_urls_of_nothing() -> None:
     for url in ("ftp://localhost", "http://", "http://:8000", "http://localhost:99999", "grpc://localhost:http"):
         with pytest.raises(
-            errors.InvalidArgumentError, match=r"is http://host:port, https://host:port or grpc://host:port, not"
+            errors.InvalidArgumentError, match=r"URL is http://host:port, https://host:port or grpc://host:port$"
         ):
             Client(url)
     with pytest.raises(errors.InvalidArgumentError, match="is a URL"):

@@ -1,0 +1,41 @@
+"""The URL of a server, as people give it to commands and to `shoal.Client`, and what is wrong with one. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+
+class ServerUrl(NamedTuple):
+    """The parts of a server's URL."""
+
+    scheme: str
+    host: str
+    port: int | None  # None: the scheme's
+    netloc: str  # host and port, as they are written
+    path: str
+
+
+def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
+    """The parts of a server's URL of one of these schemes. Raises ValueError, with a sentence about the text that was
+    `given` for the URL, for one that names no server."""
+    forms = [f"{scheme}://host:port" for scheme in schemes]
+    form = " or ".join([", ".join(forms[:-1]), forms[-1]])
+
+    def refused(what: str) -> ValueError:
+        return ValueError(f"'{given}' {what}: a server's URL is {form}")
+
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that hold no address
+        raise refused("names no host") from None
+    if parts.scheme not in schemes:
+        raise refused(f"begins with {parts.scheme}://")
+    if not parts.hostname:
+        raise refused("names no host")
+    try:
+        port = parts.port
+    except ValueError:  # no number, or too large
+        port = 0
+    if port == 0:
+        raise refused("has a port that is no number from 1 to 65535")
+    return ServerUrl(parts.scheme, parts.hostname, port, parts.netloc, parts.path)
