@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from shoal.cli.colour import BAD, NOTE, coloured
 from shoal.cli.models import counted
 from shoal.cli.serve import CommandLineError
-from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
+from shoal.cli.verb import EXIT_DONE, VerbParser, not_empty, run_verb
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.findings import Finding
 
 EXIT_FOUND = 2
+_QUESTION = "Which repository? Name its directory."
 _COLOURS = {r"^\S.*?: (error): ": BAD, r"^\S.*?: (warning): ": NOTE}
 
 _HELP = """\
@@ -41,7 +42,7 @@ Each finding is a line `path:line: error: text`. Exit codes: 0 no errors; 1 the 
 def check(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the findings; returns the exit code."""
     parser = VerbParser("check", "<repository or model directory> … [options]", _HELP)
-    parser.add_argument("places", nargs="*", type=Path)
+    parser.add_argument("places", nargs="*", type=not_empty(_QUESTION, Path))
     parser.add_argument("--strict", action="store_true")
     return run_verb(parser, argv, _check)
 
@@ -50,7 +51,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from shoal.cli import findings
 
     if not arguments.places:
-        raise CommandLineError("Which repository? Name its directory.")
+        raise CommandLineError(_QUESTION)
     for place in arguments.places:
         if not place.is_dir():
             raise CommandLineError(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from shoal.cli.colour import BAD, GOOD, NOTE, coloured, printable
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer, Row
+from shoal.cli.verb import model_name
 from shoal.placement import format_cores
 
 _EXAMPLES = """\
@@ -31,7 +32,7 @@ def models(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """List models, or the instances of one; returns the exit code."""
     description = "List the models of a running server, or the instances of one model."
     parser = OperatingParser("models", "[<model>] [options]", description, _EXAMPLES, timeout_s=10)
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", type=model_name)
     return operate(parser, argv, environ, _models)
 
 

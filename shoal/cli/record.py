@@ -8,7 +8,7 @@ from shoal.cli.colour import printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
-from shoal.cli.verb import WHICH_MODEL
+from shoal.cli.verb import WHICH_MODEL, model_name
 
 _DESCRIPTION = """\
 Have a running server record the requests to a model for a time, into files in its own folder: that of --record, or
@@ -31,7 +31,7 @@ _EXAMPLES = """\
 def record(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin or end a recording; returns the exit code."""
     parser = OperatingParser("record", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", type=model_name)
     parser.add_argument("--for", dest="time")
     parser.add_argument("--sample")
     parser.add_argument("--max")

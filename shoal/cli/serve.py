@@ -55,7 +55,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
         is_empty = not argv and "model-repository" not in implied_flags(environ) and "_ARGCOMPLETE" not in environ
-        if takes_paths and is_empty:
+        if takes_paths and (is_empty or "" in argv[: len(paths)]):
             raise CommandLineError("What is to be served? Name a repository, a model or its file: shoal serve models")
         archives = [path for path in paths if path.suffix == ARCHIVE]
         with served_paths([path for path in paths if path not in archives]) as (repositories, models):

@@ -9,6 +9,7 @@ from shoal.cli.colour import printable, printable_lines
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import model_name
 
 _DESCRIPTION = """\
 Have a running server mirror requests to one version of a model to another version, which it also serves, and compare
@@ -32,7 +33,7 @@ _EXAMPLES = """\
 def shadow(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Begin, end or show a shadow; returns the exit code."""
     parser = OperatingParser("shadow", "[<model> [<version>]] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", type=model_name)
     parser.add_argument("version", nargs="?", type=int)
     parser.add_argument("--of", type=int)
     parser.add_argument("--share")

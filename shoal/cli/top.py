@@ -17,7 +17,7 @@ from shoal.cli.operate import OperatingParser, operate, seconds
 from shoal.cli.remote import RefusedError, RemoteServer, Row
 from shoal.cli.request_arguments import count
 from shoal.cli.top_requests import NUM_SHOWN
-from shoal.cli.verb import EXIT_DONE
+from shoal.cli.verb import EXIT_DONE, model_name
 
 _DESCRIPTION = """\
 Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures
@@ -80,18 +80,18 @@ def top(
 ) -> int:
     """Print figures until Ctrl-C, or for --count intervals; returns the exit code."""
     parser = OperatingParser("top", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
-    parser.add_argument("shown", nargs="?", default="")
+    parser.add_argument("shown", nargs="?", type=model_name)
     parser.add_argument("--interval", type=seconds, default=1.0)
     parser.add_argument("--count", type=count)
     parser.add_argument("--requests", action="store_true")
-    parser.add_argument("--model", default="")
+    parser.add_argument("--model", type=model_name)
 
     def sample(server: RemoteServer, model: str) -> StatisticsSample:
         rows = {(row["name"], row["version"]): row for row in server.statistics() if model in ("", row["name"])}
         return StatisticsSample(clock(), rows, _memory(server, {name for name, _ in rows}))
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
-        model = arguments.model or arguments.shown
+        model = arguments.model or arguments.shown or ""
         earlier, num_left = None if arguments.requests else sample(server, model), arguments.count
         if earlier is not None and model and not earlier.rows:  # later it may be between an unload and a load
             raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")

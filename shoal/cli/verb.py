@@ -10,13 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import takewhile
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from shoal.cli.colour import printable_lines
 from shoal.cli.help_text import for_terminal
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
+
+T = TypeVar("T")
 
 EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
 #: The error where a verb is told no model of a server.
@@ -100,7 +102,8 @@ class VerbParser(Parser):
         self.add_argument("--help", "-h", action="help")
 
     def add_asked(self, name: str, question: str, **options: Any) -> None:
-        """Add an argument that must be given; `question` is the error where it is not."""
+        """Add an argument that must be given; `question` is the error where it is not, or is empty."""
+        options["type"] = not_empty(question, options.get("type", str))
         self.add_argument(name, nargs="?", **options)
         self.questions[name] = question
 
@@ -117,6 +120,21 @@ class VerbParser(Parser):
     def format_help(self) -> str:
         """The usage and the text, in lines that the terminal is wide enough for."""
         return for_terminal(f"Usage: {self.usage}\n\n{self._text}")
+
+
+def not_empty(question: str, kind: Callable[[str], T]) -> Callable[[str], T]:
+    """A kind of argument for argparse that is never "", which a shell's unset variable is; `question` is the error."""
+
+    def read(text: str) -> T:
+        if not text:
+            raise CommandLineError(question)
+        return kind(text)
+
+    return read
+
+
+#: The kind of argument that names a model of a server.
+model_name = not_empty(WHICH_MODEL, str)
 
 
 def run_verb(

@@ -83,6 +83,9 @@ def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
     )
     assert main(["serve"]) == 1
     assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
+    for empty in (["serve", ""], ["serve", "no_such.onnx", "", "--http-port=0"]):  # a variable that is not set
+        assert main(empty) == 1
+        assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
     monkeypatch.setenv("SHOAL_LOG_FORMAT", "json")  # the image has it
     assert main(["serve"]) == 1
     assert capsys.readouterr().err.startswith("What is to be served? Name a repository")
