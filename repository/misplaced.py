@@ -20,7 +20,17 @@ def is_model(directory: Path) -> bool:
     """Whether a directory is that of a model, not a repository of models: it has a configuration, or a version."""
     if os.path.lexists(directory / CONFIG_FILENAME):  # a link that points nowhere, too
         return True
-    return directory.is_dir() and any(is_version_name(each.name) for each in directory.iterdir() if each.is_dir())
+    return directory.is_dir() and any(
+        is_version_name(each.name) for each in directory.iterdir() if each.is_dir() or lost_link(each)
+    )
+
+
+def lost_link(path: Path) -> str:
+    """The sentence about a link that leads nowhere, at a path or above it; "" where there is none."""
+    for each in (path, *path.parents):
+        if each.is_symlink() and not os.path.exists(each):  # Path.exists raises OSError for a link to itself
+            return f"'{each}' is a link to '{os.readlink(each)}', which is not there"
+    return ""
 
 
 def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentError:
@@ -37,6 +47,9 @@ def _advice(directory: Path) -> str:
         has_models = any(is_dir and is_model(directory / name) for name, is_dir in entries.items())
     except OSError:
         return ""
+    for name in entries:
+        if is_version_name(name) and (lost := lost_link(directory / name)):
+            return lost
     files = [name for name in entries if name in _FILES]
     if any(is_dir and is_version_name(name) for name, is_dir in entries.items()):
         return ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.colour import BAD, NOTE, coloured
 from shoal.cli.models import counted
 from shoal.cli.serve import CommandLineError
+from shoal.cli.served_paths import absent
 from shoal.cli.verb import EXIT_DONE, VerbParser, not_empty, run_verb
 from shoal.errors import ShoalError
 
@@ -57,7 +58,7 @@ def _check(arguments: argparse.Namespace) -> int:
             raise CommandLineError(
                 f"'{place}' is a file, and what is checked is the directory of a model or of several."
                 if place.is_file()
-                else f"There is no directory '{place}'."
+                else absent("directory", place)
             )
     try:
         models, found = findings.check(arguments.places)

@@ -28,7 +28,7 @@ from shoal.model_config.python_backends import runs_on
 from shoal.model_config.sequences import with_sequence_tensors
 from shoal.model_config.signature import Signature
 from shoal.repository.found import FoundModel
-from shoal.repository.misplaced import is_model
+from shoal.repository.misplaced import is_model, lost_link
 from shoal.repository.poll import Repositories
 from shoal.repository.scan import model_file
 from shoal.workers import unreadable
@@ -121,6 +121,8 @@ def _check_all(repositories: Sequence[Path]) -> Report:
     scan = source.scan()
     for identifier, problem in scan.problems.items():
         findings.append(Finding(ERROR, identifier.name, repositories[0] / identifier.name, problem))
+    entries = [path for repository in repositories for path in repository.iterdir()]
+    findings += [Finding(WARNING, path.name, path, lost) for path in entries if (lost := lost_link(path))]
     models: dict[str, FoundModel] = {}
     for identifier, place in scan.models.items():
         with _warnings() as warnings:

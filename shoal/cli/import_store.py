@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.cli.serve import CommandLineError
+from shoal.cli.served_paths import absent
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
 from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
@@ -97,7 +98,7 @@ def _source(path: Path, store: str | None, environ: Mapping[str, str]) -> _Sourc
             raise CommandLineError(f"'{path}' is a store itself: --model-store belongs to a config.properties.")
         return _Source(StoreSettings(path), ())
     if not path.is_file():
-        raise CommandLineError(f"There is no directory or file '{path}'.")
+        raise CommandLineError(absent("directory or file", path))
     raw = files.read(path, _MAX_FILE_BYTES + 1)
     if len(raw) > _MAX_FILE_BYTES:
         raise CommandLineError(f"'{path}' is larger than {_MAX_FILE_BYTES} bytes.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.cli.serve import CommandLineError
-from shoal.cli.served_paths import CHECKPOINT, FORESTS, forest
+from shoal.cli.served_paths import CHECKPOINT, FORESTS, absent, forest
 from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, run_verb, show
@@ -131,7 +131,7 @@ def _check(source: Path) -> None:
     be read, as far as that shows before anything is written."""
     try:
         if not source.is_file():
-            raise CommandLineError(f"There is no file '{source}'.")
+            raise CommandLineError(absent("file", source))
         if source.suffix not in {*_FILES, *_FOREST_ENDINGS}:
             known = ", ".join([*_FILES, *_FOREST_ENDINGS])
             raise CommandLineError(f"'{source}' is no file of {known}, whose inputs and outputs can be read.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from shoal.cli.request_arguments import add_requests, count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.serve import CommandLineError
+from shoal.cli.served_paths import absent
 from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, models_on_stderr, run_verb, show_error
 from shoal.errors import ShoalError
 
@@ -92,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"'{arguments.model}' is a file: 'shoal init <model directory> --from {arguments.model}' writes the "
                 "directory of a model with it."
             )
-        raise CommandLineError(f"There is no directory '{arguments.model}'.")
+        raise CommandLineError(absent("directory", Path(arguments.model)))
     try:
         # Models that this one calls, and the steps of an ensemble, are its neighbours.
         with (

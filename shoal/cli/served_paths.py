@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.model_config.files import CONFIG_FILENAME
-from shoal.repository.misplaced import is_model
+from shoal.repository.misplaced import is_model, lost_link
 from shoal.repository.scan import is_version_name
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
     elif path.is_file():
         model = _described(path, of_skops)
     else:
-        raise PathError(f"There is no file or directory '{path}'.")
+        raise PathError(absent("file or directory", path))
     directory = repository / model.name
     if directory.is_symlink() or directory.exists():
         raise PathError(f"'{path}' would be a second model '{model.name}': rename one of the two.")
@@ -203,6 +203,12 @@ def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
     if model.program:
         (version / PROGRAM).write_text(model.program)
     return model
+
+
+def absent(kind: str, path: Path) -> str:
+    """The error for a path at which there is nothing of this kind."""
+    lost = lost_link(path)
+    return f"{lost}." if lost else f"There is no {kind} '{path}'."
 
 
 def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
@@ -282,7 +288,7 @@ def archive_flags(paths: Sequence[Path]) -> list[str]:
     """The flags that serve TorchServe's archives; none without any. Raises PathError if they cannot be served."""
     for path in paths:
         if not path.is_file():
-            raise PathError(f"There is no file '{path}'.")
+            raise PathError(absent("file", path))
     stores = {path.absolute().parent for path in paths}
     if len(stores) > 1:
         raise PathError(f"Archives of one directory can be served, and these are of {len(stores)}: use --model-store.")

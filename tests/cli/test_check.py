@@ -152,6 +152,17 @@ def test_a_fifo_in_place_of_a_model_is_named(capsys: pytest.CaptureFixture[str],
     assert f"{program.parent}: error: '{program}' for model instance 'm_0_0' cannot be read: it is not a" in printed
 
 
+def test_links_that_lead_nowhere_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "lost").symlink_to("gone")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "1").symlink_to("/gone/1")
+    code, printed, _ = check(capsys, tmp_path)
+    assert code == 2
+    assert f"{tmp_path / 'lost'}: warning: '{tmp_path / 'lost'}' is a link to 'gone', which is not there\n" in printed
+    assert f"'{tmp_path / 'm' / '1'}' is a link to '/gone/1', which is not there\n" in printed
+    assert check(capsys, tmp_path / "m")[0] == 2  # a model, not a repository without any
+
+
 def test_a_warning_fails_only_where_it_should(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (add(tmp_path, "m", 'backend: "identity" ' + _tensors("TYPE_FP32")) / "latest").mkdir()
     code, printed, _ = check(capsys, tmp_path)

@@ -28,7 +28,12 @@ WRONG = {
     "run echo X=@none.npy": "Input 'X': cannot read none.npy: No such file or directory",
     "run echo --repeat 0": "argument --repeat: expected a number from 1 on, got '0'",
     "run echo X=@empty.npy": "Input 'X': cannot read empty.npy: No data left in file",
-    "run loop": "There is no directory 'loop'.",
+    "run loop": "'loop' is a link to 'loop', which is not there.",
+    "run lost": "'lost' is a link to 'gone/away', which is not there.",
+    "run lost/model": "'lost' is a link to 'gone/away', which is not there.",
+    "check lost": "'lost' is a link to 'gone/away', which is not there.",
+    "import lost": "'lost' is a link to 'gone/away', which is not there.",
+    "init fresh --from lost": "'lost' is a link to 'gone/away', which is not there.",
     "run echo --data none.json": "--data: cannot read none.json: No such file or directory",
     "run echo --data list.json": "--data: list.json holds no JSON object.",
     "run echo --data numbers.json": "--data: a request is an object of inputs, not 1.",
@@ -195,6 +200,7 @@ def test_a_wrong_command_is_explained_and_changes_nothing(
     write_identity(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lost").symlink_to("gone/away")
     os.mkfifo(tmp_path / "folder" / "fifo")
     (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made()]))
     for name, text in FILES.items():

@@ -243,6 +243,8 @@ def test_a_trial_that_ends_within_the_file_s_code_is_said(
     ("names", "sentence"),
     [
         (["none.onnx"], "There is no file or directory"),
+        (["lost"], "lost' is a link to 'gone', which is not there"),
+        (["lost.onnx"], "lost.onnx' is a link to 'gone.onnx', which is not there"),
         (["n" * 300], "File name too long"),
         (["net.pt"], "needs a configuration: it is no PyTorch archive"),
         (["weights.pt"], "needs a configuration: it holds weights and no model: save the model with torch.export"),
@@ -263,6 +265,8 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(touch(tmp_path / "temporary")))
     touch(tmp_path, "net.pt", "net.h5", "net.pkl", "net.bin", "net.onnx", "net.xml", "forest.tl")
+    (tmp_path / "lost").symlink_to("gone")
+    (tmp_path / "lost.onnx").symlink_to("gone.onnx")
     with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
         archive.writestr("weights/data.pkl", b"")
     (tmp_path / "net.json").write_text('{"objective": "to be no forest"}')
