@@ -95,7 +95,7 @@ def validate(
             _check_shape(signature, request_id, each, shape, spec)
             if not spec.ragged:
                 variable[each.name] = shape
-        _check_nbytes(model, request_id, each, spec.datatype)
+        _check_nbytes(model, request_id, each, spec.datatype, has_batch=has_batch)
         seen = each.shape if spec.reshape is None else each.shape[:has_batch] + reshaped(shape, spec.dims, spec.reshape)
         prepared.append(PreparedInput(each.name, spec.datatype, seen, each.data))
     if signature.sequences is not None:
@@ -152,8 +152,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
-    """The first dimension, which all inputs share. 0 is accepted, as in Triton, and counts as one row. Raises
-    InvalidArgumentError."""
+    """The first dimension, which all inputs share. 0 is accepted here, as in Triton: `_check_nbytes` refuses it, unless
+    a row has no elements. Raises InvalidArgumentError."""
     batch = 0
     for each in inputs:
         if not each.shape:
@@ -195,8 +195,10 @@ def _check_shape(
     )
 
 
-def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Datatype) -> None:
+def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Datatype, *, has_batch: bool) -> None:
     num_elements = prod(each.shape)
+    if not num_elements and has_batch and not each.shape[0] and not len(each.data):
+        num_elements = prod(each.shape[1:])  # Triton expects a row's data where there are no rows
     if datatype is not BYTES:
         if num_elements * datatype.itemsize != len(each.data):
             raise InvalidArgumentError(

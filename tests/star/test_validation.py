@@ -157,6 +157,42 @@ def tensor(name: str, *shape: int, datatype: str | None = "FP32", data: bytes | 
             [],
             UNKNOWN + "unexpected number of string elements 3 for inference input 'T' for model 'm', expecting 2",
         ),
+        # A batch of no rows must have the data of one, as in Triton; what has them is refused, other than there.
+        (
+            8,
+            AB,
+            [tensor("A", 0, 2), tensor("B", 0, 2)],
+            [],
+            UNKNOWN + "input byte size mismatch for input 'A' for model 'm'. Expected 8, got 0",
+        ),
+        (
+            8,
+            OPEN,
+            [tensor("A", 0, 0, 2), tensor("B", 0, 3)],
+            [],
+            UNKNOWN + "input byte size mismatch for input 'B' for model 'm'. Expected 12, got 0",
+        ),
+        (
+            8,
+            TEXT,
+            [tensor("T", 0, 2, datatype="BYTES")],
+            [],
+            UNKNOWN + "expected 2 string elements for inference input 'T' for model 'm', got 0",
+        ),
+        (
+            8,
+            TEXT,
+            [ParsedInput("T", BY_NAME["BYTES"], (0, 2), memoryview(b""), 0)],  # of JSON
+            [],
+            UNKNOWN + "expected 2 string elements for inference input 'T' for model 'm', got 0",
+        ),
+        (
+            8,
+            AB[:1],
+            [tensor("A", 0, 2, data=bytes(8))],
+            [],
+            UNKNOWN + "input byte size mismatch for input 'A' for model 'm'. Expected 0, got 8",
+        ),
         # The order: outputs, count, names, batch, then input by input type, shape, size.
         (8, AB, [tensor("X", 9, 2)], ["NO"], "unexpected inference output 'NO' for model 'm'"),
         (8, AB, [tensor("A"), tensor("X")], [], "unexpected inference input 'X' for model 'm'"),
@@ -200,7 +236,8 @@ def test_an_answer_does_not_repeat_a_million_names(make_entry: Make) -> None:
 def test_counts_rows(make_entry: Make) -> None:
     batching, plain = make_entry("m", 8, AB[:1]).signature, make_entry("m", 0, AB[:1]).signature
     assert validate(batching, "", [tensor("A", 8, 2)], []).rows == 8
-    assert validate(batching, "", [tensor("A", 0, 2)], []).rows == 1
+    assert validate(make_entry("m", 8, OPEN).signature, "", [tensor("A", 0, 0, 2), tensor("B", 0, 0)], []).rows == 1
+    assert validate(make_entry("m", 0, OPEN).signature, "", [tensor("A", 0, 2), tensor("B", 0)], []).rows == 1
     assert validate(plain, "", [tensor("A", 2)], []).rows == 1
 
 
