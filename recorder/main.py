@@ -14,8 +14,8 @@ from shoal.messages import to_recorder
 from shoal.messages.message import on, table
 from shoal.process_start import join_supervisor
 from shoal.recorder.folder import RecordingFolder
+from shoal.recorder.recorder import Recorder
 from shoal.recorder.ring_loop import RingLoop
-from shoal.recorder.tail import Tail
 
 
 def main() -> int:
@@ -25,19 +25,19 @@ def main() -> int:
         return 0
     supervisor, welcome = joined
     folder = RecordingFolder(Path(welcome.folder), welcome.max_bytes, welcome.max_age_s, time.time)
-    tail = Tail(folder, welcome.redact, time.monotonic_ns)
+    recorder = Recorder(folder, welcome.redact, time.monotonic_ns)
     own = table(on(to_recorder.BoundChanged, lambda message: folder.bound(message.max_bytes)))
     num_reported = 0
 
     def report_losses() -> None:
         nonlocal num_reported
-        if tail.num_lost > num_reported:
-            supervisor.send(to_recorder.RequestsLost(tail.num_lost - num_reported))
-            num_reported = tail.num_lost
+        if recorder.num_lost > num_reported:
+            supervisor.send(to_recorder.RequestsLost(recorder.num_lost - num_reported))
+            num_reported = recorder.num_lost
 
     with supervisor:
-        RingLoop(supervisor, own, tail.step, report_losses).run()
-    tail.write_deaths()
+        RingLoop(supervisor, own, recorder.step, report_losses).run()
+    recorder.write_deaths()
     folder.end_file()
     return 0
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.recorder.folder import MAX_DEATHS
 from shoal.recorder.recorded import Recording
-from shoal.recorder.tail import KEPT_NS, MAX_KEPT_NBYTES
+from shoal.recorder.recorder import KEPT_NS, MAX_KEPT_NBYTES
 from shoal.recording_settings import RecordLimits, RecordRule, duration_s, share, size
 from shoal.shm.byte_ring import MAX_PARTS
 from shoal.supervisor.processes.ring_readers import RING_NBYTES

@@ -1,4 +1,4 @@
-"""recorder/tail.py: what is sampled is written, and before a death everything; within bounds, and redacted."""
+"""recorder/recorder.py: what is sampled is written, and before a death everything; within bounds, and redacted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import cast
 from shoal.recorder.entry import Outcome
 from shoal.recorder.folder import RecordingFolder, files_of
 from shoal.recorder.recorded import Recording
-from shoal.recorder.tail import DEATH_WAIT_NS, KEPT_NS, Tail
+from shoal.recorder.recorder import DEATH_WAIT_NS, KEPT_NS, Recorder
 from shoal.shm.byte_ring import ByteRingReader
 from tests.recorder.entries import made
 
 
 class Ring:
-    """The reader's end of a ring, as the tail uses it."""
+    """The reader's end of a ring, as the recorder uses it."""
 
     def __init__(self) -> None:
         self.entries: list[bytes] = []
@@ -33,19 +33,19 @@ class Ring:
 
 
 class Play:
-    """A tail, its ring and its folder, with a clock that the test sets."""
+    """A recorder, its ring and its folder, with a clock that the test sets."""
 
     def __init__(self, path: Path, redact: tuple[str, ...] = ()) -> None:
         self.path = path
         self.now_ns = 0
         self.ring = Ring()
-        self.tail = Tail(
+        self.recorder = Recorder(
             RecordingFolder(path, 16 << 20, 0, lambda: 1e9 + self.now_ns / 1e9), redact, lambda: self.now_ns
         )
 
     def step(self, *entries: bytes) -> None:
         self.ring.entries += entries
-        self.tail.step(cast(ByteRingReader, self.ring))
+        self.recorder.step(cast(ByteRingReader, self.ring))
 
     def keys(self, *, died: bool) -> list[int]:
         files = [path for path in files_of(self.path) if ("died" in path.name) is died]
@@ -83,7 +83,7 @@ def test_a_death_waits_for_all_requests_of_its_batch_within_bounds(tmp_path: Pat
     play.step()
     assert play.keys(died=True) == [1, 5, 6, 7, 5]
     play.step(*died[1:2])
-    play.tail.write_deaths()  # the server ends
+    play.recorder.write_deaths()  # the server ends
     assert play.keys(died=True) == [1, 5, 6, 7, 5, 6]
 
 
@@ -91,14 +91,14 @@ def test_an_entry_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     play = Play(tmp_path)
     play.step(b"12345678", made(key=2))
     assert play.keys(died=False) == [2]
-    assert play.tail.num_lost == 1
+    assert play.recorder.num_lost == 1
 
 
 def test_a_disk_that_refuses_loses_what_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     play = Play(tmp_path / "file" / "in")
     play.step(made(key=1), made(key=2, outcome=Outcome.PART), made(key=2))
-    assert play.tail.num_lost == 2
+    assert play.recorder.num_lost == 2
     assert play.ring.num_acknowledged == 3
     (tmp_path / "file").unlink()
     play.step(made(key=3))
