@@ -249,7 +249,7 @@ def test_what_config_prints_is_read_back() -> None:
     [
         ("", "Expecting value: line 1 column 1 (char 0)"),
         ("[]", "it is not a JSON object"),
-        ('{"name": 7}', "Failed to parse name field: expected string or bytes-like object, got 'int'."),
+        ('{"name": 7}', "Failed to parse name field: expected string or bytes-like object"),
         ('{"inptu": []}', 'Message type "inference.ModelConfig" has no field named "inptu"'),
         ('{"input": [{"data_type": "FP32"}]}', "Invalid enum value FP32 for enum type inference.DataType"),
         ('{"input": [{"data_type": 99}]}', "'data_type' is 99, must be one of TYPE_BF16"),
