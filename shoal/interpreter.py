@@ -40,13 +40,16 @@ def describe() -> str:
 
 
 def rate() -> str:
-    """This interpreter's class for scripts/_python: "fast", "slow" (no PGO), "bare" (cannot make venvs) or "old"."""
+    """This interpreter's class for scripts/_python: "fast", "slow" (no PGO), "new" (later than those that were tried:
+    frameworks may have no wheels for it), "bare" (cannot make venvs) or "old"."""
     if sys.version_info < (3, 10):  # noqa: UP036
         return "old"
     try:
         import ensurepip  # noqa: F401   # Debian has it in the package python3-venv
     except ImportError:
         return "bare"
+    if sys.version_info >= (3, 15):
+        return "new"
     return "fast" if is_profile_guided() else "slow"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal import interpreter
+from tests.test_pythons import SUPPORTED
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,7 +54,8 @@ def test_profile_guided_builds_are_known(
 def test_this_interpreter_rates_itself_as_scripts_ask_it_to() -> None:
     command = [sys.executable, "-IS", f"{ROOT / 'shoal' / 'interpreter.py'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == ("fast\n" if interpreter.is_profile_guided() else "slow\n")
+    tried = "fast\n" if interpreter.is_profile_guided() else "slow\n"
+    assert done.stdout == (tried if platform.python_version().rpartition(".")[0] in SUPPORTED else "new\n")
     assert interpreter.describe().startswith(f"CPython {platform.python_version()} with")
 
 
@@ -79,6 +81,22 @@ def test_one_that_cannot_make_environments_is_the_last_resort(tmp_path: Path) ->
     python(tmp_path / "first", "python3.12", "old")
     assert choose(bare.parent, slow.parent).stdout == f"{slow}\n"
     assert choose(bare.parent).stdout == f"{bare}\n"
+
+
+def test_one_that_is_newer_than_those_that_were_tried_comes_after_them(tmp_path: Path) -> None:
+    """Frameworks have wheels for a new Python months after it."""
+    new, slow = python(tmp_path / "first", "python3", "new"), python(tmp_path / "second", "python3.13", "slow")
+    bare = python(tmp_path / "third", "python3", "bare")
+    assert choose(new.parent, slow.parent).stdout == f"{slow}\n"
+    assert choose(bare.parent, new.parent).stdout == f"{new}\n"
+    assert choose(slow.parent, SHOAL_PYTHON=str(new)).stdout == f"{new}\n"
+
+
+@pytest.mark.parametrize(("minor", "rated"), [(9, "old"), (14, "fast"), (15, "new")])
+def test_an_interpreter_is_rated_by_its_version(monkeypatch: pytest.MonkeyPatch, minor: int, rated: str) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, minor, 0))
+    monkeypatch.setattr(interpreter, "is_profile_guided", lambda: True)
+    assert interpreter.rate() == rated
 
 
 def test_an_explicit_choice_is_kept_whatever_its_build(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["shoal", "supervisor", "repository", "tracer", "recorder", "frontend", "batcher", "workers", "shm"]
+#: Also the classifiers of pyproject.toml. scripts/_python takes a later one if there is no other.
 SUPPORTED = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 #: Reads [[module, name, whether it is subscripted], ...]; prints those that this interpreter does not have.
@@ -83,3 +85,18 @@ def test_the_standard_library_has_what_is_imported(version: str) -> None:
 def test_what_became_generic_later_is_not_subscripted() -> None:
     """What the oldest interpreter would say, where it is not installed."""
     assert not all_taken() & {("logging", "StreamHandler", True), ("logging", "LoggerAdapter", True)}
+
+
+def test_every_list_of_pythons_is_this_one() -> None:
+    classifiers = (ROOT / "pyproject.toml").read_text()
+    assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', classifiers) == SUPPORTED
+    wheels = (ROOT / "scripts" / "wheels").read_text()
+    assert re.findall(r"python(3\.\d+)", wheels) == SUPPORTED
+    considered = re.search(r"for name in python3 (.*);", (ROOT / "scripts" / "_python").read_text())
+    assert considered
+    later = f"3.{int(SUPPORTED[-1].removeprefix('3.')) + 1}"
+    assert re.findall(r"python(3\.\d+)", considered[1]) == [*reversed(SUPPORTED), later]
+    [newest] = re.findall(r"sys.version_info >= \(3, (\d+)\)", (ROOT / "shoal" / "interpreter.py").read_text())
+    assert f"3.{newest}" == later
+    said = f"Shoal was tried with Python {SUPPORTED[0]} to {SUPPORTED[-1]}."
+    assert said in (ROOT / "scripts" / "_venv").read_text()
