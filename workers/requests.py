@@ -354,7 +354,6 @@ def parse_request(
     """
     specs, batching = signature.inputs, signature.max_batch_size > 0
     places: dict[str, InputPlace] = {}
-    tensors: dict[str, Array | memoryview] = {}
     lent: dict[str, int] = {}
     on_gpu: dict[str, bytes] = {}
     rows = -1
@@ -364,20 +363,13 @@ def parse_request(
             spec = specs.get(name)
             if spec is None or wire not in (spec.datatype.wire, spec.datatype.wire | PLACED):
                 raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
-            lies_in = block
             _check_dims(shape, spec, batching=batching)
             if wire != spec.datatype.wire:
                 lent[name], on_gpu[name] = lender[0] if lender else NO_BLOCK, PLACED_IN_BLOCK
-                place, start = _placed(name, lent[name] or own_ref, offset, None if lender else block, open_lent)
-                tensors[name] = read_gpu(spec, shape, place, start, nbytes)
             elif lender and type(lender[0]) is bytes:
                 (on_gpu[name],), lent[name] = lender, NO_BLOCK
-                tensors[name] = read_gpu(spec, shape, on_gpu[name], offset, nbytes)
-            else:
-                if lender:
-                    (lent[name],) = lender
-                    lies_in = _open_lent(name, lent[name], open_lent)
-                tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
+            elif lender:
+                (lent[name],) = lender
             places[name] = (spec, shape, offset, nbytes)
             if batching:
                 _check_rows(name, shape, rows, signature)
@@ -386,20 +378,21 @@ def parse_request(
         missing = [spec.name for spec in specs.values() if spec.name not in places and not spec.optional]
         if missing:
             raise ValueError(f"it has no input '{missing[0]}'")
+        end, is_plain = 0, not lent
+        for spec, _, offset, nbytes in places.values():
+            end = max(end, offset + nbytes)
+            is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
+        views: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+        if is_plain:
+            views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
+        wanted = unpack_targets(layout)
+        targets = tuple([each for each in wanted if type(each) is CudaTarget])
+        stays = {each.name: each.gpu for each in wanted if type(each) is Stay}
+        share = (rows, outputs)
+        parsed = ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets, stays)
+        return parsed, parsed.open_lent(block, open_lent, read_gpu, own_ref)
     except (TypeError, ValueError) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
-    end, is_plain = 0, not lent
-    for spec, _, offset, nbytes in places.values():
-        end = max(end, offset + nbytes)
-        is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
-    views: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
-    if is_plain:
-        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
-    share = (rows, outputs)
-    wanted = unpack_targets(layout)
-    targets = tuple([each for each in wanted if type(each) is CudaTarget])
-    stays = {each.name: each.gpu for each in wanted if type(each) is Stay}
-    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets, stays), tensors
 
 
 def _check_rows(name: str, shape: Any, rows: int, signature: Signature) -> None:
