@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from shoal.errors import InternalError, UnavailableError
 from shoal.fault import IS_ARMED, reached
@@ -66,15 +66,6 @@ SHARED: Final = 1
 LEFT: Final = 2
 
 
-class OpenRequest(Protocol):
-    """A request that a response sender answers, perhaps after its batch has been executed."""
-
-    def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if its client has gone, and it has had no response for longer than the execution limit
-        since `execute` returned."""
-        ...
-
-
 class Memory:
     """The shared memory of one worker: takes batches, opens requests' blocks, allocates and frees its own, publishes
     records."""
@@ -124,9 +115,10 @@ class Memory:
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
-        # Changed by response senders: the requests that they answer, by key; block of a response that has not been
-        # freed → its sender's set of such blocks, from which it is removed when freed.
-        self.open_requests: dict[int, OpenRequest] = {}
+        # Changed by response senders: the key of each request that they answer, perhaps after its batch has been
+        # executed → their `end_if_over`; block of a response that has not been freed → its sender's set of such blocks,
+        # from which it is removed when freed.
+        self.open_requests: dict[int, Callable[[int, int], None]] = {}
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self.use = ALONE

@@ -202,8 +202,8 @@ class OpenBatches:
         if since_ns > self._pause_ns + _GAP_NS:
             self._resumed_ns = now_ns
         if now_ns - self._resumed_ns > self._limit_ns:
-            for request in list(self.memory.open_requests.values()):
-                request.end_if_over(now_ns, self._limit_ns)
+            for end_if_over in list(self.memory.open_requests.values()):
+                end_if_over(now_ns, self._limit_ns)
 
 
 class OpenBatch:
@@ -292,7 +292,7 @@ class WrittenResponseSender(ResponseSender):
         self._memory = memory
         self._make_answers = make_answers
         self._turn = threading.RLock()
-        memory.open_requests[request.key] = self
+        memory.open_requests[request.key] = self.end_if_over
         # Changed by the methods: blocks of responses that have not been freed; how long (s) the client is still waited
         # for; when the last response was sent; whether the end is still to come.
         self._window: set[int] = set()
