@@ -50,34 +50,29 @@ class Series:
 class _Counted(Series):
     def __init__(self) -> None:
         super().__init__()
-        self._change = 0.0
+        self._change = 0.0  # since the last report, or since a gauge was set
 
     def increment(self, value: float) -> None:
         self.value += value
         self._change += value
 
-    def take(self) -> float:
+    def take(self) -> Any:
         change, self._change = self._change, 0.0
         return change
 
 
-class _Gauge(Series):
+class _Gauge(_Counted):
     def __init__(self) -> None:
         super().__init__()
         self._set: float | None = None
-        self._change = 0.0  # since the value was set, or reported
-
-    def increment(self, value: float) -> None:
-        self.value += value
-        self._change += value
 
     def set(self, value: float) -> None:
         self.value = self._set = value
         self._change = 0.0
 
     def take(self) -> tuple[float | None, float]:
-        change, self._set, self._change = (self._set, self._change), None, 0.0
-        return change
+        given, self._set = self._set, None
+        return given, super().take()
 
 
 class _Histogram(Series):
