@@ -15,9 +15,8 @@ import logging
 import os
 import re
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -39,15 +38,12 @@ _POSITIONAL = (
 _PYTHON_FILENAMES = ("model.py", "model.pt")  # the order in which Triton's Python runtime looks for them
 
 
-class Program(ABC):
-    """A loaded model that can be called with tensors."""
-
-    @abstractmethod
-    def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """All inputs by name → all outputs by name: tensors, or lists of strings. Raises whatever the model raises."""
+#: A loaded model: all inputs by name → all outputs by name, tensors or lists of strings. Raises whatever the model
+#: raises.
+Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-class Forward(Program):
+class Forward:
     """A model whose `forward` is called with arguments, and may return any object."""
 
     def __init__(self, function: Callable[..., Any], model: BackendModel, arguments: naming.Template) -> None:
@@ -88,7 +84,7 @@ class Forward(Program):
             raise InvalidArgumentError(f"output '{name}' is not in what model '{self._model}' returned") from None
 
 
-class Exported(Program):
+class Exported:
     """A graph whose arguments and results are known: their leaves are tensors, and can be named by their paths."""
 
     def __init__(
