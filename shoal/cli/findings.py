@@ -46,15 +46,6 @@ from shoal.workers.ragged import RaggedBatches
 from shoal.workers.warmup import check_files
 
 ERROR, WARNING = "error", "warning"
-#: Backend → the module of its framework; the others need nothing beside Shoal.
-_FRAMEWORKS = {
-    "fil": "treelite",
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "pytorch": "torch",
-    "tensorflow": "tensorflow",
-    "tensorrt": "tensorrt",
-}
 _MODEL_CLASS = "TritonPythonModel"
 #: The place of a fault in a text proto, as the sentence about it has it.
 _POSITION = re.compile(r"\bline (\d+), column \d+")
@@ -155,14 +146,14 @@ def _check_model(found: FoundModel, finished: dict[str, Config]) -> Iterator[Fin
         finished[found.name] = config
     except ShoalError as error:
         yield Finding(ERROR, found.name, _config_path(found), str(error))
-    framework = _FRAMEWORKS.get(config["backend"])
-    if framework is not None and importlib.util.find_spec(framework) is None:
+    framework, distribution = BACKENDS.get(config["backend"], ("",) * 4)[2:]
+    if framework and importlib.util.find_spec(framework) is None:
         yield Finding(
             WARNING,
             found.name,
             _config_path(found),
             f"backend '{config['backend']}' needs the package {framework}, which is not installed here: "
-            f"pip install '{BACKENDS[config['backend']][2]}'",
+            f"pip install '{distribution}'",
         )
     if is_ensemble(config):
         return

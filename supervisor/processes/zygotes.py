@@ -58,13 +58,13 @@ MODULES = {
         _WORKER,
         "shoal.batcher.main",
     ),
-    "embedding": (_WORKER, "shoal.workers.backends.embedding"),
+    "embedding": (_WORKER, "shoal.workers.backends.embedding.backend"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
-    "python": (_WORKER, "shoal.workers.backends.python"),  # and no user's module
-    "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
+    "python": (_WORKER, "shoal.workers.backends.python.backend"),  # and no user's module
+    "pytorch": (_WORKER, "shoal.workers.backends.pytorch.backend"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
     "torchserve": (_WORKER, "shoal.workers.backends.torchserve"),
     TORCHSERVE_WITH_TORCH: (

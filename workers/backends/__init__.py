@@ -5,18 +5,18 @@ import importlib
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Backend
 
-#: Backend name in config.pbtxt → (module in this package, class, what to install).
-BACKENDS: dict[str, tuple[str, str, str]] = {
-    "embedding": ("embedding", "EmbeddingBackend", "shoal"),
-    "fil": ("fil", "FilBackend", "shoal[fil]"),
-    "identity": ("identity", "IdentityBackend", "shoal"),
-    "python": ("python", "PythonBackend", "shoal"),
-    "tensorrt": ("tensorrt.backend", "TensorrtBackend", "shoal[tensorrt]"),
-    "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
-    "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
-    "tensorflow": ("tensorflow", "TensorflowBackend", "shoal[tensorflow]"),
-    "pytorch": ("pytorch", "PytorchBackend", "shoal[torch]"),
-    "torchserve": ("torchserve", "TorchserveBackend", "shoal"),
+#: Backend name in config.pbtxt → (module in this package, class, module of its framework, what to install).
+BACKENDS: dict[str, tuple[str, str, str, str]] = {
+    "embedding": ("embedding.backend", "EmbeddingBackend", "", "shoal"),
+    "fil": ("fil", "FilBackend", "treelite", "shoal[fil]"),
+    "identity": ("identity", "IdentityBackend", "", "shoal"),
+    "python": ("python.backend", "PythonBackend", "", "shoal"),
+    "tensorrt": ("tensorrt.backend", "TensorrtBackend", "tensorrt", "shoal[tensorrt]"),
+    "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "onnxruntime", "shoal[onnx]"),
+    "openvino": ("openvino", "OpenvinoBackend", "openvino", "shoal[openvino]"),
+    "tensorflow": ("tensorflow", "TensorflowBackend", "tensorflow", "shoal[tensorflow]"),
+    "pytorch": ("pytorch.backend", "PytorchBackend", "torch", "shoal[torch]"),
+    "torchserve": ("torchserve", "TorchserveBackend", "", "shoal"),
 }
 
 
@@ -27,7 +27,7 @@ def create(name: str) -> Backend:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
         )
-    module, class_name, distribution = BACKENDS[name]
+    module, class_name, _framework, distribution = BACKENDS[name]
     try:
         backend = getattr(importlib.import_module(f"{__name__}.{module}"), class_name)()
     except ImportError as error:

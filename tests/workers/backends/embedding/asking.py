@@ -9,7 +9,7 @@ import numpy as np
 from shoal.datatypes import BY_CONFIG_NAME, BYTES
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
-from shoal.workers.backends.embedding import EmbeddingBackend
+from shoal.workers.backends.embedding.backend import EmbeddingBackend
 from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array, encode_strings

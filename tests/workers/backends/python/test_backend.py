@@ -15,7 +15,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BackendModel
-from shoal.workers.backends.python import PythonBackend
+from shoal.workers.backends.python.backend import PythonBackend
 from shoal.workers.backends.python.bls import NO_PARENTS, current_parents
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.gpu_pool import GpuPool

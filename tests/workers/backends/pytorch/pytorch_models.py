@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ShoalError
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.pytorch import PytorchBackend
+from shoal.workers.backends.pytorch.backend import PytorchBackend
 from tests.workers.worker_harness import model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))

@@ -13,7 +13,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unsupp
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.pytorch import PytorchBackend
+from shoal.workers.backends.pytorch.backend import PytorchBackend
 from shoal.workers.loop import Loop
 from tests.workers.backends.pytorch.pytorch_models import (
     CPU,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
-from shoal.workers.backends.pytorch import PytorchBackend
+from shoal.workers.backends.pytorch.backend import PytorchBackend
 from shoal.workers.tensors import Array
 from tests.models.pytorch.line import Line
 from tests.workers.backends.pytorch.pytorch_models import (
