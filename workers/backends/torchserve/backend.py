@@ -32,9 +32,9 @@ from shoal.workers.backends.torchserve.calls import INPUT, Call
 from shoal.workers.backends.torchserve.entry_point import EntryPoint
 from shoal.workers.backends.torchserve.replies import OUTPUT, Reply
 from shoal.workers.backends.torchserve.results import WrongReturnError
-from shoal.workers.backends.torchserve.unfinished import UnfinishedRequests
 from shoal.workers.faults import DeviceError, fault_of
 from shoal.workers.requests import Request
+from shoal.workers.sequences import slot_of
 
 if TYPE_CHECKING:
     from shoal.workers.backends.torchserve.rank import RankRequest
@@ -64,7 +64,9 @@ class TorchserveBackend(Backend):
         self._ranks: Ranks | None = None  # the other processes of the handler
         # Changed by executions: when PredictionTime was recorded; requests that will be executed again.
         self._recorded_ns = 0
-        self._unfinished = UnfinishedRequests()
+        # Changed by execute: slot of a request that its handler has not finished → its key, call and number of parts
+        # sent. One that was cancelled between two executions is forgotten when its slot gets another.
+        self._unfinished: dict[int, tuple[int, Call, int]] = {}
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The tensors that all models of this backend have."""
@@ -138,9 +140,9 @@ class TorchserveBackend(Backend):
         batch: list[tuple[Call, Reply, int]] = []
         for request in requests:
             sender = answers.sender(request) if self._has_senders else None
-            if archive.is_continuous and (begun := self._unfinished.take(request)) is not None:
-                reply = Reply(request, answers, 1, sender, streams=True, num_parts=begun.num_parts)
-                batch.append((begun.call, reply, 0))
+            key, call, num_parts = self._unfinished.pop(slot_of(request.record), (0, None, 0))
+            if call is not None and key == request.key:
+                batch.append((call, Reply(request, answers, 1, sender, streams=True, num_parts=num_parts), 0))
                 continue
             try:
                 id_header = archive.sequence_headers.id if archive.is_sequential else ""
@@ -272,7 +274,9 @@ class TorchserveBackend(Backend):
                         reply.end_sequence()
                     if is_unfinished:
                         _add_part(call, reply, row, body)
-                        self._unfinished.keep(reply.request, call, reply.num_parts)
+                        # The data of its next execution is an empty dict, as in TorchServe.
+                        kept = reply.request.key, call._replace(data={}), reply.num_parts
+                        self._unfinished[slot_of(reply.request.record)] = kept
                         reply.execute_again()
                     else:
                         reply.add(row, body, results.parameters_of(call.processor))
