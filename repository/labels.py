@@ -4,13 +4,12 @@ Runs in the poller; front ends are sent the labels and never open the files. Lik
 file is read up to a bound, and never from outside the model's directory.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config.files import read
+from shoal.model_config.files import inside, read
 
 #: The most bytes of all label files of one version (ours). A version's labels travel in one control message, which
 #: carries 64 MiB; ImageNet's 21,841 labels have 0.8 MB.
@@ -31,18 +30,10 @@ def read_labels(model_dir: Path, config: Mapping[str, Any]) -> Labels:
         filename: str = output["label_filename"]
         if filename:
             what = f"label file path '{filename}' for output '{output['name']}' in model '{config['name']}'"
-            data = _read(_inside(model_dir, filename, what), left, what)
+            data = _read(inside(model_dir, filename, f"{what} is outside model directory"), left, what)
             left -= len(data)
             labels[output["name"]] = _lines(data, what)
     return labels
-
-
-def _inside(model_dir: Path, filename: str, what: str) -> Path:
-    root = Path(os.path.realpath(model_dir))
-    path = Path(os.path.realpath(root / filename))
-    if root not in path.parents:
-        raise InvalidArgumentError(f"{what} is outside model directory")
-    return path
 
 
 def _read(path: Path, max_nbytes: int, what: str) -> bytes:

@@ -12,7 +12,6 @@ a worker.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -226,13 +225,9 @@ def _initial(state: Config, spec: TensorSpec, leading: tuple[int, ...], model: s
 
 
 def _read(filename: str, datatype: Datatype, num_elements: int, name: str, model: str, version_dir: str) -> bytes:
-    directory = Path(os.path.realpath(Path(version_dir).parent / DIRECTORY))
-    path = Path(os.path.realpath(directory / filename))
-    if directory not in path.parents:
-        raise InvalidArgumentError(
-            f"data file '{filename}' of the initial state for input '{name}' in model '{model}' is outside directory "
-            f"'{DIRECTORY}' of the model"
-        )
+    what = f"data file '{filename}' of the initial state for input '{name}' in model '{model}'"
+    directory = Path(version_dir).parent / DIRECTORY
+    path = files.inside(directory, filename, f"{what} is outside directory '{DIRECTORY}' of the model")
     nbytes = MAX_STRINGS_BYTES if datatype is BYTES else num_elements * datatype.itemsize
     try:
         data = files.read(path, nbytes)

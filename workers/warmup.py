@@ -9,7 +9,6 @@ only logged. Runs in a worker while the model loads.
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
@@ -201,20 +200,16 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> 
 
 def _inside(filename: str, what: str, model: BackendModel) -> Path:
     """The path of a file in the model's directory of samples. Raises InvalidArgumentError for one outside."""
-    directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
-    path = Path(os.path.realpath(directory / filename))
-    if directory not in path.parents:
-        raise InvalidArgumentError(f"{what} is outside directory '{DIRECTORY}' of the model")
-    return path
+    directory = Path(model.version_dir).parent / DIRECTORY
+    return files.inside(directory, filename, f"{what} is outside directory '{DIRECTORY}' of the model")
 
 
 # -- zeros ------------------------------------------------------------------------------------------------------------
 
 
-def run_zeros(run: Callable[[dict[str, Array]], object], signature: Signature, instance_name: str) -> None:
-    """Run a model once on the smallest inputs, for backends that profit from it and models that have no samples. A
+def run_zeros(run: Callable[[dict[str, Array]], object], inputs: dict[str, Array] | None, instance_name: str) -> None:
+    """Run a model once on `smallest_inputs`, for backends that profit from it and models that have no samples. A
     failure is only logged."""
-    inputs = smallest_inputs(signature)
     if inputs is None:
         return
     try:
