@@ -32,7 +32,7 @@ from shoal.workers.backends.output_shapes import OutputShapes
 from shoal.workers.padding import ragged_batches
 from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
-from shoal.workers.warmup import run_zeros
+from shoal.workers.warmup import run_zeros, smallest_inputs
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class OnnxruntimeBackend(BatchedBackend):
             self._needs_binding, self._bind_nbytes = True, 0
             self.stage = _staging()
         if not (model.config["model_warmup"] or ragged):
-            run_zeros(self.run, signature, model.instance_name)
+            run_zeros(self.run, smallest_inputs(signature), model.instance_name)
 
     def unload(self) -> None:
         self._session = None

@@ -26,7 +26,7 @@ from shoal.workers.backends import file_checks
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device, with_rows
 from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
 from shoal.workers.tensors import Array
-from shoal.workers.warmup import run_zeros
+from shoal.workers.warmup import run_zeros, smallest_inputs
 
 # OpenVINO's types; types that are missing here have no Triton datatype, or no plugin that takes them.
 _TYPES = {
@@ -91,7 +91,7 @@ class OpenvinoBackend(BatchedBackend):
         specs = (*signature.inputs.values(), *signature.outputs.values())
         self._bf16 = frozenset(spec.name for spec in specs if spec.datatype is BF16)
         if not model.config["model_warmup"]:
-            run_zeros(self.run, signature, model.instance_name)
+            run_zeros(self.run, smallest_inputs(signature), model.instance_name)
 
     def unload(self) -> None:
         self._request = self._model = self._core = None

@@ -26,7 +26,7 @@ from shoal.workers.backends import file_checks
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.tensorflow_options import TensorflowSettings, chosen_signature, tensorflow_settings
 from shoal.workers.tensors import Array
-from shoal.workers.warmup import run_zeros
+from shoal.workers.warmup import run_zeros, smallest_inputs
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class TensorflowBackend(BatchedBackend):
         self._run = self._session.make_callable(fetches, [self._names["input"][name] for name in self._feeds])
         self._copies_inputs, self._graph_def = keeps_inputs(self._graph_def, fetches), None
         if not model.config["model_warmup"]:
-            run_zeros(self.run, signature, model.instance_name)
+            run_zeros(self.run, smallest_inputs(signature), model.instance_name)
 
     def unload(self) -> None:
         if self._session is not None:

@@ -30,6 +30,7 @@ from shoal.workers.backends.tensorrt.profiles import (
 )
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
+from shoal.workers.warmup import run_zeros
 
 #: The tensorrt package, installed only on machines with a GPU; elsewhere type checkers would take `import` to mean the
 #: package of this file.
@@ -248,10 +249,7 @@ class TensorrtBackend(BatchedBackend):
             inputs[name] = np.zeros(profile.shapes[name].least, self._datatypes[name].dtype)
             if name in profile.values:
                 inputs[name][...] = np.reshape(profile.values[name].least, inputs[name].shape)
-        try:
-            self.run(inputs)
-        except ShoalError as error:
-            _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
+        run_zeros(self.run, inputs, instance_name)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
