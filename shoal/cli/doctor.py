@@ -99,16 +99,21 @@ def examine(facts: MachineFacts) -> Iterator[Row]:
 # -- the installation -------------------------------------------------------------------------------------------------
 
 
+def _noted(subject: str, found: str, advice: str) -> Row:
+    """A row that is a note if there is advice."""
+    return Row(NOTE if advice else GOOD, subject, found, advice)
+
+
 def _shoal(facts: MachineFacts) -> Iterator[Row]:
     yield Row(GOOD, "shoal", facts.shoal)
 
 
 def _interpreter(facts: MachineFacts) -> Iterator[Row]:
-    if facts.is_profile_guided:
-        yield Row(GOOD, "python", facts.python)
-    else:
-        advice = "a build with PGO (Debian's, Fedora's, conda's, python.org's images) takes up to a sixth less CPU"
-        yield Row(NOTE, "python", facts.python, f"{advice}: SHOAL_PYTHON=/usr/bin/python3, or another environment")
+    advice = (
+        "a build with PGO (Debian's, Fedora's, conda's, python.org's images) takes up to a sixth less CPU: "
+        "SHOAL_PYTHON=/usr/bin/python3, or another environment"
+    )
+    yield _noted("python", facts.python, "" if facts.is_profile_guided else advice)
 
 
 def _frameworks(facts: MachineFacts) -> Iterator[Row]:
@@ -125,26 +130,17 @@ def _frameworks(facts: MachineFacts) -> Iterator[Row]:
 
 
 def _cores(facts: MachineFacts) -> Iterator[Row]:
-    found = f"{len(facts.cores)} ({format_cores(facts.cores)})"
+    found, advice = f"{len(facts.cores)} ({format_cores(facts.cores)})", ""
     if facts.cpu_quota is not None and facts.cpu_quota < len(facts.cores):
-        yield Row(
-            NOTE,
-            "cores",
-            f"{found}, of which the control group grants {facts.cpu_quota:g}",
-            "workers are pinned to cores that the quota takes away: grant whole cores (cpuset), or raise the quota",
-        )
-    else:
-        yield Row(GOOD, "cores", found)
+        found += f", of which the control group grants {facts.cpu_quota:g}"
+        advice = "workers are pinned to cores that the quota takes away: grant whole cores (cpuset), or raise the quota"
+    yield _noted("cores", found, advice)
 
 
 def _memory(facts: MachineFacts) -> Iterator[Row]:
+    advice = "large payloads may be refused: --shm-oversize-mib, --http-slab-mib make less do"
     found = f"{facts.available_nbytes // _MIB} MiB available"
-    if facts.available_nbytes < _MEMORY_NBYTES:
-        yield Row(
-            NOTE, "memory", found, "large payloads may be refused: --shm-oversize-mib, --http-slab-mib make less do"
-        )
-    else:
-        yield Row(GOOD, "memory", found)
+    yield _noted("memory", found, advice if facts.available_nbytes < _MEMORY_NBYTES else "")
     if facts.overcommit == 2:
         yield Row(
             NOTE,
@@ -157,33 +153,21 @@ def _memory(facts: MachineFacts) -> Iterator[Row]:
 def _dev_shm(facts: MachineFacts) -> Iterator[Row]:
     if facts.dev_shm_nbytes is None:
         yield Row(NOTE, "/dev/shm", "missing or not writable", "shared memory is made by memfd_create; nothing to do")
-    elif facts.dev_shm_nbytes < _DEV_SHM_NBYTES:
-        yield Row(
-            NOTE,
-            "/dev/shm",
-            f"{facts.dev_shm_nbytes // _MIB} MiB free",
-            "shared memory is made by memfd_create instead; in a container: --shm-size=1g, or a volume in memory",
-        )
-    else:
-        yield Row(GOOD, "/dev/shm", f"{facts.dev_shm_nbytes // _MIB} MiB free")
+        return
+    advice = "shared memory is made by memfd_create instead; in a container: --shm-size=1g, or a volume in memory"
+    found = f"{facts.dev_shm_nbytes // _MIB} MiB free"
+    yield _noted("/dev/shm", found, advice if facts.dev_shm_nbytes < _DEV_SHM_NBYTES else "")
 
 
 def _descriptors(facts: MachineFacts) -> Iterator[Row]:
+    advice = f"each connection and each instance takes some: ulimit -Hn {_DESCRIPTORS}, LimitNOFILE= under systemd"
     found = f"{facts.descriptors} (hard limit)"
-    if facts.descriptors < _DESCRIPTORS:
-        advice = f"each connection and each instance takes some: ulimit -Hn {_DESCRIPTORS}, LimitNOFILE= under systemd"
-        yield Row(NOTE, "descriptors", found, advice)
-    else:
-        yield Row(GOOD, "descriptors", found)
+    yield _noted("descriptors", found, advice if facts.descriptors < _DESCRIPTORS else "")
 
 
 def _clock(facts: MachineFacts) -> Iterator[Row]:
-    found = f"{facts.clock_ns} ns a look"
-    if facts.clock_ns > _SLOW_CLOCK_NS:
-        advice = "each look enters the kernel; see /sys/devices/system/clocksource/clocksource0/available_clocksource"
-        yield Row(NOTE, "clock", found, advice)
-    else:
-        yield Row(GOOD, "clock", found)
+    advice = "each look enters the kernel; see /sys/devices/system/clocksource/clocksource0/available_clocksource"
+    yield _noted("clock", f"{facts.clock_ns} ns a look", advice if facts.clock_ns > _SLOW_CLOCK_NS else "")
 
 
 def _gpus(facts: MachineFacts) -> Iterator[Row]:
