@@ -55,17 +55,6 @@ class FleetServer(NamedTuple):
     grpc_port: int
 
 
-class Fleet(NamedTuple):
-    """The servers, and how they are reached."""
-
-    servers: Sequence[FleetServer]
-    bind: str
-    grpc_bind: str
-    timeout_s: int
-    admin_socket: str
-    sequence_header: str
-
-
 def fleet(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the configuration; returns the exit code."""
     parser = VerbParser("fleet", "haproxy --server <host[:http port[:gRPC port]]> [--server …] [options]", _HELP)
@@ -75,7 +64,7 @@ def fleet(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--grpc-bind", default="*:8001")
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--admin-socket", default="haproxy.sock")
-    parser.add_argument("--sequence-header", default="x-sequence-id")
+    parser.add_argument("--sequence-header", type=str.lower, default="x-sequence-id")
     return run_verb(parser, argv, _print)
 
 
@@ -92,16 +81,9 @@ def _print(arguments: argparse.Namespace) -> int:
             raise CommandLineError(f"{flag} '{text}' is not one that HAProxy's configuration can have.")
     if arguments.timeout < 1:
         raise CommandLineError(f"--timeout must be at least 1, got {arguments.timeout}.")
-    made = Fleet(
-        servers(arguments.server), arguments.bind, arguments.grpc_bind, arguments.timeout, arguments.admin_socket,
-        arguments.sequence_header.lower(),
-    )  # fmt: skip
-    text = haproxy_configuration(made)
-    told = {
-        "balancer": arguments.balancer,
-        "servers": [each._asdict() for each in made.servers],
-        "configuration": text,
-    }
+    found = servers(arguments.server)
+    text = haproxy_configuration(found, arguments)
+    told = {"balancer": arguments.balancer, "servers": [each._asdict() for each in found], "configuration": text}
     show(told, text.removesuffix("\n"), as_json=arguments.json)
     return EXIT_DONE
 
@@ -126,14 +108,14 @@ def servers(texts: Sequence[str]) -> list[FleetServer]:
     return list(found.values())
 
 
-def haproxy_configuration(fleet: Fleet) -> str:
-    """The text of haproxy.cfg."""
-    http = "\n".join(f"    server {each.name} {each.host}:{each.http_port}" for each in fleet.servers)
+def haproxy_configuration(servers: Sequence[FleetServer], arguments: argparse.Namespace) -> str:
+    """The text of haproxy.cfg, for these servers and the command's other options."""
+    http = "\n".join(f"    server {each.name} {each.host}:{each.http_port}" for each in servers)
     grpc = "\n".join(
         f"    server {each.name} {each.host}:{each.grpc_port} proto h2 check-proto h1 port {each.http_port}"
-        for each in fleet.servers
+        for each in servers
     )
-    return _HAPROXY.format(http=http, grpc=grpc, **fleet._asdict())
+    return _HAPROXY.format(http=http, grpc=grpc, **vars(arguments))
 
 
 #: A server that is no longer ready keeps the requests that it has: one that is stopped answers them. Braces of
@@ -149,9 +131,9 @@ defaults
     log global
     option dontlognull
     timeout connect 2s
-    timeout client {timeout_s}s
-    timeout server {timeout_s}s
-    timeout http-request {timeout_s}s
+    timeout client {timeout}s
+    timeout server {timeout}s
+    timeout http-request {timeout}s
     timeout http-keep-alive 60s
     timeout queue 5s
     # What a server has not accepted goes to another one; what it has is never sent again: it may have been executed.
