@@ -72,14 +72,13 @@ def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
-    verbs = {"deploy": _deploy, "status": _status, "delete": _delete}
-    if arguments.verb not in verbs:
-        raise CommandLineError(f"Which verb? deploy, status and delete are known, got '{arguments.verb or ''}'.")
     if arguments.verb == "deploy":
         return _deploy(arguments, flags)
+    if arguments.verb not in ("status", "delete"):
+        raise CommandLineError(f"Which verb? deploy, status and delete are known, got '{arguments.verb or ''}'.")
     if arguments.repository or flags:
         raise CommandLineError(f"'{arguments.verb}' takes options alone, got '{[*arguments.repository, *flags][0]}'.")
-    return verbs[arguments.verb](arguments, flags)
+    return _status(arguments) if arguments.verb == "status" else _delete(arguments)
 
 
 def _deploy(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -114,16 +113,14 @@ def _deploy(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
         time.sleep(_POLL_S)
 
 
-def _status(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
-    del flags
+def _status(arguments: argparse.Namespace) -> int:
     rows = described(_connect(arguments.address).status().applications)
     text = "\n".join(status_lines(rows)) or "No application runs."
     show({"applications": rows}, text, as_json=arguments.json)
     return EXIT_DONE
 
 
-def _delete(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
-    del flags
+def _delete(arguments: argparse.Namespace) -> int:
     serve = _connect(arguments.address)
     if arguments.name not in serve.status().applications:
         raise CommandLineError(f"There is no application '{arguments.name}'.")
