@@ -18,9 +18,8 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.served_paths import absent
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
-from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.cli.torchserve.properties import PropertiesError, read_properties
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
-from shoal.model_config import files
 from shoal.repository.found import FoundModel
 from shoal.store_settings import ALL, StoreSettings
 from shoal.torchserve_errors import torchserve_fault
@@ -45,7 +44,6 @@ Options:
 
 Exit codes: 0 all is served; 1 the command is wrong; 2 an archive would be refused.
 """
-_MAX_FILE_BYTES = 1 << 20
 
 
 class _Source(NamedTuple):
@@ -99,10 +97,7 @@ def _source(path: Path, store: str | None, environ: Mapping[str, str]) -> _Sourc
         return _Source(StoreSettings(path), ())
     if not path.is_file():
         raise CommandLineError(absent("directory or file", path))
-    raw = files.read(path, _MAX_FILE_BYTES + 1)
-    if len(raw) > _MAX_FILE_BYTES:
-        raise CommandLineError(f"'{path}' is larger than {_MAX_FILE_BYTES} bytes.")
-    given = with_variables(parse_properties(raw), environ)
+    given = read_properties(path, environ)
     values, warnings = read_values(given, {} if store is None else {"model_store": store}, environ)
     fields, more = settings_of_options(values, "")
     honoured = [f"{name} is honoured" for name in given if name in KEYS and not KEYS[name].ignored]

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
-from shoal.cli.torchserve.properties import PropertiesError, format_properties, parse_properties, with_variables
+from shoal.cli.torchserve.properties import PropertiesError, format_properties, read_properties
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import files
 from shoal.options import ServerOptions, check
 from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, end_tidily, running_server
 from shoal.supervisor.upgrade.launch import VARIABLE
@@ -25,7 +24,6 @@ from shoal.torchserve_keys import FILE, write_keys
 from shoal.torchserve_settings import TORCHSERVE_VERSION
 
 STOP_LIMIT_S = 60.0
-_MAX_FILE_BYTES = 1 << 20
 #: Fields of ServerOptions that differ from `shoal serve`: Triton's listeners stay closed, a failed model is logged.
 _DEFAULTS: dict[str, Any] = {
     "allow_http": False,
@@ -143,9 +141,7 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
 def resolve(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start:
     """The server's options by flags, file and environment. Raises PropertiesError, InvalidArgumentError."""
     file = _config_file(arguments, environ)
-    given: Mapping[str, str] = {}
-    if file is not None:
-        given = with_variables(parse_properties(_read(file)), environ)
+    given = {} if file is None else read_properties(file, environ)
     values, warnings = read_values(given, _flags(arguments), environ)
     for kind in ("model", "workflow"):
         store = values[f"{kind}_store"]
@@ -221,16 +217,6 @@ def _properties_of_snapshots(given: Mapping[str, str], arguments: argparse.Names
     }
     kept = {key: value for key, value in given.items() if key not in ("models", "model_snapshot")}
     return format_properties({**kept, **flags})
-
-
-def _read(file: Path) -> bytes:
-    try:
-        raw = files.read(file, _MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise PropertiesError(f"'{file}' cannot be read: {error.strerror or error}") from error
-    if len(raw) > _MAX_FILE_BYTES:
-        raise PropertiesError(f"'{file}' is larger than {_MAX_FILE_BYTES} bytes")
-    return raw
 
 
 # --- stop ---

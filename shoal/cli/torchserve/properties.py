@@ -1,18 +1,34 @@
-"""The file format of config.properties: Java's properties, in Latin-1, with `$$NAME$$` for environment variables. Pure.
+"""The file format of config.properties: Java's properties, in Latin-1, with `$$NAME$$` for environment variables.
 
 # comment   ! comment   key=value   key: value   key value   \\ at a line's end continues it; \\: \\= \\n \\uXXXX
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from shoal.model_config import files
 
 _BLANK = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$", re.ASCII)
+_MAX_FILE_BYTES = 1 << 20
 
 
 class PropertiesError(ValueError):
     """A properties file, or a value in it, cannot be used; the message is a sentence for the user."""
+
+
+def read_properties(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The values in a file, with their variables. Raises PropertiesError for a file that cannot be read or is too
+    large, and as the two functions below do."""
+    try:
+        raw = files.read(file, _MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise PropertiesError(f"'{file}' cannot be read: {error.strerror or error}") from error
+    if len(raw) > _MAX_FILE_BYTES:
+        raise PropertiesError(f"'{file}' is larger than {_MAX_FILE_BYTES} bytes")
+    return with_variables(parse_properties(raw), environ)
 
 
 def parse_properties(raw: bytes) -> dict[str, str]:
