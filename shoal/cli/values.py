@@ -83,28 +83,27 @@ def _repository(text: str) -> Path | CloudUrl:
         raise ValueError(str(error)) from None
 
 
+def _parts(form: str, flag: str, described: str, text: str) -> tuple[Any, ...]:
+    """The groups of a regular expression in a flag's value. Raises ValueError, in Triton's words, for another value."""
+    match = re.fullmatch(form, text, re.DOTALL)
+    if match is None:
+        raise ValueError(f"--{flag} option format is {described}. Got {text}")
+    return match.groups("")
+
+
 def _backend_setting(text: str) -> tuple[str, str, str]:
     """A backend's setting: `onnxruntime,intra_op_thread_count=2` → ("onnxruntime", "intra_op_thread_count", "2");
     without a name for all backends."""
-    head, equals, value = text.partition("=")
-    backend, comma, setting = head.rpartition(",")
-    if not (equals and setting and value) or (comma and not backend):
-        raise ValueError(
-            f"--backend-config option format is '<backend name>,<setting>=<value>' or '<setting>=<value>'. Got {text}"
-        )
+    described = "'<backend name>,<setting>=<value>' or '<setting>=<value>'"
+    backend, setting, value = _parts("(?:([^=]+),)?([^=,]+)=(.+)", "backend-config", described, text)
     return backend, setting, value
 
 
 def _limit(text: str) -> tuple[str, int, int | None]:
     """A resource of the rate limiter: `R:4` → ("R", 4, None), for every device; `R:4:0` → ("R", 4, 0)."""
-    name, *numbers = text.split(":")
-    if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):  # Triton's words
-        raise ValueError(
-            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
-            f"Got {text}"
-        )
-    count, *device = map(_integer, numbers)
-    return name, count, device[0] if device else None
+    described = "'<resource_name>:<count>:<device>' or '<resource_name>:<count>'"
+    name, count, device = _parts(r"([^:]+):(\d+)(?::(\d+))?", "rate-limit-resource", described, text)
+    return name, _integer(count), _integer(device) if device else None
 
 
 def _gpu_limit(text: str) -> tuple[int, float]:
@@ -123,20 +122,14 @@ def _gpu_limit(text: str) -> tuple[int, float]:
 
 def _gpu_pool(text: str) -> tuple[int, int]:
     """The size of a pool on a GPU: `0:67108864` → (0, 67108864)."""
-    device, _, nbytes = text.partition(":")
-    if not (device.isdecimal() and nbytes.isdecimal()):
-        raise ValueError(
-            "--cuda-memory-pool-byte-size option format is '<device_id>:<pool byte size>', two whole numbers. "
-            f"Got {text}"
-        )
+    described = "'<device_id>:<pool byte size>', two whole numbers"
+    device, nbytes = _parts(r"(\d+):(\d+)", "cuda-memory-pool-byte-size", described, text)
     return int(device), int(nbytes)
 
 
 def _record_setting(text: str) -> tuple[str, str]:
     """A setting of the recorder: `sample=0.1` → ("sample", "0.1")."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise ValueError(f"--record-config option format is '<setting>=<value>'. Got {text}")
+    name, value = _parts("([^=]+)=(.+)", "record-config", "'<setting>=<value>'", text)
     return name, value
 
 
@@ -154,10 +147,8 @@ def _cache_setting(text: str) -> tuple[str, str, str]:
 
 def _host_policy(text: str) -> tuple[str, str, Any]:
     """A setting of a host policy: `gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …))."""
-    policy, comma, rest = text.partition(",")
-    setting, equals, value = rest.partition("=")
-    if not (policy and comma and setting and equals and value):
-        raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
+    form = "([^,]+),([^=]+)=(.+)"
+    policy, setting, value = _parts(form, "host-policy", "'<policy name>,<setting>=<value>'", text)
     if setting == "numa-node":
         if not value.isdecimal():
             raise ValueError(f"Parsing 'numa-node' value: Can't parse '{value}' to integer")
@@ -193,11 +184,8 @@ def _pattern(text: str) -> str:
 
 def _metrics_setting(text: str) -> tuple[str, Any]:
     """A setting of metrics: `summary_latencies=true` → ("summary_latencies", True)."""
-    setting, equals, value = text.partition("=")
-    if not (equals and setting and value):
-        raise ValueError(
-            "--metrics-config option format is '<setting>=<value>' or '<metric type>,<setting>=<value>'. Got " + text
-        )
+    described = "'<setting>=<value>' or '<metric type>,<setting>=<value>'"
+    setting, value = _parts("([^=]+)=(.+)", "metrics-config", described, text)
     if setting == "summary_quantiles":
         return setting, tuple(_quantile(pair) for pair in value.strip("'\"").split(","))
     if setting not in _METRICS_SWITCHES:
@@ -224,10 +212,8 @@ def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
     """
 
     def parse(text: str) -> tuple[tuple[str, ...], str, str]:
-        names, colon, header = text.partition(":")
-        key, equals, value = header.partition("=")
-        if not (names and colon and key and equals and value):
-            raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}")
+        form = "([^:]+):([^=]+)=(.+)"
+        names, key, value = _parts(form, flag, "'<config name>:<setting>=<value>'", text)
         apis = tuple(names.split(","))
         for api in apis:
             if api not in RESTRICTED_APIS:  # Triton's words, with the parts that exist
