@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.cli import TRITONS_DEFAULTS
-from shoal.cli.flags import GROUPS, Flag, FlagSupport
+from shoal.cli.flags import GROUPS, Flag
 from shoal.cli.serve import help_text
 from shoal.options import ServerOptions
 
@@ -39,7 +39,6 @@ TRITON = """
     strict-model-config response-cache-byte-size trace-file trace-level trace-rate trace-count trace-log-frequency
 """.split()  # noqa: SIM905 - to be compared with a page
 
-_SUPPORT = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}
 _TRITONSERVER = ServerOptions(**TRITONS_DEFAULTS)
 
 
@@ -66,7 +65,7 @@ def _table(flags: Iterable[Flag]) -> str:
 
 def _row(flag: Flag) -> str:
     text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
-    return f"| `--{flag.name}` | {_SUPPORT[flag.support]} | {text} |\n"
+    return f"| `--{flag.name}` | {'honoured' if flag.is_honoured else 'no effect'} | {text} |\n"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Triton's default) causes no warning. When a feature is added, its flags go from 
 knows what a flag means.
 """
 
-from enum import Enum
 from typing import Any, NamedTuple
 
 from shoal.cli.values import (
@@ -41,20 +40,13 @@ from shoal.cli.values import (
 from shoal.model_config.latency_target import MAX_MS
 
 
-class FlagSupport(Enum):
-    """Whether a flag has an effect."""
-
-    HONOURED = 1
-    IGNORED = 2
-
-
 class Flag(NamedTuple):
     """A flag of the command line."""
 
     name: str  # without the dashes
     value: ValueKind
     text: str  # honoured: its line of help; ignored: the reason, as the warning has it
-    support: FlagSupport
+    is_honoured: bool  # whether it has an effect
     default: Any = None  # Triton's default, for an ignored flag; None: there is none
     in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
     deprecated_for: str = ""  # the flag to use instead
@@ -68,12 +60,12 @@ class Flag(NamedTuple):
 
 def honour(name: str, value: ValueKind, text: str, *, deprecated_for: str = "", sets: str = "") -> Flag:
     """A flag that has the effect that Triton's has, or is Shoal's own."""
-    return Flag(name, value, text, FlagSupport.HONOURED, deprecated_for=deprecated_for, sets=sets)
+    return Flag(name, value, text, True, deprecated_for=deprecated_for, sets=sets)
 
 
 def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:
     """A flag that the server does not need; `text` completes "--name is ignored: …"."""
-    return Flag(name, value, text, FlagSupport.IGNORED, default, in_force)
+    return Flag(name, value, text, False, default, in_force)
 
 
 _GRPC_THREADS = "a lane serves all its connections in one thread; --grpc-process-count adds lanes"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
-from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
+from shoal.cli.flags import FLAGS, GROUPS, Flag
 from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, as_text, served_paths
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
@@ -109,7 +109,7 @@ def parse(
             continue
         values = [_value(flag, text) for text in texts[flag.name]]
         warnings += _judge(flag, values[-1])
-        if flag.support is FlagSupport.HONOURED:
+        if flag.is_honoured:
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
     settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
@@ -234,7 +234,7 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
     """The text of a flag in --help: its effect, or why there is none."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
-    if flag.support is FlagSupport.IGNORED:
+    if not flag.is_honoured:
         return f"ignored: {flag.text}"
     # A field of another name has the default of another flag.
     default = _FOLLOWING.get(flag.name) or ("" if flag.sets else _printed(getattr(defaults, flag.option, None)))
@@ -271,7 +271,7 @@ def _judge(flag: Flag, value: Any) -> Iterator[str]:
     """The warnings that a flag causes."""
     if flag.deprecated_for:  # Triton's words
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
-    if flag.support is FlagSupport.IGNORED and value != flag.in_force:
+    if not flag.is_honoured and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
 
 

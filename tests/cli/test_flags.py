@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from scripts.flag_table import TRITON
 from shoal.cli.environment import VARIABLES
-from shoal.cli.flags import FLAGS, GROUPS, FlagSupport
+from shoal.cli.flags import FLAGS, GROUPS
 from shoal.options import ServerOptions
 
 
@@ -15,7 +15,7 @@ def test_every_flag_of_triton_is_there_and_none_is_there_twice() -> None:
 
 
 def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag_or_a_variable() -> None:
-    honoured = {flag.option for flag in FLAGS if flag.support is FlagSupport.HONOURED}
+    honoured = {flag.option for flag in FLAGS if flag.is_honoured}
     of_store = {"model_store", "load_models"}  # which together are the option `store`
     assert of_store <= honoured
     of_command = {"store", "torchserve", "torchserve_https", "announcement"}  # set by the command `torchserve`
