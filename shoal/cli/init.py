@@ -6,6 +6,7 @@ a model in Python a template is written.
 
 import argparse
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,15 +41,11 @@ Options:
 
 Exit codes: 0 done; 1 the command is wrong; 2 the model could not be read.
 """
-#: Ending → file name in a version, backend, and the endings of files that belong to it.
-_FILES = {
-    ".onnx": ("model.onnx", "onnxruntime", ()),
-    ".xml": ("model.xml", "openvino", (".bin",)),
-    ".plan": ("model.plan", "tensorrt", ()),
-    ".pt": ("model.pt", "pytorch", ()),
-    ".pt2": ("model.pt2", "pytorch", ()),
-    ".skops": ("model.skops", "python", ()),
-}
+#: Ending → backend.
+_BACKENDS = {
+    ".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".pt": "pytorch", ".pt2": "pytorch",
+    ".skops": "python",
+}  # fmt: skip
 _FOREST_ENDINGS = (*FORESTS, CHECKPOINT)
 _MODEL_PY = '''\
 import numpy as np
@@ -132,8 +129,8 @@ def _check(source: Path) -> None:
     try:
         if not source.is_file():
             raise CommandLineError(absent("file", source))
-        if source.suffix not in {*_FILES, *_FOREST_ENDINGS}:
-            known = ", ".join([*_FILES, *_FOREST_ENDINGS])
+        if source.suffix not in {*_BACKENDS, *_FOREST_ENDINGS}:
+            known = ", ".join([*_BACKENDS, *_FOREST_ENDINGS])
             raise CommandLineError(f"'{source}' is no file of {known}, whose inputs and outputs can be read.")
         for path in (source, *_beside(source)):
             with path.open("rb") as file:
@@ -143,21 +140,20 @@ def _check(source: Path) -> None:
 
 
 def _beside(source: Path) -> list[Path]:
-    """The files that belong to a model's file."""
-    companions = _FILES[source.suffix][2] if source.suffix in _FILES else ()
-    return [path for path in map(source.with_suffix, companions) if path.is_file()]
+    """The files that belong to a model's file: OpenVINO's weights."""
+    weights = source.with_suffix(".bin")
+    return [weights] if source.suffix == ".xml" and weights.is_file() else []
 
 
 def _copied(source: Path, directory: Path) -> dict[str, Any]:
     """Copy the file into the model's version 1; returns the fields that the configuration needs. Raises ShoalError."""
-    name, backend, _ = _FILES[source.suffix]
-    shutil.copyfile(source, directory / "1" / name)
-    for beside in _beside(source):
-        shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(beside.suffix))
+    for path in (source, *_beside(source)):
+        shutil.copyfile(path, directory / "1" / f"model{path.suffix}")
+    backend = _BACKENDS[source.suffix]
     if backend == "pytorch":
         return {"backend": backend, **tensors_of(source)}
     if source.suffix == ".skops":
-        copied = directory / "1" / name
+        copied = directory / "1" / "model.skops"
         found = described([copied])[copied]
         if isinstance(found, NoShapesError):
             raise found
@@ -200,9 +196,8 @@ def sample_request(config: Mapping[str, Any]) -> dict[str, Any]:
         shape = [1 if dim == -1 else int(dim) for dim in tensor["dims"]]
         shape = [1, *shape] if config["max_batch_size"] > 0 else shape
         datatype = BY_CONFIG_NAME[tensor["data_type"]]
-        size = 1
-        for dim in shape:
-            size *= dim
         one = "text" if datatype is BYTES else datatype.dtype.type(1).item()
-        inputs.append({"name": tensor["name"], "datatype": datatype.name, "shape": shape, "data": [one] * size})
+        inputs.append(
+            {"name": tensor["name"], "datatype": datatype.name, "shape": shape, "data": [one] * math.prod(shape)}
+        )
     return {"inputs": inputs}
