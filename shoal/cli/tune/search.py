@@ -151,11 +151,6 @@ def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space
     return Space(instances, batches, [None, *sorted(delays)], threads, num_cores)
 
 
-def _may_win(settings: Settings, trials: Collection[Trial]) -> bool:
-    del settings, trials
-    return True
-
-
 def cannot_win(settings: Settings, trials: Collection[Trial], rows: int = 1) -> bool:
     """Whether settings cannot come near the best throughput so far, by the curve of a trial with as many instances and
     threads. `rows`: of a request."""
@@ -175,7 +170,7 @@ def search(
     space: Space,
     try_out: Callable[[Settings], Trial],
     is_over: Callable[[], bool],
-    may_win: Callable[[Settings, Collection[Trial]], bool] = _may_win,
+    may_win: Callable[[Settings, Collection[Trial]], bool] = lambda _settings, _trials: True,
 ) -> Iterator[Trial]:
     """Try settings, one dimension after the other from the best so far, until none gains or the time is over.
 
