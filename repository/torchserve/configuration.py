@@ -18,7 +18,6 @@ from shoal.model_config.execution_timeout import MAX_MS
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.sequences import MAX_CANDIDATE_SEQUENCES
 from shoal.repository.torchserve.manifest import Manifest
-from shoal.repository.torchserve.yaml_config import YamlConfig
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_errors import torchserve_error
 
@@ -66,7 +65,7 @@ class ArchiveFacts(NamedTuple):
 
     name: str
     manifest: Manifest | None
-    yaml: YamlConfig
+    yaml: Mapping[str, Any]  # of read_yaml_config
     streams: bool  # a handler's source sends intermediate responses
 
 
@@ -237,31 +236,32 @@ def _dynamic_batching(sources: _Sources) -> dict[str, Any]:
     return {"dynamic_batching": {"default_queue_policy": policy}}
 
 
-def _check_torchrun(name: str, yaml: YamlConfig, gpus: Sequence[int]) -> None:
+def _check_torchrun(name: str, yaml: Mapping[str, Any], gpus: Sequence[int]) -> None:
     """Refuse a handler in several processes that cannot be had so: each way with its sentence."""
     torchrun = yaml.get("torchrun", {})
     number = torchrun.get("nproc-per-node", 1)
     if type(number) is not int or not 1 <= number <= _MAX_PROCESSES:
-        raise _refused(f"'nproc-per-node' of model '{name}' must be from 1 to {_MAX_PROCESSES}, got: {number!r}")
+        raise invalid_model(f"'nproc-per-node' of model '{name}' must be from 1 to {_MAX_PROCESSES}, got: {number!r}")
     if number == 1:
         return
     if torchrun.get("nnodes", 1) != 1:
-        raise _refused(f"'nnodes' of model '{name}' must be 1: all processes of a handler run on this machine")
+        raise invalid_model(f"'nnodes' of model '{name}' must be 1: all processes of a handler run on this machine")
     if gpus:
-        raise _refused(
+        raise invalid_model(
             f"'torchrun' of model '{name}' needs 'deviceType: cpu': a process sees one GPU here, and torchrun's would "
             "need one each"
         )
     others = [key for key in ("asyncCommunication", "continuousBatching", "sequenceBatching") if yaml.get(key)]
     if others:
-        raise _refused(f"'torchrun' and '{others[0]}' of model '{name}' do not go together")
+        raise invalid_model(f"'torchrun' and '{others[0]}' of model '{name}' do not go together")
 
 
-def _refused(sentence: str) -> ShoalError:
+def invalid_model(sentence: str) -> ShoalError:
+    """The refusal of an archive that no worker could load, 400."""
     return torchserve_error(400, "InvalidModelException", sentence)
 
 
-def _sequences(yaml: YamlConfig, batch_size: int, num_workers: int) -> dict[str, Any]:
+def _sequences(yaml: Mapping[str, Any], batch_size: int, num_workers: int) -> dict[str, Any]:
     """The sequence batcher of a model with sequenceBatching, continuousBatching, or both: a request that goes on is
     executed again and again, in batches with others.
 
@@ -295,7 +295,7 @@ def _workers(
 ) -> tuple[int, int]:
     """The least and the most workers of a model; at its load it gets the least."""
     if facts.yaml.get("minWorkers") is not None and not (settings.models_are_snapshots and "minWorkers" in row):
-        return facts.yaml.get("minWorkers"), facts.yaml.get("maxWorkers")
+        return facts.yaml["minWorkers"], facts.yaml["maxWorkers"]
     default = settings.default_workers_per_model
     if request.is_startup:
         default = default or len(machine.gpus[: settings.number_of_gpu]) or machine.num_cores

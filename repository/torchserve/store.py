@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +33,12 @@ from shoal.repository.torchserve.configuration import (
     StoreRequest,
     configuration,
     handler_of,
+    invalid_model,
 )
 from shoal.repository.torchserve.download import download, is_allowed, is_url
 from shoal.repository.torchserve.manifest import MANIFEST, RUNTIMES, Manifest, ManifestError, read_manifest
 from shoal.repository.torchserve.snapshots import write_snapshot
-from shoal.repository.torchserve.yaml_config import YamlConfig, YamlError, read_yaml_config
+from shoal.repository.torchserve.yaml_config import YamlError, read_yaml_config
 from shoal.store_settings import ALL, StoreSettings
 from shoal.torchserve_errors import torchserve_error
 
@@ -252,29 +253,21 @@ class TorchServeStore:
         if manifest is not None and manifest.runtime not in ("", *RUNTIMES):
             raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {manifest.runtime}")
         if not handler_of(request, manifest, self.settings, name):
-            raise torchserve_error(
-                400,
-                "InvalidModelException",
+            raise invalid_model(
                 f"Model handler is not defined. Name one for model '{name}' in {MANIFEST}, in the request's parameter "
-                "'handler', or in default_service_handler",
+                "'handler', or in default_service_handler"
             )
         for file in (manifest and (manifest.serialized_file, manifest.model_file, manifest.config_file)) or ():
             if file and not (model_dir / file).exists():
-                raise torchserve_error(
-                    400,
-                    "InvalidModelException",
-                    f"{MANIFEST} of model '{name}' names '{file}', which the archive lacks",
-                )
+                raise invalid_model(f"{MANIFEST} of model '{name}' names '{file}', which the archive lacks")
 
-    def _yaml(self, manifest: Manifest | None, model_dir: Path) -> YamlConfig:
+    def _yaml(self, manifest: Manifest | None, model_dir: Path) -> Mapping[str, Any]:
         if manifest is None or not manifest.config_file:
-            return YamlConfig()
+            return {}
         try:
             return read_yaml_config(model_dir / manifest.config_file)
         except YamlError as error:
-            raise torchserve_error(
-                400, "InvalidModelException", f"Failed to parse model config yaml file. {error}"
-            ) from error
+            raise invalid_model(f"Failed to parse model config yaml file. {error}") from error
 
 
 def default_name(url: str) -> str:
@@ -320,4 +313,4 @@ def _streams(model_dir: Path) -> bool:
 
 def _refused(reason: str) -> ShoalError:
     """TorchServe's refusal of an archive that cannot be read, with the reason, which TorchServe leaves out."""
-    return torchserve_error(400, "InvalidModelException", f"Model name is not defined. {reason}.")
+    return invalid_model(f"Model name is not defined. {reason}.")

@@ -7,7 +7,7 @@ A key of the wrong type is logged and ignored, as TorchServe does; keys that are
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.model_config import files
 
@@ -33,18 +33,10 @@ class YamlError(ValueError):
     """A model-config.yaml cannot be used; the message is the reason."""
 
 
-class YamlConfig(NamedTuple):
-    """The settings in a file that are TorchServe's own and of the right type, by TorchServe's keys."""
-
-    settings: Mapping[str, Any] = {}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.settings.get(key, default)
-
-
-def read_yaml_config(path: Path) -> YamlConfig:
-    """The settings in a file; empty for an empty file. Raises YamlError for a file that is no mapping in YAML."""
-    return YamlConfig(_checked(read_mapping(path), path.name))
+def read_yaml_config(path: Path) -> Mapping[str, Any]:
+    """The settings in a file that are TorchServe's own and of the right type, by TorchServe's keys; none for an empty
+    file. Raises YamlError for a file that is no mapping in YAML."""
+    return _checked(read_mapping(path), path.name)
 
 
 def read_mapping(path: Path) -> Mapping[Any, Any]:

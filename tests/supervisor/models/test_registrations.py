@@ -18,7 +18,6 @@ from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.torchserve.configuration import ArchiveFacts, Machine, StoreRequest, configuration
 from shoal.repository.torchserve.manifest import Manifest
-from shoal.repository.torchserve.yaml_config import YamlConfig
 from shoal.store_settings import StoreSettings
 from shoal.supervisor.event_loop import Future, Task
 from shoal.supervisor.models.models import Models
@@ -32,7 +31,7 @@ from tests.supervisor.star_rig import OPTIONS
 def found(name: str, text: str, workers: int, *, is_default: bool = False, archive: str = "") -> FoundModel:
     """A version as the poller finds it."""
     settings = StoreSettings(Path("/store"), models={name: {text: {"defaultVersion": True}}} if is_default else {})
-    facts = ArchiveFacts(name, Manifest(name, text, "h.py"), YamlConfig(), False)
+    facts = ArchiveFacts(name, Manifest(name, text, "h.py"), {}, False)
     request = StoreRequest(f"{name}.mar", initial_workers=workers)
     written, _ = configuration(request, facts, settings, Machine(1, ()))
     config = prepare_config(parse_override(json.dumps(written), name), Path("/"), strict=True)
