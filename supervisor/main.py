@@ -15,6 +15,7 @@ from shoal.process import set_title, trim_heap
 from shoal.repository.cloud_cache import take_slot
 from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
+from shoal.supervisor.kernel import check_kernel
 from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.pid_file import PidFile, PidFileError, end_tidily
@@ -78,6 +79,7 @@ def _prepare(options: ServerOptions, log_settings: LogSettings, origin: Origin) 
     if origin.predecessor is not None:
         options = origin.predecessor.with_models(options)
     check_limit()
+    check_kernel()
     machine = find_machine(options, os.environ, server_cores())
     if options.cuda_mps:
         check_mps(machine)

@@ -20,7 +20,7 @@ GOOD, NOTE, BAD = "ok", "note", "BAD"
 _COLOURS = {rf"^{BAD}\b": colour.BAD, rf"^{NOTE}\b": colour.NOTE, rf"^{GOOD}\b": colour.GOOD}
 
 _HELP = """\
-Look at this machine and this installation as a server would find them: interpreter, frameworks, cores, memory,
+Look at this machine and this installation as a server would find them: interpreter, frameworks, kernel, cores, memory,
 /dev/shm, descriptors, ports, GPUs. A row says what was found; a `note` costs speed or a feature, `BAD` keeps a server
 from starting, and each says what to type.
 
@@ -129,6 +129,13 @@ def _frameworks(facts: MachineFacts) -> Iterator[Row]:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
+def _kernel(facts: MachineFacts) -> Iterator[Row]:
+    if facts.kernel_lack:
+        yield Row(BAD, "kernel", f"Linux {facts.kernel}: no server can run here", facts.kernel_lack)
+    else:
+        yield Row(GOOD, "kernel", f"Linux {facts.kernel}")
+
+
 def _cores(facts: MachineFacts) -> Iterator[Row]:
     found, advice = f"{len(facts.cores)} ({format_cores(facts.cores)})", ""
     if facts.cpu_quota is not None and facts.cpu_quota < len(facts.cores):
@@ -188,5 +195,5 @@ def _ports(facts: MachineFacts) -> Iterator[Row]:
 
 
 _EXAMINATIONS: tuple[Callable[[MachineFacts], Iterator[Row]], ...] = (
-    _shoal, _interpreter, _frameworks, _cores, _memory, _dev_shm, _descriptors, _clock, _gpus, _ports,
+    _shoal, _interpreter, _frameworks, _kernel, _cores, _memory, _dev_shm, _descriptors, _clock, _gpus, _ports,
 )  # fmt: skip

@@ -4,6 +4,7 @@ No framework is imported: the versions are those of the installed distributions.
 """
 
 import os
+import platform
 import resource
 import socket
 import time
@@ -44,6 +45,8 @@ class MachineFacts(NamedTuple):
     python: str
     is_profile_guided: bool
     frameworks: Mapping[str, Framework]  # by backend
+    kernel: str  # its release
+    kernel_lack: str  # what it refuses that a server needs, and what to do; "": nothing
     cores: tuple[int, ...]
     cpu_quota: float | None  # cores' worth of time that the control group grants; None: no limit
     available_nbytes: int
@@ -58,6 +61,7 @@ class MachineFacts(NamedTuple):
 
 def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineFacts:
     """The facts about this machine; `ports` are those of the server, by service."""
+    from shoal.supervisor.kernel import find_lack
     from shoal.supervisor.memory.available_memory import available_nbytes
 
     bindable = {name: (port, _why_not_bindable(port)) for name, port in ports.items()}
@@ -66,6 +70,8 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
         python=f"{interpreter.describe()} ({os.path.realpath('/proc/self/exe')})",
         is_profile_guided=interpreter.is_profile_guided(),
         frameworks={backend: _framework(*row) for backend, row in _FRAMEWORKS.items()},
+        kernel=platform.release(),
+        kernel_lack=find_lack(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         cpu_quota=cpu_quota(),
         available_nbytes=available_nbytes(),
