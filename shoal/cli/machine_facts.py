@@ -61,6 +61,7 @@ class MachineFacts(NamedTuple):
 
 def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineFacts:
     """The facts about this machine; `ports` are those of the server, by service."""
+    from shoal.supervisor.control_groups import cpu_quota
     from shoal.supervisor.kernel import find_lack
     from shoal.supervisor.memory.available_memory import available_nbytes
 
@@ -83,25 +84,6 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
         ports=bindable,
         is_served=bool(bindable["http"][1]) and _is_served(ports["http"]),
     )
-
-
-def cpu_quota(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cores' worth of time that a control group (version 2) above this process grants; None: no limit."""
-    quotas = []
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
-        if not line.startswith("0::"):
-            continue
-        own = cgroups / line[3:].lstrip("/")
-        for group in (own, *own.parents):
-            try:
-                quota, period = (group / "cpu.max").read_text().split()
-            except (OSError, ValueError):
-                continue  # the top group has no such file
-            if quota != "max":
-                quotas.append(int(quota) / int(period))
-            if group == cgroups:
-                break
-    return min(quotas, default=None)
 
 
 def _framework(distributions: tuple[str, ...], extra: str) -> Framework:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shoal.options import ServerOptions
 from shoal.placement import Placement
+from shoal.supervisor.control_groups import CGROUPS, PROC, cpu_quota
 
 #: Cores per lane of HTTP and of gRPC, and the least and the most lanes of each (ours).
 _CORES_PER_HTTP_LANE, _HTTP_LANES = 2, (2, 4)
@@ -42,20 +43,8 @@ def worker_spin_ns(options: ServerOptions, placement: Placement) -> int:
     return 0 if placement.process_cores else batcher_spin_ns(options)
 
 
-def num_usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: its affinity or, where less, its container's CPU time in cores."""
-    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
-
-
-def _quota(groups: Path) -> float:
-    """CPU time in cores that a control group may use, by the kernel's interface of version 2 or 1."""
-    try:
-        quota, _, period = (groups / "cpu.max").read_text().partition(" ")
-    except OSError:
-        try:
-            quota = (groups / "cpu/cpu.cfs_quota_us").read_text()
-            period = (groups / "cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return math.inf
-    quota = quota.strip()
-    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+def num_usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Cores that this process may use: its affinity or, where less, its control groups' CPU time in cores."""
+    quota = cpu_quota(proc, cgroups)
+    num_cores = len(os.sched_getaffinity(0))
+    return num_cores if quota is None else max(1, math.ceil(min(num_cores, quota)))

@@ -7,7 +7,8 @@ kills are unknown, and the machine's memory is the limit.
 import os
 from pathlib import Path
 
-from shoal.supervisor.memory.available_memory import control_groups, machine_nbytes
+from shoal.supervisor.control_groups import CGROUPS, PROC, control_groups
+from shoal.supervisor.memory.available_memory import machine_nbytes
 
 #: Version 1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT = 1 << 62
@@ -17,7 +18,7 @@ class OomKills:
     """Finds out whether a child was killed by the OOM killer: by a kill since its start that explains no other
     death."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._proc = proc
         self._cgroups = cgroups
         # Changed by claim: the number of kills that have been explained, or happened before the child's start.
@@ -25,7 +26,7 @@ class OomKills:
 
     def count(self) -> int:
         """The number of this control group's processes killed, by whichever limit; 0 where the kernel does not say."""
-        for group in control_groups(self._proc, self._cgroups):
+        for group in control_groups("memory", self._proc, self._cgroups):
             for name in ("memory.events", "memory.oom_control"):
                 try:
                     fields = dict(line.split() for line in (group / name).read_text().splitlines())
@@ -49,7 +50,7 @@ class OomKills:
             limits = [machine_nbytes("MemTotal", self._proc)]
         except OSError:  # descriptors have run out
             limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-        for group in control_groups(self._proc, self._cgroups):
+        for group in control_groups("memory", self._proc, self._cgroups):
             for name in ("memory.max", "memory.limit_in_bytes"):
                 try:
                     text = (group / name).read_text().strip()

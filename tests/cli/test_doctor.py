@@ -2,14 +2,13 @@
 
 import json
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.cli import main
 from shoal.cli.doctor import BAD, GOOD, NOTE, Row, as_text, examine
-from shoal.cli.machine_facts import Framework, MachineFacts, cpu_quota
+from shoal.cli.machine_facts import Framework, MachineFacts
 
 MIB = 1024**2
 HEALTHY = MachineFacts(
@@ -86,18 +85,6 @@ def test_advice_stands_below_what_was_found() -> None:
         "note   clock    900 ns a look\n"
         "                → look there"
     )  # fmt: skip
-
-
-def test_the_least_quota_above_counts(tmp_path: Path) -> None:
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text("0::/outer/inner\n")
-    (cgroups / "outer" / "inner").mkdir(parents=True)
-    assert cpu_quota(proc, cgroups) is None
-    (cgroups / "outer" / "inner" / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(proc, cgroups) is None
-    (cgroups / "outer" / "cpu.max").write_text("150000 100000\n")
-    assert cpu_quota(proc, cgroups) == 1.5
 
 
 def test_this_machine_is_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,14 @@ def test_the_tightest_limit_decides(
     assert available_nbytes(proc, tmp_path / "cgroup") == nbytes
 
 
-def test_groups_of_version_1_are_not_asked(proc: Path, tmp_path: Path) -> None:
-    (proc / "self" / "cgroup").write_text("4:memory:/outer\n")
-    write_group(tmp_path / "cgroup" / "outer", "1000", 0, 0)
-    assert available_nbytes(proc, tmp_path / "cgroup") == 5_120_000
+@pytest.mark.parametrize(
+    ("limit", "nbytes"), [("9223372036854771712", 5_120_000), ("3000000", 2_400_000)], ids=["unlimited", "limited"]
+)
+def test_version_1_has_other_files(proc: Path, tmp_path: Path, limit: str, nbytes: int) -> None:
+    (proc / "self" / "cgroup").write_text("4:memory:/outer\n0::/\n")
+    group = tmp_path / "cgroup" / "memory" / "outer"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (group / "memory.usage_in_bytes").write_text("1000000\n")
+    (group / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 400000\n")
+    assert available_nbytes(proc, tmp_path / "cgroup") == nbytes

@@ -31,7 +31,7 @@ def test_a_containers_share_counts(
     files: dict[str, str], num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name, text in {"proc/self/cgroup": "1:cpu,cpuacct:/\n0::/\n", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert num_usable_cores(tmp_path) == num_cores
+    assert num_usable_cores(tmp_path / "proc", tmp_path) == num_cores

@@ -1,0 +1,46 @@
+"""The control groups above this process, of versions 1 and 2, and the CPU time that they grant.
+
+The figures are read from the kernel's files. Runs in the supervisor, and in `shoal doctor`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[Path]:
+    """The groups of this process, upwards: first of version 1's controller of this name, then of version 2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = cgroups / controller if controllers else cgroups
+        # In a container the path may be the host's, and the top be this process's group.
+        own = top / path.lstrip("/")
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
+
+
+def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
+    """The cores' worth of time that the groups grant; None: no limit."""
+    quotas = []
+    for group in control_groups("cpu", proc, cgroups):
+        try:
+            quota, period = _quota_and_period(group)
+        except OSError:
+            continue  # the top group has no such files
+        if quota not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _quota_and_period(group: Path) -> tuple[str, str]:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except FileNotFoundError:
+        return (group / "cpu.cfs_quota_us").read_text().strip(), (group / "cpu.cfs_period_us").read_text()
+    return quota, period
