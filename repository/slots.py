@@ -31,9 +31,21 @@ class Slot(NamedTuple):
     lock: int
 
 
+def temporary_directory() -> Path:
+    """The directory for temporary files. Raises UnavailableError where none can be written to, as in a container whose
+    file system is read-only."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise UnavailableError(
+            "no directory for temporary files can be written to, /tmp and /var/tmp among them: mount one at /tmp, or "
+            "name another by $TMPDIR"
+        ) from error
+
+
 def private_root() -> Path:
-    """The directory for copies of this user's servers where no variable names one."""
-    return Path(tempfile.gettempdir(), f"shoal-{os.getuid()}")
+    """The directory for copies of this user's servers where no variable names one. Raises UnavailableError."""
+    return temporary_directory() / f"shoal-{os.getuid()}"
 
 
 def digest(text: str) -> str:

@@ -6,10 +6,12 @@ import os
 import signal
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from shoal.errors import UnavailableError
+from shoal.repository.slots import temporary_directory
 
 _LOOK_S = 0.05
 
@@ -19,8 +21,11 @@ class PidFileError(Exception):
 
 
 def default_path() -> Path:
-    """The path that TorchServe uses."""
-    return Path(tempfile.gettempdir(), ".model_server.pid")
+    """The path that TorchServe uses. Raises PidFileError where nothing can be written to its directory."""
+    try:
+        return temporary_directory() / ".model_server.pid"
+    except UnavailableError as error:
+        raise PidFileError(str(error)) from error
 
 
 class PidFile:

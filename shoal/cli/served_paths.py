@@ -11,16 +11,17 @@ import secrets
 import shutil
 import signal
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
+from shoal.errors import UnavailableError
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model, lost_link
 from shoal.repository.scan import is_version_name
+from shoal.repository.slots import temporary_directory
 
 if TYPE_CHECKING:
     from shoal.cli.skops_files import Described
@@ -97,8 +98,8 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     with _explained():
         files = list(_expanded(paths))
         to_link = {path for path in files if not path.is_dir() or is_model(path)}
-    # Only where it is needed: a container may have no place for temporary files.
-    made = Path(tempfile.gettempdir(), f"shoal-serve-{secrets.token_hex(8)}") if to_link else Path()
+        # Only where it is needed: a container may have no place for temporary files.
+        made = temporary_directory() / f"shoal-serve-{secrets.token_hex(8)}" if to_link else Path()
     with _removed(made) if to_link else nullcontext():
         with _explained():
             of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
@@ -115,9 +116,11 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn the OSError of a file into a PathError."""
+    """Turn the OSError of a file, and the lack of a directory for temporary ones, into a PathError."""
     try:
         yield
+    except UnavailableError as error:
+        raise PathError(f"{error}.") from None
     except OSError as error:
         raise PathError(f"'{error.filename}': {error.strerror}.") from None
 

@@ -282,6 +282,8 @@ def test_repositories_are_served_where_nothing_temporary_can_be_written(monkeypa
     for paths in ([], [SAMPLES]):
         with served_paths(paths) as served:
             assert served == (paths, [])
+    with pytest.raises(PathError, match=r"no directory for temporary files .* mount one at /tmp, or name another by"):
+        served_paths([SAMPLES / "digits"]).__enter__()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -45,11 +45,11 @@ class _Start(NamedTuple):
 def torchserve(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Run the command; returns its exit code, with --foreground or in the background's process when the server ends."""
     arguments = _parser().parse_args(list(argv))
-    path = default_path()
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION}")
         return 0
     try:
+        path = default_path()
         if arguments.stop:
             return _stop(path, waits=arguments.foreground)
         return _start(arguments, path, environ)

@@ -1,5 +1,6 @@
 """The command line: which file is in force, what flags change, and the sentences of a start that is not one."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,16 @@ def test_version_and_stop_without_a_server(capsys: pytest.CaptureFixture[str]) -
     assert torchserve(["--version"], environ={}) == 0
     assert torchserve(["--stop"], environ={}) == 0
     assert capsys.readouterr().out == "TorchServe Version is 0.12.0\nTorchServe is not currently running.\n"
+
+
+@pytest.mark.parametrize("argument", ["--start", "--stop"])
+def test_without_a_directory_for_the_pid_file_it_says_so(
+    argument: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    assert torchserve([argument], environ={}) == 1
+    assert capsys.readouterr().err.startswith("no directory for temporary files can be written to")
 
 
 def test_a_second_start_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
