@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
+from shoal.environments.cache import user_cache
 from shoal.errors import ShoalError
 
 _HELP = """\
@@ -80,5 +81,4 @@ def _file(text: str) -> Path:
 
 
 def _cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
-    user = environ.get("XDG_CACHE_HOME", "")
-    return Path(flag or Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "engines"))
+    return Path(flag) if flag else user_cache(environ, "engines", "--cache-directory") / "engines"

@@ -21,13 +21,28 @@ from shoal.errors import UnavailableError
 
 
 def cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
-    """The directory of environments: --environment-cache-directory, else systemd's, else in the user's cache."""
+    """The directory of environments: --environment-cache-directory, else systemd's, else in the user's cache.
+
+    Raises UnavailableError where there is none, as for a user without a home directory.
+    """
     if flag:
         return Path(flag).absolute()
     if systemd := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:  # may be several: the first one
         return Path(systemd, "environments")
+    return user_cache(environ, "Python environments", "--environment-cache-directory") / "environments"
+
+
+def user_cache(environ: Mapping[str, str], kept: str, flag: str) -> Path:
+    """Shoal's directory in the user's cache. Raises UnavailableError, which names what is `kept` there and the flag for
+    another directory, where the user has no home directory."""
     user = environ.get("XDG_CACHE_HOME", "")
-    return Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "environments").absolute()
+    try:
+        return Path(user if user.startswith("/") else Path.home() / ".cache", "shoal").absolute()
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"{kept} have no place, as user {os.getuid()} has no home directory; give a directory that it can write to "
+            f"as {flag}"
+        ) from error
 
 
 class Cache:

@@ -162,6 +162,9 @@ class Instance:
                     )
                 )
             return await shared(exited)
+        except UnavailableError as refused:  # its environment has no place
+            worker.error = refused
+            return 0
         except OSError as refused:  # at once, or when a zygote has failed to fork the process
             worker.error = UnavailableError(
                 f"the worker of instance '{self.name}' cannot be started: {explain(refused)}"

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pwd
 import threading
 from pathlib import Path
 
@@ -113,3 +114,16 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_where_it_lies(flag: str, environ: dict[str, str], directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/of/user")
     assert cache_directory(flag, environ) == Path(directory)
+
+
+def test_a_user_without_a_home_directory_needs_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `docker run --user 12345`, where no variable names a directory either."""
+
+    def unknown(_uid: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache_directory("/flag", {}) == Path("/flag")
+    with pytest.raises(UnavailableError, match=r"has no home directory; give a .* as --environment-cache-directory"):
+        cache_directory("", {})

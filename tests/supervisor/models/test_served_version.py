@@ -279,6 +279,22 @@ def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: p
         made.close()
 
 
+def test_an_instance_whose_environment_has_no_place_fails_its_load(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise UnavailableError("user 12345 has no home directory")
+
+    monkeypatch.setattr("shoal.supervisor.models.worker.worker_program", refuse)
+    made = Version("", OPTIONS)
+    try:
+        with pytest.raises(UnavailableError, match=r"^user 12345 has no home directory$"):
+            made.begin().result()
+        assert "an error of the server's own" not in caplog.text
+    finally:
+        made.close()
+
+
 def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Version("", OPTIONS)
     try:
