@@ -61,7 +61,7 @@ class RemoteClient(Client):
         self._address = place.partition("://")[2].rstrip("/")
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # the latter is tritonclient's own for lack of one
             raise ConnectionLostError(
                 f"{place} needs pip install 'tritonclient[{self.protocol or self.scheme}]', which is not there: {error}"
             ) from error

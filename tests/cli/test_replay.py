@@ -1,6 +1,7 @@
 """`shoal replay`: where it asks, and mistakes that are said before anything is asked."""
 
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.sock").touch()
     assert client_at("here.sock", environ)._place == "here.sock"
+
+
+@pytest.mark.parametrize(("scheme", "lacking"), [("grpc", "grpc"), ("http", "geventhttpclient")])
+def test_without_what_tritonclient_needs_it_says_what_to_install(
+    scheme: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tritonclient alone, as `scripts/serve` installs it, raises errors of its own."""
+    for name in [name for name in sys.modules if name.startswith(f"tritonclient.{scheme}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(ConnectionLostError, match=rf"needs pip install 'tritonclient\[{scheme}\]', which is not there"):
+        client_at(f"{scheme}://localhost:8001", {})
 
 
 def test_a_server_that_is_lost_is_not_asked_at_the_later_times(tmp_path: Path) -> None:
