@@ -11,11 +11,11 @@ by mapping.
 import os
 import re
 import stat
-from dataclasses import dataclass
 
 # What multiprocessing.shared_memory opens objects with. That module itself maps them and, before Python 3.13, removes
 # them at its own process's end; the package posix_ipc has no wheel for each new Python, and needs a compiler there.
 from _posixshmem import shm_open  # pyright: ignore[reportMissingImports]
+from dataclasses import dataclass
 
 from shoal.errors import InternalError, InvalidArgumentError
 
