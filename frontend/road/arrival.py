@@ -43,8 +43,9 @@ class Arrival:
     )  # fmt: skip
 
     def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        # Changed by add.
+        # Changed by add. The judge, which knows the connection, is forgotten with its verdict: the connection has the
+        # arrival, and a cycle would keep both, and the request's bytes, until the collector of cycles runs.
+        self._judge: Judge | None = judge
         self.head = b""  # up to its empty line, once that has come
         self.framing: Framing | None = None
         self.body_nbytes = 0  # bytes of the body that have come, without the framing of chunks
@@ -78,7 +79,9 @@ class Arrival:
             return memoryview(b"")
         self.head, rest = bytes(line[:end]), memoryview(bytes(line[end:]))
         self._line = bytearray()
-        framing = self.framing = self._judge(self.head)
+        judge, self._judge = self._judge, None
+        assert judge is not None, "there is one head"
+        framing = self.framing = judge(self.head)
         if framing is None or framing.length == 0:
             self.is_complete = True
         elif framing.length is not None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from io import BytesIO
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -232,10 +233,19 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return is_kept and not conn.received.is_short
 
     def handle_request(self, req: Any, conn: Any) -> bool:
-        """Answer a request that gunicorn has parsed; it remembers when it came, before it waited for the thread."""
+        """Answer a request that gunicorn has parsed; it remembers when it came, before it waited for the thread.
+
+        What was read of a body that broke off is dropped: gunicorn's request and its reader of chunks refer to each
+        other, and would keep it until the collector of cycles runs.
+        """
         req.came_s = conn.queued_s
-        kept: bool = super().handle_request(req, conn)
-        return kept
+        kept = False
+        try:
+            kept = bool(super().handle_request(req, conn))
+            return kept
+        finally:
+            if not kept:
+                req.body.buf = req.body.reader.buf = BytesIO()
 
     def murder_pending(self) -> None:
         """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""

@@ -230,5 +230,6 @@ class Uploads:
     def _close(self, connection: RoadConnection) -> None:
         self._forget(connection)
         self._budget.remove(connection)
+        connection.arrival = None  # which may refer to the connection: see Arrival
         connection.sock.close()
         self._closed(connection)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
+from gunicorn.http.errors import NoMoreData
+from gunicorn.workers.gthread import ThreadWorker
 
 from shoal.frontend import handover
 from shoal.frontend.road.admissions import Admissions
@@ -295,3 +297,14 @@ def test_a_response_of_a_draining_road_says_that_the_connection_ends(is_draining
     mended: Any = mend(application, ServerState(is_draining=is_draining), lambda _caller, _came_s: None)  # type: ignore[arg-type,return-value]
     mended(environ, answer.start_response)
     assert answer.is_last is is_draining
+
+
+def test_what_was_read_of_a_body_that_broke_off_is_dropped(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gunicorn's request, which has it, is one of a cycle."""
+    monkeypatch.setattr(ThreadWorker, "handle_request", lambda _self, request, _connection: request.body.read())
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection = road.connect(head + b"ffffff\r\n" + bytes(1_500_000))  # gunicorn reads 1 MiB at a time
+    request: Any = next(connection.parser)
+    with pytest.raises(NoMoreData):
+        road.worker.handle_request(request, connection)
+    assert (request.body.buf.getvalue(), request.body.reader.buf.getvalue()) == (b"", b"")
