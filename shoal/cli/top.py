@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli import top_requests
+from shoal.cli.colour import printable
 from shoal.cli.models import table
 from shoal.cli.operate import OperatingParser, operate, seconds
 from shoal.cli.remote import RefusedError, RemoteServer, Row
@@ -23,7 +24,8 @@ _DESCRIPTION = """\
 Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures
 per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all; of a Shoal server
 the memory of the model's processes, and on GPUs. With --requests the slowest and the failed requests of the last five
-minutes, with where the time of each went, and why it waited."""
+minutes, with where the time of each went, and why it waited. A narrow terminal gets shorter heads and names, and only
+the figures that it has room for."""
 
 _EXAMPLES = """\
   shoal top
@@ -38,9 +40,32 @@ Options of this verb:
   --requests             single requests of a Shoal server, for those who may administer it
   <model>                only this one; --model <name> is the same
 """
-_HEAD = [
-    "MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED", "MEMORY", "GPUS",
-]  # fmt: skip
+
+
+class _Column(NamedTuple):
+    """A column of the table, with its head where a terminal is narrow."""
+
+    head: str
+    short: str
+    rank: int = 0  # of the columns that a narrow terminal has no room for the highest goes first; 0: never
+    is_rare: bool = False  # says nothing of most servers, and is left out there
+
+
+_COLUMNS = (
+    _Column("MODEL", "MODEL"),
+    _Column("VERSION", "VER"),
+    _Column("REQUESTS/S", "REQ/S"),
+    _Column("FAILED/S", "FAIL/S", 1),
+    _Column("ROWS/BATCH", "ROWS", 3),
+    _Column("QUEUE", "QUEUE", 2),
+    _Column("COMPUTE", "COMPUTE", 4),
+    _Column("TOTAL", "TOTAL"),
+    _Column("CACHED", "CACHED", 6, is_rare=True),
+    _Column("MEMORY", "MEMORY", 5, is_rare=True),
+    _Column("GPUS", "GPUS", 7, is_rare=True),
+)
+#: Characters of a model's name that are shown before further figures, where a terminal is narrow (ours).
+_LEAST_NAME = 16
 _MIB = 1 << 20
 #: Clears a terminal from its first place.
 _CLEAR = "\x1b[H\x1b[J"
@@ -96,6 +121,8 @@ def top(
         if earlier is not None and model and not earlier.rows:  # later it may be between an unload and a load
             raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         while True:
+            is_terminal = sys.stdout.isatty() and not arguments.json
+            columns, lines = shutil.get_terminal_size() if is_terminal else (None, 0)
             if earlier is None:
                 told = server.finished_requests(model, NUM_SHOWN)
                 shown = json.dumps(told) if arguments.json else top_requests.as_text(told)
@@ -103,12 +130,14 @@ def top(
                 sleep(arguments.interval)
                 later = sample(server, model)
                 figures = compare(earlier, later)
-                shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
+                shown = (
+                    json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures, columns)
+                )
                 earlier = later
             if num_left is not None and (num_left := num_left - 1) == 0:
                 return shown
-            if sys.stdout.isatty() and not arguments.json:
-                shown = _CLEAR + fitted(shown, *shutil.get_terminal_size())
+            if columns is not None:
+                shown = _CLEAR + fitted(shown, columns, lines)
             print(shown, flush=True)
             if earlier is None:
                 sleep(arguments.interval)
@@ -190,11 +219,37 @@ def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
     )
 
 
-def as_text(figures: Sequence[Figures]) -> str:
-    """A table of the figures."""
+def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
+    """A table of the figures. One that is wider than `columns` has short heads, no columns that say nothing, and none
+    that there is no room for beside names of _LEAST_NAME characters; longer names are cut."""
     if not figures:
         return "The server has no models that are ready."
-    return table(_HEAD, [_cells(each) for each in figures])
+    cells = [_cells(each) for each in figures]
+    text = table([column.head for column in _COLUMNS], cells)
+    if columns is None or max(map(len, text.splitlines())) <= columns:
+        return text
+    names = [printable(each.model) for each in figures]
+    short = [[column.short for column in _COLUMNS], *([cell.replace(" ", "") for cell in row] for row in cells)]
+    widths = [max(map(len, each)) for each in zip(*short, strict=True)]
+    shown = [
+        at for at, column in enumerate(_COLUMNS) if at and (not column.is_rare or any(row[at] != "-" for row in cells))
+    ]
+
+    def room() -> int:
+        return columns - sum([2 + widths[at] for at in shown])
+
+    least = min(_LEAST_NAME, max(map(len, names)))
+    for at in sorted([at for at in shown if _COLUMNS[at].rank], key=lambda at: -_COLUMNS[at].rank):
+        if room() < least:
+            shown.remove(at)
+    width = max(room(), len(_COLUMNS[0].short))
+    rows = [[name, *(row[at] for at in shown)] for name, row in zip(["MODEL", *names], short, strict=True)]
+    return table(rows[0], [[_cut(name, width), *row] for name, *row in rows[1:]])
+
+
+def _cut(name: str, width: int) -> str:
+    """A name of at most `width` characters, whose middle is left out if it is longer: ends tell models apart, too."""
+    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - 1) // 2 :]}"
 
 
 def _cells(figures: Figures) -> list[str]:

@@ -172,6 +172,49 @@ def test_a_table_is_cut_to_the_terminal(columns: int, rows: int, shown: str) -> 
     assert fitted("MODEL  VERSION\na      1\nb      1\nc      1", columns, rows) == shown
 
 
+NARROW = [
+    Figures("digits", "1", 1234.5, 0.0, 7.5, 0.72, 12.09, 13.1, None, 512.0),
+    Figures("text_classification_multilingual_large", "12", 0.0, 1.5, None, None, None, None, None, 7.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (
+            80,
+            """\
+MODEL                VER  REQ/S   FAIL/S  ROWS  QUEUE   COMPUTE  TOTAL    MEMORY
+digits               1    1234.5  0.0     7.5   0.72ms  12.09ms  13.10ms  512MiB
+text_clas…ual_large  12   0.0     1.5     -     -       -        -        7MiB""",
+        ),
+        (
+            60,
+            """\
+MODEL             VER  REQ/S   FAIL/S  ROWS  QUEUE   TOTAL
+digits            1    1234.5  0.0     7.5   0.72ms  13.10ms
+text_cla…l_large  12   0.0     1.5     -     -       -""",
+        ),
+        (
+            40,
+            """\
+MODEL               VER  REQ/S   TOTAL
+digits              1    1234.5  13.10ms
+text_clas…al_large  12   0.0     -""",
+        ),
+    ],
+)
+def test_a_narrow_terminal_is_shown_what_it_has_room_for(columns: int, shown: str) -> None:
+    text = as_text(NARROW, columns)
+    assert text == shown
+    assert max(map(len, text.splitlines())) <= columns
+
+
+def test_a_wide_terminal_is_shown_everything() -> None:
+    assert as_text(NARROW, 200) == as_text(NARROW)
+    assert max(map(len, as_text(NARROW, 10).splitlines())) < 40
+
+
 def test_a_small_terminal_is_not_scrolled(server: Answering) -> None:
     server.answer(STATS, {"model_stats": [row(f"m{number}") for number in range(30)]})
     reader, terminal = pty.openpty()
@@ -187,8 +230,11 @@ def test_a_small_terminal_is_not_scrolled(server: Answering) -> None:
                 told += data
     os.close(reader)
     assert watched.returncode == 0
+    names = sorted(f"m{number}" for number in range(30))
     first = told.decode().partition("\x1b[H\x1b[J")[2].splitlines()[:9]
-    assert [len(line) for line in first] == [40] * 8 + [len("… and 23 lines more")]
+    assert first[0] == "MODEL  VER  REQ/S  FAIL/S  QUEUE  TOTAL"
+    assert [line.split() for line in first[1:8]] == [[name, "1", "0.0", "0.0", "-", "-"] for name in names[:7]]
+    assert first[8] == "… and 23 lines more"
 
 
 def test_ctrl_c_is_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
