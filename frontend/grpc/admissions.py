@@ -1,6 +1,7 @@
-"""The admission of requests in streams by keys with limits: a lane asks the road, which counts for all lanes.
+"""The lane's side of admission: before the next request of a gRPC stream begins, the road is asked whether its API key
+may have one more. The road counts each key's requests for all lanes (road/admissions.py).
 
-One thread, the lane's, which never waits: the answer is brought to the stream that asked.
+One thread, the lane's, which never waits: the stream is called when the answer has come.
 """
 
 import socket
@@ -9,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from shoal.api_keys import ApiKey
 from shoal.errors import UnavailableError
-from shoal.frontend.access.admission_words import GREETING, MAX_BYTES, Question, pack_question, unpack_verdict
+from shoal.frontend.access.admission_messages import GREETING, MAX_BYTES, AdmissionMessage, Decision
 from shoal.frontend.access.key_limits import KeyLimitError
 from shoal.frontend.grpc.call import AskingCall
 
@@ -18,7 +19,7 @@ ANSWER_S = 10.0
 
 
 class CallSocket(Protocol):
-    """An object with one end of a socket pair, whose other end the road has: the lane waits for it."""
+    """The owner of one end of a socket pair, whose other end the road has: the lane calls `serve` for its events."""
 
     fd: int
 
@@ -28,7 +29,7 @@ class CallSocket(Protocol):
 
 
 class LaneSockets(Protocol):
-    """The lane, as far as the owner of such a socket needs it (call_lane.py)."""
+    """What the owner of a CallSocket needs of the lane (call_lane.py)."""
 
     now_s: float  # monotonic time of this pass
 
@@ -37,13 +38,13 @@ class LaneSockets(Protocol):
     def forget(self, listener: CallSocket) -> None: ...
 
 
-class _Asked(NamedTuple):
+class _Waiting(NamedTuple):
     stream: AskingCall
     deadline_s: float
 
 
-class Admissions:
-    """The questions of one lane."""
+class AdmissionClient:
+    """The requests of one lane that wait for the road's decision, and its socket to the road."""
 
     def __init__(self, lane: LaneSockets) -> None:
         self._lane = lane
@@ -51,27 +52,28 @@ class Admissions:
         # Changed by every method.
         self._socket: socket.socket | None = None
         self._numbers = count(1)
-        self._asked: dict[int, _Asked] = {}
+        self._waiting: dict[int, _Waiting] = {}  # by number
 
     def ask(self, stream: AskingCall, key: ApiKey) -> int:
-        """Ask for a request by this key. Returns the question's number, which is the admission's if there is one."""
+        """Ask whether the next request of a stream may begin, which `decided` of the stream answers. Returns the
+        request's number, for `end`."""
         number = next(self._numbers)
-        self._asked[number] = _Asked(stream, self._lane.now_s + ANSWER_S)
-        self._send(Question(number, key))
+        self._waiting[number] = _Waiting(stream, self._lane.now_s + ANSWER_S)
+        self._send(AdmissionMessage(number, key))
         return number
 
     def end(self, number: int) -> None:
-        """Note that an admitted request has ended, or that the stream which asked has gone before its answer came."""
-        self._asked.pop(number, None)
+        """Note that an admitted request has ended, or that its stream has before the decision came."""
+        self._waiting.pop(number, None)
         if self._socket is not None:
-            self._send(Question(number, None))
+            self._send(AdmissionMessage(number, None))
 
-    def _send(self, question: Question) -> None:
+    def _send(self, message: AdmissionMessage) -> None:
         try:
             ours = self._socket or self._open()
-            ours.send(pack_question(question))
+            ours.send(message.pack())
         except OSError:  # full, since the road does not read for long, or closed; or no descriptor is left for it
-            self._lose()
+            self._disconnect()
 
     def _open(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,14 +89,14 @@ class Admissions:
         self._lane.hand_over(theirs, GREETING)
         return ours
 
-    def _lose(self) -> None:
-        """Close the socket; the next question opens another. The road then counts all admitted requests as ended; the
-        requests that have asked are refused at the next tick."""
+    def _disconnect(self) -> None:
+        """Close the socket; the next message opens another. The road then counts all admitted requests as ended; the
+        requests that wait are refused at the next tick."""
         if self._socket is not None:
             self._lane.forget(self)
             self._socket.close()
             self._socket = None
-        self._asked = {number: asked._replace(deadline_s=0.0) for number, asked in self._asked.items()}
+        self._waiting = {number: waiting._replace(deadline_s=0.0) for number, waiting in self._waiting.items()}
 
     def serve(self, event: int) -> None:
         del event
@@ -107,24 +109,24 @@ class Admissions:
             except OSError:
                 data = b""
             if not data:
-                self._lose()
+                self._disconnect()
                 return
-            number, sentence, retry_after_s = unpack_verdict(data)
-            asked = self._asked.pop(number, None)
-            if asked is None:  # its stream has ended, and has said so
+            decision = Decision.unpack(data)
+            waiting = self._waiting.pop(decision.number, None)
+            if waiting is None:  # the stream has ended, and so has the request
                 continue
             error = None
-            if sentence:
-                error = KeyLimitError(sentence)
-                error.retry_after_s = retry_after_s
-            asked.stream.judged(number, error)
+            if decision.reason:
+                error = KeyLimitError(decision.reason)
+                error.retry_after_s = decision.retry_after_s
+            waiting.stream.decided(decision.number, error)
 
     def expire(self, now_s: float) -> None:
         """Refuse the requests for which no answer has come, or will come; called at each tick."""
-        for number, asked in list(self._asked.items()):
-            if asked.deadline_s <= now_s:
+        for number, waiting in list(self._waiting.items()):
+            if waiting.deadline_s <= now_s:
                 self.end(number)
                 error = UnavailableError(
                     "the front end that counts the requests of API keys with limits has not answered"
                 )
-                asked.stream.judged(number, error)
+                waiting.stream.decided(number, error)

@@ -64,9 +64,9 @@ class AskingCall(OpenCall):
         """Handle a reply, and release its block. `timing` are the request's times, which its client has asked for."""
         raise NotImplementedError
 
-    def judged(self, number: int, error: ShoalError | None) -> None:
-        """Handle the answer to the question of this number (admissions.py): the next message of a stream is admitted,
-        or refused with an error. The road asks for calls of other kinds."""
+    def decided(self, number: int, error: ShoalError | None) -> None:
+        """Handle the road's decision about the next message of a stream (admissions.py): admitted under this number, or
+        refused with an error. Only streams ask; calls of other kinds, by keys with limits, are the road's."""
         raise NotImplementedError
 
     def give_up(self) -> None:

@@ -5,7 +5,7 @@ import socket
 
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.grpc.admissions import Admissions, CallSocket
+from shoal.frontend.grpc.admissions import AdmissionClient, CallSocket
 from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.inbox import MessageBuffers
@@ -32,7 +32,7 @@ class CallLane(Lane[GrpcConnection]):
         self.upload_budget = self._state.upload_budget
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
-        self.admissions = Admissions(self)
+        self.admissions = AdmissionClient(self)
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
         self._listeners: dict[int, CallSocket] = {}  # by descriptor

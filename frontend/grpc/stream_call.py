@@ -96,7 +96,7 @@ class PendingRequest(NamedTuple):
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
-    admission: int  # see Admissions; 0: its key has no limits
+    admission: int  # the request's number at AdmissionClient; 0: its key has no limits
 
 
 class RefusedMessage(NamedTuple):
@@ -111,8 +111,8 @@ class StreamCall(AskingCall):
 
     __slots__ = (
         "_admission", "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_order", "_protocol", "_question", "_refusal",
-        "_stream_id", "_waits_for", "opening",
+        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_order", "_protocol", "_refusal", "_stream_id",
+        "_undecided", "_waits_for", "opening",
     )  # fmt: skip
 
     def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
@@ -134,8 +134,8 @@ class StreamCall(AskingCall):
         self._has_ended = False  # whether the client sends nothing more
         self._is_over = False
         self._waits_for = 0  # the model that has no room for the next message
-        # For the next message by a key with limits: numbers of the question to the road and of the admission; 0: none.
-        self._question = self._admission = 0
+        # Numbers at AdmissionClient of the next message, by a key with limits: before and after its admission; 0: none.
+        self._undecided = self._admission = 0
         self._refusal: ShoalError | None = None
 
     # --- requests come in ---
@@ -199,7 +199,7 @@ class StreamCall(AskingCall):
                 error = _too_large(arrival) if self._lane.buffers.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(self._protocol.refused_message(error, arrival.begun), error, self._order.enter())
             elif (key := self.opening.key) is not None and key.is_limited and not self._is_admitted(key, arrival):
-                if self._question:
+                if self._undecided:
                     return 0
             elif model := (0 if is_our_turn else parking.must_wait(arrival, self._protocol)) or self._ask(arrival):
                 return model
@@ -225,12 +225,12 @@ class StreamCall(AskingCall):
             self._refuse(message, error, self._order.enter())
         elif self._lane.inference.is_exiting:  # it is refused for that
             return True
-        elif not (self._admission or self._question):
-            self._question = self._lane.admissions.ask(self, key)
+        elif not (self._admission or self._undecided):
+            self._undecided = self._lane.admissions.ask(self, key)
         return self._admission > 0
 
-    def judged(self, number: int, error: ShoalError | None) -> None:
-        self._question, self._refusal = 0, error
+    def decided(self, number: int, error: ShoalError | None) -> None:
+        self._undecided, self._refusal = 0, error
         if error is None:
             self._admission = number
         self._work_off()
@@ -243,8 +243,8 @@ class StreamCall(AskingCall):
 
     def _forget_admission(self) -> None:
         """Give up the admission of the next message, which is not submitted."""
-        self._end_admission(self._admission or self._question)
-        self._admission = self._question = 0
+        self._end_admission(self._admission or self._undecided)
+        self._admission = self._undecided = 0
 
     def _keep_backlog(self) -> None:
         """Move waiting messages out of the memory that all models share. In the memory for waiting messages they

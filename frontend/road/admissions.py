@@ -1,7 +1,8 @@
-"""Counts the requests in gRPC's streams by keys with limits, for the lanes that submit them. The event loop's thread.
+"""The road's side of admission: decides whether the next request of a gRPC stream may begin, by the limits of its API
+key, for the lanes that submit such requests.
 
-A lane has a socket pair with the road for that (frontend/access/admission_words.py). When it ends, because the lane
-does, all that was admitted on it has ended.
+Each lane asks over a socket pair (frontend/access/admission_messages.py). When the pair closes, because the lane has
+ended, all requests that were admitted on it have ended. The event loop's thread.
 """
 
 import selectors
@@ -11,23 +12,16 @@ from collections.abc import Callable
 from functools import partial
 
 from shoal.api_keys import ApiKey
-from shoal.frontend.access.admission_words import (
-    GREETING,
-    MAX_BYTES,
-    Question,
-    Verdict,
-    pack_verdict,
-    unpack_question,
-)
+from shoal.frontend.access.admission_messages import GREETING, MAX_BYTES, AdmissionMessage, Decision
 from shoal.frontend.access.key_limits import KeyLimitError, KeyUses
 from shoal.frontend.road.connection import is_of_lane
 
-#: Messages of one lane that are answered before other connections have their turn (ours: 2 ms).
+#: The most messages of one lane that are answered before other connections have their turn (ours: they take 2 ms).
 _MAX_MESSAGES = 64
 
 
-class Admissions:
-    """The sockets of all lanes that ask, and the requests admitted on each."""
+class AdmissionServer:
+    """The sockets of all lanes, and the requests admitted on each."""
 
     def __init__(
         self, poller: selectors.BaseSelector, uses: KeyUses, now_ns: Callable[[], int] = time.monotonic_ns
@@ -35,11 +29,11 @@ class Admissions:
         self._poller = poller
         self._uses = uses
         self._now_ns = now_ns
-        # Changed as lanes come, ask and go.
-        self._begun: dict[socket.socket, dict[int, ApiKey]] = {}
+        # Changed as lanes connect, ask and end: by lane, the keys of the admitted requests by number.
+        self._admitted: dict[socket.socket, dict[int, ApiKey]] = {}
 
     def take_over(self, accepted: socket.socket, data: bytes) -> bool:
-        """Serve a socket that a lane has handed over for its questions; False if it is another connection."""
+        """Serve a socket that a lane has handed over for these messages; False if it is another connection."""
         if not is_of_lane(accepted) or data != GREETING:
             return False
         accepted.setblocking(False)
@@ -48,7 +42,7 @@ class Admissions:
         except OSError:  # the kernel watches no further descriptor: the lane asks on another socket
             accepted.close()
             return True
-        self._begun[accepted] = {}
+        self._admitted[accepted] = {}
         return True
 
     def _read(self, lane: socket.socket, _sock: socket.socket) -> None:
@@ -57,11 +51,11 @@ class Admissions:
                 data = lane.recv(MAX_BYTES)
                 if not data:
                     break
-                verdict = self._judge(self._begun[lane], unpack_question(data))
-                if verdict is not None:
-                    lane.send(pack_verdict(verdict))
+                decision = self._decide(self._admitted[lane], AdmissionMessage.unpack(data))
+                if decision is not None:
+                    lane.send(decision.pack())
             except BlockingIOError:
-                # Nothing more has come; or the lane does not read, which then waits for its answer in vain.
+                # All messages are read; or the socket is full, since the lane reads nothing: it waits in vain.
                 return
             except OSError:
                 break
@@ -69,22 +63,23 @@ class Admissions:
             return
         self._end(lane)
 
-    def _judge(self, begun: dict[int, ApiKey], question: Question) -> Verdict | None:
-        number, key = question
+    def _decide(self, admitted: dict[int, ApiKey], message: AdmissionMessage) -> Decision | None:
+        """The decision about a request that asks; None for one that has ended."""
+        number, key = message
         if key is None:
-            ended = begun.pop(number, None)
+            ended = admitted.pop(number, None)
             if ended is not None:
                 self._uses.end(ended)
             return None
         try:
             self._uses.begin(key, self._now_ns())
         except KeyLimitError as error:
-            return Verdict(number, str(error), error.retry_after_s or 0)
-        begun[number] = key
-        return Verdict(number)
+            return Decision(number, str(error), error.retry_after_s or 0)
+        admitted[number] = key
+        return Decision(number)
 
     def _end(self, lane: socket.socket) -> None:
         self._poller.unregister(lane)
-        for key in self._begun.pop(lane).values():
+        for key in self._admitted.pop(lane).values():
             self._uses.end(key)
         lane.close()

@@ -33,7 +33,7 @@ from shoal.frontend import handover
 from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.addressed_sockets import RelayedSocket, with_addresses
 from shoal.frontend.front_end import join
-from shoal.frontend.road.admissions import Admissions
+from shoal.frontend.road.admissions import AdmissionServer
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_of_lane, parsed
 from shoal.frontend.road.endpoints import (
@@ -116,7 +116,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._application: RoadApplication = application
         if self._application.state.log_access:
             self.log.access = _log_access  # gunicorn calls it after each request
-        self._admissions = Admissions(self.poller, self._application.state.key_uses)
+        self._admissions = AdmissionServer(self.poller, self._application.state.key_uses)
         self._uploads = Uploads(
             self.poller,
             self._application.state,

@@ -10,9 +10,9 @@ import pytest
 from shoal.api_keys import ApiKey, KeyLimits
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.access.key_limits import KeyLimitError, KeyUses
-from shoal.frontend.grpc.admissions import ANSWER_S, Admissions, CallSocket
+from shoal.frontend.grpc.admissions import ANSWER_S, AdmissionClient, CallSocket
 from shoal.frontend.grpc.call import AskingCall
-from shoal.frontend.road.admissions import Admissions as RoadAdmissions
+from shoal.frontend.road.admissions import AdmissionServer
 
 S = 1_000_000_000
 NARROW = ApiKey("narrow", b"digest", ("infer",), limits=KeyLimits(max_in_flight=2))
@@ -26,7 +26,7 @@ class Stream(AskingCall):
         self.admitted: list[int] = []
         self.refused: list[ShoalError] = []
 
-    def judged(self, number: int, error: ShoalError | None) -> None:
+    def decided(self, number: int, error: ShoalError | None) -> None:
         if error is None:
             self.admitted.append(number)
         else:
@@ -38,7 +38,7 @@ class Road:
         self.now_ns = 7 * S
         self.uses = KeyUses()
         self.poller = selectors.DefaultSelector()
-        self.admissions = RoadAdmissions(self.poller, self.uses, lambda: self.now_ns)
+        self.admissions = AdmissionServer(self.poller, self.uses, lambda: self.now_ns)
 
     def step(self) -> None:
         for key, _ in self.poller.select(0) if self.poller.get_map() else ():
@@ -54,7 +54,7 @@ class Lane:
     def __init__(self, road: Road) -> None:
         self.now_s = 100.0
         self.is_away = False
-        self.admissions = Admissions(self)
+        self.admissions = AdmissionClient(self)
         self.sent: list[socket.socket] = []
         self._road = road
         self._poller = selectors.DefaultSelector()
@@ -77,7 +77,7 @@ class Lane:
             self.admissions.serve(selectors.EVENT_READ)
 
     def end(self) -> None:
-        self.admissions._lose()
+        self.admissions._disconnect()
         self._poller.close()
         for each in self.sent:
             each.close()
@@ -96,7 +96,7 @@ def road() -> Iterator[Road]:
 def lane(road: Road) -> Iterator[Lane]:
     lane = Lane(road)
     yield lane
-    lane.admissions._lose()
+    lane.admissions._disconnect()
     road.step()
     lane.end()
 
@@ -129,7 +129,7 @@ def test_a_rate_is_the_keys_whichever_lane_asks(road: Road, lane: Lane) -> None:
     other.admissions.ask(stream, SLOW)
     other.settle()
     assert (len(stream.admitted), road.in_flight(SLOW)) == (2, 2)
-    other.admissions._lose()
+    other.admissions._disconnect()
     road.step()
     assert road.in_flight(SLOW) == 1  # the other lane's has ended with the lane
     other.end()
@@ -172,13 +172,13 @@ def test_a_lane_that_does_not_read_holds_up_no_other(road: Road, lane: Lane) -> 
         lane.admissions.ask(stream, NARROW)
         road.step()
     assert road.in_flight(NARROW) == 2
-    lane.admissions._lose()
+    lane.admissions._disconnect()
     road.step()
     other, heard = Lane(road), Stream()
     other.admissions.ask(heard, NARROW)
     other.settle()
     assert (len(heard.admitted), road.in_flight(NARROW)) == (1, 1)
-    other.admissions._lose()
+    other.admissions._disconnect()
     road.step()
     other.end()
 

@@ -20,7 +20,7 @@ from gunicorn.http.errors import NoMoreData
 from gunicorn.workers.gthread import ThreadWorker
 
 from shoal.frontend import handover
-from shoal.frontend.road.admissions import Admissions
+from shoal.frontend.road.admissions import AdmissionServer
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.endpoints import Endpoints
@@ -54,7 +54,7 @@ class Road:
         self.worker.poller = self.poller
         self.worker._incoming, self.worker._returned = incoming, reading
         self.worker._lanes = handover.Sender(writing)
-        self.worker._admissions = Admissions(self.poller, self.state.key_uses)
+        self.worker._admissions = AdmissionServer(self.poller, self.state.key_uses)
         self.abandoned: list[None] = []
         nothing: Any = None
         endpoints = Endpoints(self.state, nothing)
