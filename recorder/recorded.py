@@ -1,7 +1,7 @@
-"""Recorded requests, as the reader of a file has them: each with its answer, its times, and the batch that it ran in.
+"""The requests in a recording: each with its inputs, its answer, its times, and the batch that it was executed in.
 
-Files come from other machines and may be damaged: the damage is reported, and the requests before it are read. Pure but
-for the reading of files; without numpy until an array is wanted.
+A file may come from another machine, and be damaged: the damage is reported, and the requests before it are read. Pure
+but for the reading of files; numpy is imported with the first array.
 """
 
 from collections import defaultdict
@@ -25,13 +25,13 @@ from shoal.timing import Points
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Responses of requests whose end has not come yet, that are kept while a file is read (ours).
+#: The most requests with earlier responses whose last response has not come yet, while a file is read (ours).
 _MAX_OPEN = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTensor:
-    """A tensor: `data` in its wire form, as binary tensor data has it."""
+    """A tensor; `data` is in the form of Triton's binary tensor data extension."""
 
     name: str
     datatype: str
@@ -39,8 +39,8 @@ class RecordedTensor:
     data: bytes
 
     def array(self) -> "NDArray[Any]":
-        """The tensor as an array of its own: BYTES have elements of bytes, BF16 are uint16. The elements of redacted
-        BYTES are empty. Raises ValueError where shape and data do not agree."""
+        """A copy of the tensor as an array: of `bytes` objects for BYTES, of uint16 for BF16. A redacted BYTES
+        tensor has empty elements. Raises ValueError if the data does not fill the shape."""
         import numpy as np
 
         datatype = next(each for each in BY_WIRE.values() if each.name == self.datatype)
@@ -53,7 +53,7 @@ class RecordedTensor:
 
 
 class RecordedResponse(NamedTuple):
-    """A response. Outputs have the shapes that the model gave them."""
+    """A response; the outputs have the shapes that the model gave them."""
 
     outputs: tuple[RecordedTensor, ...]
     parameters: Parameters
@@ -67,13 +67,13 @@ class RecordedExecution(NamedTuple):
     worker: int  # number of the instance in its server
     batch: int  # number of the batch of that instance
     formed_ns: int  # monotonic
-    position: int  # of the request, from 0
+    position: int  # of the request in the batch, from 0
     num_requests: int
     rows: int
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """Equal for requests of one batch alone."""
+        """A value that the requests of one batch share, and no others."""
         return self.pid, self.worker, self.batch, self.formed_ns
 
 
@@ -82,11 +82,11 @@ class RecordedRequest:
     """A request that has ended, or was being executed when its instance died (`outcome` DIED)."""
 
     number: int  # in the file or folder, from 1
-    key: int  # names it in its server: one that was being executed at a death may have ended later
+    key: int  # names the request in its server; a DIED one may be executed again, and is recorded again with this key
     model: str
     version: int
     outcome: Outcome
-    asker: str
+    asker: str  # the kind of client, of ASKERS
     id: str
     inputs: tuple[RecordedTensor, ...]
     requested_outputs: tuple[str, ...]
@@ -96,7 +96,7 @@ class RecordedRequest:
     rows: int
     priority: int
     timeout_us: int
-    arrival_ns: int  # wall clock: the request's last bytes had come
+    arrival_ns: int  # wall clock, when the whole request had been received
     points: Points  # monotonic
     responses: tuple[RecordedResponse, ...]
     error: ShoalError | None
@@ -104,13 +104,13 @@ class RecordedRequest:
 
     @property
     def total_ns(self) -> int:
-        """From its last bytes to its end."""
+        """From when the whole request had been received to its last response."""
         return self.points.end_ns - self.points.start_ns
 
 
 class Recording:
-    """The requests of a file, or of all files of a folder, in order. `damage` names each file that could not be read
-    to its end, with the place, once the requests are read."""
+    """The requests of a file, or of all files of a folder, in order. Once they are read, `damage` has each file that
+    could not be read to its end, and the place."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,15 +139,15 @@ class Recording:
 
 
 def request_of(entry: Entry) -> RecordedRequest:
-    """The only request of an entry, with its answer. Raises ValueError or InternalError for an entry that is damaged,
-    or has several."""
+    """The request of an entry that has one, with its answer. Raises ValueError or InternalError for an entry that is
+    damaged, or has several."""
     (request,) = _requests(entry, {})
     return request
 
 
 def answer_of(entry: Entry) -> tuple[RecordedResponse | None, ShoalError | None, int]:
-    """The answer to the only request of an entry without inputs, or its error, and the time of its computation in ns.
-    Raises ValueError or InternalError for an entry that is damaged, or has several."""
+    """For an entry with one request and without inputs: the response, or the error, and the time in ns that the model
+    took. Raises ValueError or InternalError for an entry that is damaged, or has several requests."""
     (words,) = entry.requests
     response, error = _answer(entry, words)
     if words.reason:
@@ -156,7 +156,8 @@ def answer_of(entry: Entry) -> tuple[RecordedResponse | None, ShoalError | None,
 
 
 def _requests(entry: Entry, parts: dict[int, list[RecordedResponse]]) -> Iterator[RecordedRequest]:
-    """The requests of an entry; responses before a request's last wait in `parts`, by its key."""
+    """The requests of an entry that have ended. A response that others follow (PART) is kept in `parts`, by its
+    request's key, until the last one comes."""
     for words, data in zip(entry.requests, entry.inputs, strict=True):
         response, error = _answer(entry, words)
         if words.outcome == Outcome.PART:
@@ -231,9 +232,9 @@ def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTen
 
 
 def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> list[list[RecordedRequest]]:
-    """Group requests by the batch that executed them: batches in the order of their first requests, each in its own
-    order. A request that was not executed is a group by itself, one that was executed again is in two. With `most`,
-    reading stops at the request that begins a further batch."""
+    """Group requests by the batch that executed them: batches in the order of their first requests, each sorted by
+    position. A request that was not executed is a group of its own; one that was executed twice is in two groups. At
+    most `most` groups are read, if it is given."""
     found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
         identity = (request.number,) if request.execution is None else request.execution.identity

@@ -1,10 +1,10 @@
 """Batches whose inputs are not concatenated rows: ragged inputs, and tensors made from the batch itself.
 
     ragged input   all elements of all requests, one request after another: one dimension
-    batch_input    an input that no client sends: the position of each request in the other inputs
-    batch_output   an output with one dimension, of which each request has as many elements as one of its inputs gives
+    batch_input    an input that no client sends: made from the shapes of the other inputs in each request
+    batch_output   an output with one dimension: each request gets as many elements as one of its inputs has
 
-Triton's rules. Pure. Runs in a worker.
+The rules are Triton's (ragged batching). Pure. Runs in a worker.
 """
 
 import math
@@ -34,7 +34,8 @@ def _counts(shapes: _Shapes) -> list[int]:
     return [math.prod(shape) for shape in shapes]
 
 
-#: The values of a batch_input, by its kind; of BATCH_MAX_ELEMENT_COUNT_AS_SHAPE only the shape counts.
+#: Kind of a batch_input → its values, from the source input's shapes. Of BATCH_MAX_ELEMENT_COUNT_AS_SHAPE a model reads
+#: the shape, and not the values.
 _KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
     "BATCH_ELEMENT_COUNT": lambda shapes: np.array(_counts(shapes)),
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
@@ -46,7 +47,7 @@ _KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
 
 
 class RaggedBatches:
-    """The assembly and division of one model's batches."""
+    """Assembles the batches of one model from requests, and divides the outputs among them."""
 
     def __init__(self, config: Config) -> None:
         self._signature = signature = Signature.from_config(config)
@@ -60,17 +61,18 @@ class RaggedBatches:
             for made in config["batch_input"]
             for name in made["target_name"]
         ]
-        #: Outputs that are divided by shape → the inputs that determine the shape.
+        #: Output that is divided by elements, not by rows → the input whose shape each request's part has.
         self.scattered: Mapping[str, str] = {
             name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
         }
 
     def __bool__(self) -> bool:
-        """Whether the model has any such batches."""
+        """Whether the model has ragged inputs, batch_inputs or batch_outputs."""
         return bool(self.inputs or self._kinds or self.scattered)
 
     def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
-        """The requests that can be assembled, each judged by itself; the others fail."""
+        """The requests that can be assembled, here all of them. A subclass may fail some in `answers`, and leave them
+        out."""
         del answers
         return requests
 
@@ -100,7 +102,7 @@ class RaggedBatches:
         return ends
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
-        """Answer each request with its part of the model's outputs; a request without one fails."""
+        """Answer each request with its part of the model's outputs; if an output ends before its part, it fails."""
         if not self.scattered:
             answers.add_batch(requests, outputs)
             return

@@ -1,4 +1,5 @@
-"""A gRPC lane as its calls use it: its requests, its memory, its deadlines, its ways to the road. One thread."""
+"""What a gRPC lane offers to its calls: memory for messages, deadlines and their errors, and ways to hand work to the
+road. One thread, the lane's; grpc_lane.py has the loop."""
 
 import select
 import socket
@@ -16,25 +17,25 @@ from shoal.frontend.lane_loop import GunicornHandle, Lane, reserve
 from shoal.shm.slab import Block
 
 _DEADLINE_EXCEEDED = 4
-#: Of the descriptors that are kept free of connections, one in so many may be a call's on the road (ours: a client has
-#: up to 1024 calls on each of its connections, and the others are for segments, without which a lane ends).
+#: Of the descriptors that connections may not take, one in so many may be that of a call on the road. The others are
+#: for segments, without which a lane ends (ours: a client has up to 1024 calls on each of its connections).
 _RESERVE_PER_CALL = 2
 
 
 class CallLane(Lane[GrpcConnection]):
-    """The part of a gRPC lane that its calls use; GrpcLane is the whole."""
+    """The part of a gRPC lane that its calls use; GrpcLane inherits from it."""
 
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
         super().__init__(front_end, gunicorn)
         self._max_handed_over = reserve() // _RESERVE_PER_CALL
         self.buffers = MessageBuffers(self._port, self._state.upload_pace)
-        #: Private memory for bytes of calls that the road has not taken.
+        #: The limit of private memory for bytes of calls that the road has not read yet.
         self.upload_budget = self._state.upload_budget
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
         self.admissions = AdmissionClient(self)
         # Changed by every pass of the loop.
-        self._dirty: list[GrpcConnection] = []
+        self._dirty: list[GrpcConnection] = []  # connections with bytes to send
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
 
     def close(self, connection: GrpcConnection) -> None:
@@ -45,22 +46,23 @@ class CallLane(Lane[GrpcConnection]):
             connection.close()
 
     def has_output(self, connection: GrpcConnection) -> None:
-        """Note that a connection has bytes to send at the end of this pass."""
+        """Have what a connection has to send sent at the end of this pass."""
         if not connection.is_dirty:
             connection.is_dirty = True
             self._dirty.append(connection)
 
     def deadline_s(self, opening: Opening) -> float:
-        """The monotonic time at which a call that begins now is too late: the client's deadline, or the server's."""
+        """The monotonic time by which a call that begins now must be answered: the earlier of the client's deadline and
+        the server's limit."""
         timeout_s = self._place.request_timeout_s if opening.method.handler is None else self._place.answer_timeout_s
         return self.now_s + (timeout_s if opening.timeout_s is None else min(timeout_s, opening.timeout_s))
 
     def answer_by_s(self) -> float:
-        """The monotonic time at which the next answer of a streamed request is too late."""
+        """The monotonic time by which the next response to a request in a stream must have come."""
         return self.now_s + self._place.request_timeout_s
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
-        """The status and message for a call whose deadline has passed."""
+        """The status and message for a call whose deadline has passed: DEADLINE_EXCEEDED if it was the client's."""
         if (
             not self._state.gives_up
             and opening.timeout_s is not None
@@ -75,7 +77,7 @@ class CallLane(Lane[GrpcConnection]):
         return self._state.no_answer(self._place.request_timeout_s)
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
-        """The call in the form for a handler of the service."""
+        """The call as the service's handlers receive it (service.py)."""
         return GrpcCall(self._state, None, opening.metadata, connection.peer, key=opening.key)
 
     def free(self, block: Block) -> None:
@@ -83,9 +85,9 @@ class CallLane(Lane[GrpcConnection]):
         self._port.slab.free(block.ref)
 
     def may_hand_over(self, num_calls: int) -> bool:
-        """Whether a connection with so many calls on the road may have one more there: each takes a descriptor until
-        it is answered."""
-        # A connection may have half as many as there is room for: every other one finds some.
+        """Whether a connection that has `num_calls` on the road may hand over one more; each call there takes a
+        descriptor until it is answered."""
+        # One connection may take half of what is free, so that other connections always find some.
         return 2 * num_calls < self._max_handed_over - len(self._listeners)
 
     def listen(self, listener: CallSocket) -> None:
@@ -100,11 +102,11 @@ class CallLane(Lane[GrpcConnection]):
         self._poller.unregister(listener.fd)
 
     def watch(self, fd: int, events: int) -> None:
-        """Wait for other events of a listener's descriptor."""
+        """Change the events for which a listener's `serve` is called."""
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """Give the road its end of a socket pair."""
+        """Send the road its end of a socket pair, with the first bytes for it."""
         self._sources.hand_over(theirs, data)
 
     def _on_other(self, fd: int, event: int) -> None:

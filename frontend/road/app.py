@@ -1,5 +1,5 @@
-"""The Flask application of the road: gives a WSGI request to its endpoint (endpoints.py), and makes the response one of
-WSGI. The only file that uses Flask; a road imports it with its first request (road.py).
+"""The Flask application of the road: passes WSGI requests to the endpoints (endpoints.py), and converts responses to
+Flask's. The only file that uses Flask; the road imports it with its first request (road.py).
 
 One function handles every path and method, so Flask routes nothing, answers no HEAD or OPTIONS itself and never sends
 HTML.
@@ -19,7 +19,7 @@ class WsgiResponse(FlaskResponse):
 
 
 def create_app(endpoints: Endpoints) -> Flask:
-    """The application, for any WSGI server."""
+    """The WSGI application that answers with these endpoints."""
     app = Flask("shoal", static_folder=None, template_folder=None)
 
     @app.before_request
@@ -32,12 +32,10 @@ def create_app(endpoints: Endpoints) -> Flask:
 def _to_wsgi(response: Response) -> WsgiResponse:
     status = response.status if response.phrase is None else f"{response.status} {response.phrase}"
     if response.stream is not None:
-        return _closing(WsgiResponse(response.stream, status, list(response.headers)), response)
-    headers = [*response.headers, ("Content-Length", str(sum(map(len, response.chunks))))]
-    return _closing(WsgiResponse(list(map(bytes, response.chunks)), status, headers), response)
-
-
-def _closing(reply: WsgiResponse, response: Response) -> WsgiResponse:
+        reply = WsgiResponse(response.stream, status, list(response.headers))
+    else:
+        headers = [*response.headers, ("Content-Length", str(sum(map(len, response.chunks))))]
+        reply = WsgiResponse(list(map(bytes, response.chunks)), status, headers)
     if response.close is not None:
         reply.call_on_close(response.close)
     return reply

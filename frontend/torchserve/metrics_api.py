@@ -1,10 +1,10 @@
 """TorchServe's metrics: GET /metrics[?name[]=A], with the names that its dashboards know.
 
-Written by hand because prometheus-client appends `_total` to the names of counters. In mode `log` the page is empty, as
-TorchServe's is; in `legacy` it has the counters of inferences; in `prometheus` all. Counters of inferences are those of
-the batcher, and include failed requests, as TorchServe's do. The supervisor adds up the responses of all front ends.
-QueueTime and WorkerThreadTime are means over the requests that have ended since the page was last read, where
-TorchServe has the times of its last request. Runs on the road.
+Written by hand because prometheus-client appends `_total` to the names of counters. By `metrics_mode` of
+config.properties the page is empty (`log`), has the counters of inferences (`legacy`) or all metrics (`prometheus`), as
+TorchServe's has. The batcher counts inferences, failed ones included, as TorchServe does; the supervisor adds up the
+responses of all front ends. QueueTime and WorkerThreadTime are means over the requests that have ended since the page
+was last read, where TorchServe has the times of its last request. Runs on the road.
 """
 
 import shutil
@@ -31,7 +31,7 @@ _BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
 
 
 class _Family(NamedTuple):
-    """A family, and its samples: labels and value."""
+    """A metric family of Prometheus, and its samples, each with labels and a value."""
 
     name: str
     kind: str  # "counter" or "gauge"
@@ -40,14 +40,14 @@ class _Family(NamedTuple):
 
 
 class _Counter(NamedTuple):
-    """A counter of each version."""
+    """A counter that each model version has, read from the version's row of statistics."""
 
     name: str
     unit: str
     read: Callable[[RowView], int]
 
 
-#: The families of mode `legacy`, by versions.
+#: The families of mode `legacy`.
 _COUNTERS = (
     _Counter("ts_inference_requests_total", "Count", lambda row: row.cells["success_count"] + row.cells["fail_count"]),
     _Counter(
@@ -60,7 +60,7 @@ _COUNTERS = (
 
 
 class RecentMeans:
-    """The mean times of the requests that have ended since the last look; without any, the last mean."""
+    """Means over the requests that have ended since the mean was last read. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,8 +69,8 @@ class RecentMeans:
         self._means: dict[str, float] = {}
 
     def read(self, name: str, total_ns: int, count: int) -> float:
-        """The mean of a time in ms, of its total and its number so far; 0 before the first request. After a restart of
-        the counters they count from 0 again."""
+        """The recent mean of one time, in ms, from the sum and the number of all its values so far. If no request has
+        ended since, the last mean; 0 before the first request. Counters may begin again at 0."""
         with self._lock:
             seen_ns, seen = self._totals.get(name, (0, 0))
             if count < seen or total_ns < seen_ns:
@@ -85,30 +85,30 @@ _MEANS = RecentMeans()
 
 
 def metrics(call: HandlerCall) -> Response:
-    """The page of metrics, of which the parameters `name[]` may choose families."""
+    """The page of metrics; if the query has parameters `name[]`, the families of these names only."""
     mode = call.state.torchserve.metrics_mode
     if mode == "log":
         return Response(200, _CONTENT)
     chosen = {value for name, value in parse_qsl(call.query) if name == "name[]"}
-    families = [*_inferences(call)]
+    families = [*_inference_families(call)]
     figures: Mapping[str, Any] = {}
     if mode == "prometheus":
         figures = read_gauges(call.ask) or {}
-        families += [*_requests(figures), *_times(call), *_machine(call)]
+        families += [*_response_families(figures), *_time_families(call), *_machine_families(call)]
     wanted = [each for each in families if (not chosen or each.name in chosen) and _is_declared(call, each.name)]
     text = "".join(line for each in wanted for line in _lines(each))
-    return Response(200, _CONTENT, ((text + _of_handlers(call, figures, chosen)).encode(),))
+    return Response(200, _CONTENT, ((text + _handlers_text(call, figures, chosen)).encode(),))
 
 
 def _is_declared(call: HandlerCall, name: str) -> bool:
-    """Whether metrics.yaml, where there is one, has a family of the server's."""
+    """Whether metrics.yaml declares a family of the server's own; if there is no such file, all are declared."""
     declared = call.state.torchserve.server_metrics
     return declared is None or name in declared
 
 
-def _of_handlers(call: HandlerCall, figures: Mapping[str, Any], chosen: Collection[str]) -> str:
-    """The families that handlers have made, HandlerTime and PredictionTime among them; where metrics.yaml declares
-    those of handlers they alone, also without a sample."""
+def _handlers_text(call: HandlerCall, figures: Mapping[str, Any], chosen: Collection[str]) -> str:
+    """The text of the metrics that models' handlers have made, HandlerTime and PredictionTime among them. If
+    metrics.yaml declares handlers' metrics, exactly those are printed, even without a sample."""
     made = figures.get("custom", ())
     declared = call.state.torchserve.handler_metrics
     if figures and declared is not None:
@@ -136,7 +136,7 @@ def _host() -> dict[str, str]:
     return {"Level": "Host", "Hostname": socket.gethostname()}
 
 
-def _inferences(call: HandlerCall) -> Iterator[_Family]:
+def _inference_families(call: HandlerCall) -> Iterator[_Family]:
     host = socket.gethostname()
     rows = [
         ({"model_name": entry.name, "model_version": _version(call, entry), "hostname": host},
@@ -147,14 +147,14 @@ def _inferences(call: HandlerCall) -> Iterator[_Family]:
         yield _Family(counter.name, "counter", counter.unit, [(labels, counter.read(row)) for labels, row in rows])
 
 
-def _requests(figures: Mapping[str, Any]) -> Iterator[_Family]:
-    """The numbers of responses by status: of all front ends, those that have ended too."""
+def _response_families(figures: Mapping[str, Any]) -> Iterator[_Family]:
+    """The numbers of responses by status, of all front ends there are and have been."""
     answered = figures.get("answered")
     for digit, name in _BY_STATUS.items():
         yield _Family(name, "counter", "Count", [] if answered is None else [(_host(), answered[digit])])
 
 
-def _times(call: HandlerCall) -> Iterator[_Family]:
+def _time_families(call: HandlerCall) -> Iterator[_Family]:
     entries = call.state.models.ready_entries()
     cells = [call.state.read_counters(entry).cells for entry in entries]
     count = sum(each["success_count"] for each in cells)
@@ -171,7 +171,7 @@ def _times(call: HandlerCall) -> Iterator[_Family]:
     yield _Family("WorkerLoadTime", "gauge", "Milliseconds", loaded)
 
 
-def _machine(call: HandlerCall) -> Iterator[_Family]:
+def _machine_families(call: HandlerCall) -> Iterator[_Family]:
     if call.state.torchserve.system_metrics:
         for name, unit, value in system_metrics():
             yield _Family(name, "gauge", unit, [(_host(), value)])
@@ -183,8 +183,8 @@ def _version(call: HandlerCall, entry: ModelEntry) -> str:
 
 
 @cache
-def _reader() -> Cpu:
-    """The reader of this process; the first utilization is that since it was made."""
+def _cpu() -> Cpu:
+    """The source of the CPU's utilization, which is the mean since it was last read, or was made."""
     return Cpu()
 
 
@@ -194,7 +194,7 @@ def system_metrics(
 ) -> Iterator[tuple[str, str, float]]:
     """The gauges of the machine and of its root directory's disk: name, unit and value. `read` is Cpu.read, `disk`
     returns the total, used and free bytes of a path's file system."""
-    figures = (read or _reader().read)()
+    figures = (read or _cpu().read)()
     total, used = figures["memory_total_bytes"], figures["memory_used_bytes"]
     _, disk_used, disk_free = disk("/")
     yield ("CPUUtilization", "Percent", 100 * figures["utilization"])

@@ -1,8 +1,9 @@
-"""What the number of cores decides: the default number of lanes, and how long processes spin (shm/spinning.py).
+"""Defaults that depend on the number of cores: how many lanes there are, and how long processes spin before they sleep
+(shm/spinning.py).
 
-Lanes are as many as the cores can use beside the batcher and the workers. A small request costs the one batcher 74 to
-108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So with four lanes the batcher is the busiest
-process, and on few cores the workers need them.
+The lanes share the cores with the batcher and the workers. A small request costs the one batcher 74 to 108 thousand
+instructions, and a lane 73 to 145 (docs/performance.md). So with four lanes the batcher is the busiest process, and
+further lanes would not help; on few cores the workers need the cores more.
 """
 
 import math
@@ -33,18 +34,19 @@ def _within(number: int, least: int, most: int) -> int:
 
 
 def batcher_spin_ns(options: ServerOptions) -> int:
-    """The longest spin of a batcher; 0, none, on one core, where a spin would only delay what it waits for."""
+    """The longest spin of a batcher. On a single core it is 0: a spin would only delay the process that is awaited."""
     return options.spin_us * 1000 if num_usable_cores() > 1 else 0
 
 
 def worker_spin_ns(options: ServerOptions, placement: Placement) -> int:
-    """The longest spin of a worker; 0 for instances that share a process, as a spinning thread would take the
-    interpreter from the others."""
+    """The longest spin of a worker. For instances that share a process it is 0: a spinning thread would keep the
+    interpreter lock from the others."""
     return 0 if placement.process_cores else batcher_spin_ns(options)
 
 
 def num_usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Cores that this process may use: its affinity or, where less, its control groups' CPU time in cores."""
+    """The number of cores that this process may use: its affinity mask's or, if less, its control groups' CPU quota,
+    rounded up."""
     quota = cpu_quota(proc, cgroups)
     num_cores = len(os.sched_getaffinity(0))
     return num_cores if quota is None else max(1, math.ceil(min(num_cores, quota)))

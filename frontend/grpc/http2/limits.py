@@ -1,4 +1,4 @@
-"""Limits of a client on one connection: sizes, numbers, and how often it may send useless frames. Pure."""
+"""The limits that a client has on one HTTP/2 connection: sizes, numbers, and the rate of frames without use. Pure."""
 
 from typing import NamedTuple
 
@@ -11,45 +11,47 @@ class Limits(NamedTuple):
     #: Bytes of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
     #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
     max_header_bytes: int = 16 * 1024
-    #: Bytes of the header lists of all open streams together, so counted; of lists that are large, and not repeated.
-    #: Ours: 250 tokens of 4 KiB.
+    #: Bytes of the header lists of all open streams together, counted in the same way; equal lists count once, and
+    #: small ones not at all. Ours: 250 different tokens of 4 KiB.
     max_open_header_bytes: int = 1024 * 1024
-    #: Streams open at one time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
+    #: Streams open at one time. Ours: far above h2load's 100 per connection and perf_analyzer's usual concurrency.
     max_streams: int = 1024
     #: Bytes that a client may send on a stream beyond what was credited. Ours: a 4 MiB tensor without waiting.
     stream_window: int = 4 * 1024 * 1024
     #: Bytes that a client may send on all streams together beyond what was credited. Ours: four streams' windows.
     connection_window: int = 16 * 1024 * 1024
-    #: Bytes of a frame's payload. Ours: a large tensor comes in few frames.
+    #: Bytes of a frame's payload. Ours: so large that a large tensor comes in few frames.
     max_frame: int = 1024 * 1024
-    #: CONTINUATIONs of one header list; ours: an honest client fills its frames, so two are many already.
+    #: CONTINUATION frames of one header list. Ours: an honest client fills its frames, and needs two at most.
     max_continuations: int = 16
-    #: Settings in one SETTINGS; RFC 9113 knows six, gRPC two more.
+    #: Parameters in one SETTINGS frame; RFC 9113 knows six, gRPC two more.
     max_settings: int = 64
     #: Bytes of the debug data in a GOAWAY.
     max_debug_bytes: int = 1024
-    #: Streams cancelled by the client: most at once, most per second, and one more for each call answered.
-    #: nghttp2's burst is 1000 at 33/s; ours is wider, since a client whose deadlines pass cancels all it has open.
+    #: Streams that the client cancels (a token bucket): the burst, the rate, and one more for each call answered.
+    #: nghttp2 has 1000 and 33/s; ours is wider, since a client whose deadlines pass cancels all streams it has open.
     reset_burst: int = 2000
     resets_per_s: float = 200.0
-    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones): most at once,
-    #: per second, and for each frame that we sent. Ours: 2000/s cost 0.6 % of a core (3 µs each, measured).
+    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones), a token bucket:
+    #: burst, rate, and more for each frame that we sent. Ours: 2000/s cost 0.6 % of a core (3 µs each, measured).
     nuisance_burst: int = 10_000
     nuisances_per_s: float = 2000.0
     nuisances_per_frame_sent: float = 4.0
-    #: Answers (acknowledgements, resets) that wait for the client to read; ours.
+    #: Our acknowledgements and resets that the client has not read yet; ours.
     max_unsent_answers: int = 10_000
-    #: Pings that come too early, seconds between two of them, and whether that holds with no call open, too (else the
-    #: interval is two hours). Triton's flags and defaults, gRPC core's rules: forgiven when we send HEADERS or DATA.
+    #: The number of pings that may come too early, the seconds that must lie between two pings, and whether these hold
+    #: for a connection without open calls, too (if not, it is two hours there). Triton's flags and defaults; by gRPC
+    #: core's rules the count begins again when we send HEADERS or DATA.
     max_ping_strikes: int = 2
     min_recv_ping_interval_without_data_s: float = 300.0
     keepalive_permit_without_calls: bool = False
-    #: Our own pings in a row, until we send HEADERS or DATA; 0: no limit. Triton's flag and default, gRPC core's rule.
+    #: The pings that we send without HEADERS or DATA between them; 0: no limit. Triton's flag and default, gRPC core's
+    #: rule.
     max_pings_without_data: int = 2
 
 
 def greeting(limits: Limits) -> list[bytes]:
-    """Our SETTINGS, which come first, and the connection's window, which SETTINGS cannot set."""
+    """The server's first frames: its SETTINGS, and a WINDOW_UPDATE for the connection, whose window no setting has."""
     values = {
         frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,
