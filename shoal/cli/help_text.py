@@ -1,9 +1,15 @@
-"""Help in lines as wide as the terminal. It is written for 120 columns; a narrower terminal would break words."""
+"""Help in lines as wide as the terminal. It is written for 120 columns; a narrower terminal would break words. And its
+printing."""
 
+import argparse
 import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 #: The columns for which help is written.
 WRITTEN_COLUMNS = 120
@@ -12,6 +18,15 @@ WRITTEN_COLUMNS = 120
 _HEAD = re.compile(r" +(?:--[a-z, -]+ (?:<[^>]*>|[a-z]+(?:\|[a-z]+)+) |\S(?:.*?\S)?  +)(?=\S)|Usage: ")
 #: The least columns of a text beside its flag: with fewer it begins on the next line, with an indent of so many (ours).
 _LEAST_COLUMNS, _INDENT = 25, 6
+
+
+class HelpPrinter(argparse.ArgumentParser):
+    """An ArgumentParser that raises OSError where its help cannot be written. argparse's own ignores that; until Python
+    3.12 the flush at the process's end failed once more, and told."""
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print the help, to stdout unless a file is given."""
+        print(self.format_help(), end="", file=file)
 
 
 def for_terminal(text: str) -> str:

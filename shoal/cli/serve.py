@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Flag
+from shoal.cli.help_text import HelpPrinter
 from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, as_text, served_paths
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
@@ -152,7 +153,7 @@ class _Formatter(argparse.HelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(HelpPrinter):
     """An ArgumentParser that raises CommandLineError, and answers a shell that completes a command."""
 
     def parse_args(  # type: ignore[override]  # of its two forms, the one that is used

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.cli.help_text import HelpPrinter
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.properties import PropertiesError, format_properties, read_properties
@@ -59,7 +60,7 @@ def torchserve(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = HelpPrinter(
         prog="torchserve",
         description="Serve TorchServe's model store as TorchServe does. docs/migrate-from-torchserve.md has every key "
         "of config.properties and every difference.",
