@@ -17,6 +17,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from shoal.file_kinds import is_dir
 from shoal.recorder.segment_file import file_head, pack_frame
 
 _log = logging.getLogger(__name__)
@@ -155,4 +156,4 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def files_of(path: Path) -> list[Path]:
     """The files of a recording in their order: `path` itself, or those of the folder."""
-    return sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    return sorted(path.glob(f"*{SUFFIX}")) if is_dir(path) else [path]

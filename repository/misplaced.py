@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
+from shoal.file_kinds import exists, is_dir
 from shoal.model_config.backends import PLATFORMS
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.scan import is_version_name
@@ -20,8 +21,8 @@ def is_model(directory: Path) -> bool:
     """Whether a directory is that of a model, not a repository of models: it has a configuration, or a version."""
     if os.path.lexists(directory / CONFIG_FILENAME):  # a link that points nowhere, too
         return True
-    return directory.is_dir() and any(
-        is_version_name(each.name) for each in directory.iterdir() if each.is_dir() or lost_link(each)
+    return is_dir(directory) and any(
+        is_version_name(each.name) for each in directory.iterdir() if is_dir(each) or lost_link(each)
     )
 
 
@@ -42,9 +43,9 @@ def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentEr
 def _advice(directory: Path) -> str:
     """Advice on what to move or rename so that the model has a version; "" if it has one, or cannot be read."""
     try:
-        entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
-        is_in_model = (directory.parent / CONFIG_FILENAME).exists()
-        has_models = any(is_dir and is_model(directory / name) for name, is_dir in entries.items())
+        entries = {entry.name: is_dir(entry) for entry in sorted(directory.iterdir())}
+        is_in_model = exists(directory.parent / CONFIG_FILENAME)
+        has_models = any(is_folder and is_model(directory / name) for name, is_folder in entries.items())
     except OSError:
         return ""
     for name in entries:
@@ -63,9 +64,9 @@ def _advice(directory: Path) -> str:
     first = directory / "1"
     if files:
         return f"'{files[0]}' lies in the model's directory itself: move it into a version's, to '{first / files[0]}'"
-    for name, is_dir in entries.items():
+    for name, is_folder in entries.items():
         number = name.lstrip("vV_-.")
-        if is_dir and is_version_name(number):
+        if is_folder and is_version_name(number):
             return (
                 f"'{directory / name}' is no version, whose directory has a number for its name: rename it to "
                 f"'{directory / number}'"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.file_kinds import exists, is_dir, is_file
 from shoal.model_config.checks import is_inside
 from shoal.repository.identifier import MAX_NAME_BYTES, ModelIdentifier, is_model_name
 
@@ -143,9 +144,9 @@ def model_file(
             f"model file '{filename}' of model '{config['name']}' is outside its version directory '{version_dir}'; "
             "name a file in it"
         )
-    if not path.exists():
+    if not exists(path):
         raise UnavailableError(f"unable to find '{path}' for model instance '{instance_name}'")
-    if not path.is_file() and not path.is_dir():  # a framework would wait for the writer of a FIFO, or read a device on
+    if not is_file(path) and not is_dir(path):  # a framework would wait for the writer of a FIFO, or read a device on
         raise UnavailableError(
             f"'{path}' for model instance '{instance_name}' cannot be read: it is not a regular file; put the model's "
             "file in its place"
@@ -156,7 +157,7 @@ def model_file(
 def _directories(parent: Path) -> list[Path]:
     """The visible directories in `parent`, sorted by name."""
     try:
-        return sorted(entry for entry in parent.iterdir() if entry.name[0] != "." and entry.is_dir())
+        return sorted(entry for entry in parent.iterdir() if entry.name[0] != "." and is_dir(entry))
     except OSError as error:
         raise InvalidArgumentError(
             f"failed to read the directory '{parent}': {error.strerror}; "

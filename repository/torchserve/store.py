@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ShoalError
+from shoal.file_kinds import exists, is_dir, is_file
 from shoal.model_config import files
 from shoal.model_config.load import parse_override, prepare_config
 from shoal.repository.found import FoundModel, FoundVersion
@@ -115,7 +116,7 @@ class TorchServeStore:
         is unchanged or gone: a model outlives its archive. Raises ShoalError like `register`."""
         path = None if is_url(request.url) else self._path(request.url, is_trusted=True)
         try:
-            if path is not None and path.is_dir():
+            if path is not None and is_dir(path):
                 path = _entered(path)
         except OSError:  # no longer readable, which ends no model either
             return None
@@ -151,7 +152,7 @@ class TorchServeStore:
                 f"Model store '{self.settings.directory}' cannot be read: {error.strerror}",
             ) from error
         chosen = [
-            each for each in entries if each.name[0] != "." and (each.name.endswith(_ENDINGS) or each.is_dir())
+            each for each in entries if each.name[0] != "." and (each.name.endswith(_ENDINGS) or is_dir(each))
         ]  # fmt: skip
         return [StoreRequest(each.name, is_startup=True) for each in chosen]
 
@@ -166,9 +167,9 @@ class TorchServeStore:
         is_unpacked = request.part is not None and bool(request.part.unpacked)
         path = self._path(url, is_trusted=request.is_startup or is_unpacked)
         try:
-            if path is not None and path.is_dir():
+            if path is not None and is_dir(path):
                 return _Place(_entered(path), True, False)
-            if path is not None and path.is_file():
+            if path is not None and is_file(path):
                 return _Place(path, False, False)
         except OSError as error:  # a name that is too long, or a directory that the server's user may not read
             raise torchserve_error(
@@ -258,7 +259,7 @@ class TorchServeStore:
                 "'handler', or in default_service_handler"
             )
         for file in (manifest and (manifest.serialized_file, manifest.model_file, manifest.config_file)) or ():
-            if file and not (model_dir / file).exists():
+            if file and not exists(model_dir / file):
                 raise invalid_model(f"{MANIFEST} of model '{name}' names '{file}', which the archive lacks")
 
     def _yaml(self, manifest: Manifest | None, model_dir: Path) -> Mapping[str, Any]:
@@ -281,7 +282,7 @@ def default_name(url: str) -> str:
 def _entered(folder: Path) -> Path:
     """A folder, or the only folder in it."""
     entries = [each for each in folder.iterdir() if each.name[0] != "."]
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() and not (folder / MANIFEST).exists() else folder
+    return entries[0] if len(entries) == 1 and is_dir(entries[0]) and not exists(folder / MANIFEST) else folder
 
 
 def remove_download(archive: Path) -> None:

@@ -12,6 +12,7 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.served_paths import absent
 from shoal.cli.verb import EXIT_DONE, VerbParser, not_empty, run_verb
 from shoal.errors import ShoalError
+from shoal.file_kinds import is_dir, is_file
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.findings import Finding
@@ -54,10 +55,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if not arguments.places:
         raise CommandLineError(_QUESTION)
     for place in arguments.places:
-        if not place.is_dir():
+        if not is_dir(place):
             raise CommandLineError(
                 f"'{place}' is a file, and what is checked is the directory of a model or of several."
-                if place.is_file()
+                if is_file(place)
                 else absent("directory", place)
             )
     try:

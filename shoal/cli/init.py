@@ -20,6 +20,7 @@ from shoal.cli.skops_files import described
 from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, run_verb, show
 from shoal.errors import ShoalError
+from shoal.file_kinds import exists, is_file
 from shoal.model_config.files import CONFIG_FILENAME
 
 _HELP = """\
@@ -85,7 +86,7 @@ def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     directory: Path = arguments.directory
     source: Path | None = arguments.source
-    if directory.exists():
+    if exists(directory):
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
     if source is not None:
         _check(source)
@@ -127,7 +128,7 @@ def _check(source: Path) -> None:
     """Raise CommandLineError for a model's file that is not there or of no known kind, FailedError for one that cannot
     be read, as far as that shows before anything is written."""
     try:
-        if not source.is_file():
+        if not is_file(source):
             raise CommandLineError(absent("file", source))
         if source.suffix not in {*_BACKENDS, *_FOREST_ENDINGS}:
             known = ", ".join([*_BACKENDS, *_FOREST_ENDINGS])

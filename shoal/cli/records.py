@@ -13,6 +13,7 @@ from shoal.cli.models import table
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb
+from shoal.file_kinds import exists
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.bf16 import Array
@@ -69,11 +70,11 @@ def open_recording(text: str) -> "tuple[Recording, int]":
     if not text:
         raise CommandLineError(WHICH_RECORDING)
     path, number = Path(text), 0
-    if not path.exists():
+    if not exists(path):
         name, mark, digits = text.rpartition("#")
         if mark and digits.isascii() and digits.isdecimal():
             path, number = Path(name), int(digits)
-    if not path.exists():
+    if not exists(path):
         raise CommandLineError(f"There is no recording '{path}'.")
     if not files_of(path):
         raise CommandLineError(f"There is no recording in '{path}': its files end in {SUFFIX}.")

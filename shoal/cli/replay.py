@@ -12,6 +12,7 @@ from shoal.cli.records import WHICH_RECORDING, complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, models_on_stderr, run_verb
+from shoal.file_kinds import is_dir
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.replay_comparison import Answer, Difference
@@ -103,7 +104,7 @@ def _resolve_target(arguments: argparse.Namespace) -> None:
     these."""
     target = arguments.against or ""
     is_version = target.isascii() and target.isdecimal()
-    if not (is_version or (target and Path(target).is_dir())):
+    if not (is_version or (target and is_dir(Path(target)))):
         return
     name = "version" if is_version else "repo"
     if getattr(arguments, name) is not None:

@@ -16,6 +16,7 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.served_paths import absent
 from shoal.cli.verb import EXIT_DONE, FailedError, VerbParser, models_on_stderr, run_verb, show_error
 from shoal.errors import ShoalError
+from shoal.file_kinds import is_dir, is_file
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -87,8 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
         level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s", handlers=[handler]
     )
     model = Path(os.path.realpath(arguments.model))  # Path.resolve raises RuntimeError for a link to itself
-    if not model.is_dir():
-        if model.is_file():
+    if not is_dir(model):
+        if is_file(model):
             raise CommandLineError(
                 f"'{arguments.model}' is a file: 'shoal init <model directory> --from {arguments.model}' writes the "
                 "directory of a model with it."

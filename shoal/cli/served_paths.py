@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.config_text import as_pbtxt, quoted
 from shoal.errors import UnavailableError
+from shoal.file_kinds import is_dir, is_file
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model, lost_link
 from shoal.repository.scan import is_version_name
@@ -97,12 +98,12 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     linked: list[LinkedModel] = []
     with _explained():
         files = list(_expanded(paths))
-        to_link = {path for path in files if not path.is_dir() or is_model(path)}
+        to_link = {path for path in files if not is_dir(path) or is_model(path)}
         # Only where it is needed: a container may have no place for temporary files.
         made = temporary_directory() / f"shoal-serve-{secrets.token_hex(8)}" if to_link else Path()
     with _removed(made) if to_link else nullcontext():
         with _explained():
-            of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and path.is_file()])
+            of_skops = _of_skops([path for path in files if path.suffix == _SKOPS and is_file(path)])
             for path in files:
                 if path not in to_link:
                     repositories.append(path)
@@ -156,12 +157,12 @@ def as_text(model: LinkedModel) -> str:
 def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
     """The paths; in place of a directory that has model files, and no model's directory, these files."""
     for path in paths:
-        if not path.is_dir() or is_model(path):
+        if not is_dir(path) or is_model(path):
             yield path
             continue
         entries = sorted(path.iterdir())
-        files = [each for each in entries if each.is_file() and _is_served(each)]
-        if files and not any(each.is_dir() and is_model(each) for each in entries):
+        files = [each for each in entries if is_file(each) and _is_served(each)]
+        if files and not any(is_dir(each) and is_model(each) for each in entries):
             yield from files
         else:
             yield path
@@ -185,9 +186,9 @@ def _of_skops(files: list[Path]) -> "OfSkops":
 
 def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
     """Link a model's directory or file into the temporary repository. Raises PathError."""
-    if path.is_dir():
+    if is_dir(path):
         model = LinkedModel(path.resolve().name, path, "")
-    elif path.is_file():
+    elif is_file(path):
         model = _described(path, of_skops)
     else:
         raise PathError(absent("file or directory", path))

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
+from shoal.file_kinds import is_dir
 from shoal.model_config import backends, pbtxt
 from shoal.model_config.chat_templates import with_chat_template
 from shoal.model_config.checks import check_unfinished
@@ -92,7 +93,7 @@ def _named(config: Config, name: str) -> Config:
 def _first_directory(model_dir: Path) -> frozenset[str]:
     """The entries of the first sub-directory by name, where Triton looks for the model's file."""
     try:
-        directories = sorted(entry for entry in model_dir.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        directories = sorted(entry for entry in model_dir.iterdir() if is_dir(entry) and entry.name[0] != ".")
         return frozenset(os.listdir(directories[0])) if directories else frozenset()
     except OSError as error:
         raise InvalidArgumentError(
