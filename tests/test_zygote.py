@@ -139,7 +139,8 @@ def test_a_child_has_no_descriptor_but_its_standard_ones(zygote: Zygote) -> None
     assert {number for number, target in fds.items() if target.startswith(("socket:", "anon_inode:"))} == set()
     assert fds["1"] == fds["2"]
     assert fds["1"].startswith("pipe:")
-    assert set(fds) == {"0", "1", "2"}
+    # libffi of Debian 14, which ctypes calls, keeps its own file open.
+    assert {number for number, target in fds.items() if "/libffi.so" not in target} == {"0", "1", "2"}
 
 
 def test_children_differ_in_their_random_numbers_and_their_environment(zygote: Zygote) -> None:

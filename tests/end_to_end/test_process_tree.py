@@ -223,6 +223,7 @@ def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: 
     for pid in zygotes:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
         targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        targets = [target for target in targets if "/libffi.so" not in target]  # newer ones keep their own file open
         assert [target.partition(":")[0] for target in targets].count("socket") == 1
         assert len(targets) == 4
         assert "shoal-" not in Path(f"/proc/{pid}/maps").read_text()

@@ -110,4 +110,4 @@ def test_a_plan_that_is_damaged_or_no_file_serves_the_model(repository: Path) ->
     (repository / "m" / "rollout.json").write_text("[" * 60_000)
     with serving_to_the_end(repository) as server:
         assert answered(server) == {"3"}
-        assert server.read_log(b"its rollout.json is no rollout: maximum recursion depth")
+        assert server.read_log(b"its rollout.json is no rollout: ")

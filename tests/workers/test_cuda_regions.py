@@ -1,5 +1,6 @@
 """workers/cuda_regions.py on a fake GPU: which handles are open when, and what is read and written where."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,10 @@ def test_a_lost_gpu_is_no_fault_of_the_request(runtime: Any, tmp_path: Path, mon
         CudaRegions().read(place(tmp_path, "a"), 0, 1)
 
 
-def test_without_cuda_the_package_is_named(tmp_path: Path) -> None:
+def test_without_cuda_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name in ("cuda", "shoal.workers.cuda") or name.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cuda", None)  # PyTorch of the package index brings it
     with pytest.raises(UnavailableError, match=r"^CUDA shared memory needs the package cuda-bindings in "):
         CudaRegions().read(place(tmp_path, "a"), 0, 1)
 
