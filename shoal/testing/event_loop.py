@@ -77,13 +77,19 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         """Run until every coroutine waits."""
         self._is_woken = False
         # A test may itself be a coroutine, as every cell of a notebook is; so may a model that waits for this loop's.
+        # From Python 3.14 on a thread, not each loop, has a current task: no other could take a step meanwhile.
         outer = asyncio._get_running_loop()
+        task = asyncio.current_task(outer) if outer else None
+        if outer and task:
+            asyncio.tasks._leave_task(outer, task)
         asyncio._set_running_loop(None)
         try:
             with self._around():
                 self.run_forever()
         finally:
             asyncio._set_running_loop(outer)
+            if outer and task:
+                asyncio.tasks._enter_task(outer, task)
             self.is_claimed = False
 
     def _stop_at(self, timeout: float | None) -> None:
