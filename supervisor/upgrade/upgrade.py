@@ -308,12 +308,16 @@ class Upgrade:
             models = self._carried.models()
         except OSError as error:
             raise UpgradeError(f"files that came with loads cannot be copied for the new server: {error}") from error
+        served = set(self._carried.serving())
         new.member.send(models)
         settled = await new.reported(messages.ModelsSettled, "loaded its models")
-        missing = set(self._carried.serving()) - {(name, version) for name, version in settled.serving}
-        if missing:
-            lost = [f"'{name}' version {version}" for name, version in sorted(missing)]
-            raise UpgradeError(f"the new server does not serve what this one does: {', '.join(lost)}; see its log")
+        missing = set(self._carried.serving()) - set(map(tuple, settled.serving))
+        if lost := missing & served:
+            raise UpgradeError(f"the new server does not serve what this one does: {_list(lost)}; see its log")
+        if missing:  # loads that were under way when the upgrade began
+            raise UpgradeError(
+                f"{_list(missing)} has come up here while the new server loaded its models; upgrade again"
+            )
         self._check_state()
         self._carried.follow(new.member)
         new.member.send(self._carried.settings())
@@ -339,6 +343,10 @@ class Upgrade:
                 writer.check_held()
             except ValueError as error:
                 raise UpgradeError(f"{error} by the new server; upgrade again") from error
+
+
+def _list(versions: set[tuple[str, int]]) -> str:
+    return ", ".join(f"'{name}' version {version}" for name, version in sorted(versions))
 
 
 def guarded(

@@ -127,6 +127,27 @@ def test_a_new_server_is_sent_nothing_while_a_state_file_that_it_reads_is_being_
     assert upgrading.file.read() == [2]
 
 
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ([("m", 1), ("n", 2)], "the new server does not serve what this one does: 'n' version 2; see its log"),
+        ([("m", 1)], "'n' version 2 has come up here while the new server loaded its models; upgrade again"),
+    ],
+)
+def test_what_the_new_server_does_not_serve_ends_the_upgrade(
+    rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[tuple[str, int]], reason: str
+) -> None:
+    """A load that was under way when the upgrade began may end later; the new server's log says nothing of that."""
+    upgrading, serving = Upgrading(rig, tmp_path), before
+    monkeypatch.setattr(upgrading.upgrade._carried, "serving", lambda: serving)
+    upgrading.begin()
+    rig.clock.until(lambda: bool(upgrading.new.read()))
+    serving = [("m", 1), ("n", 2)]
+    upgrading.new.say(ModelsSettled([("m", 1)]))
+    rig.clock.until(lambda: bool(upgrading.ended))
+    assert upgrading.reason == reason
+
+
 def test_files_of_loads_that_cannot_be_copied_end_the_upgrade(
     rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
