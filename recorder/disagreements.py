@@ -15,7 +15,7 @@ from shoal.messages.to_comparator import AnswersCompared
 from shoal.recorder import entry
 from shoal.recorder.comparing_function import ComparingFunction
 from shoal.recorder.comparison import ValueDifference, value_differences
-from shoal.recorder.entry import EntryError
+from shoal.recorder.entry import Entry, EntryError
 from shoal.recorder.recorded import RecordedRequest, RecordedResponse, RecordedTensor, answer_of, request_of
 from shoal.shadow import Pair, ShadowRule, worst
 from shoal.tolerance import Tolerance, read_tolerance
@@ -64,13 +64,18 @@ class Disagreements:
         self._functions = {each.pair: ComparingFunction(Path(each.function)) for each in known if each.function}
 
     def take(self, memory: memoryview) -> None:
-        """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for one that is
-        damaged."""
-        compared = read_pair(memory)
-        found = differences(compared, self._tolerances.get(compared.pair, Tolerance()))
-        if compared.error is None and (function := self._functions.get(compared.pair)) is not None:
-            found = [*own_differences(compared, function), *found]
-        counts = self._counts.setdefault(compared.pair, _Counts())
+        """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for one that is damaged,
+        which counts as dropped as far as its versions can be read."""
+        entries = entries_of(memory)
+        counts = self._counts.setdefault(_pair(*entries), _Counts())
+        try:
+            compared = compared_of(*entries)
+            found = differences(compared, self._tolerances.get(compared.pair, Tolerance()))
+            if compared.error is None and (function := self._functions.get(compared.pair)) is not None:
+                found = [*own_differences(compared, function), *found]
+        except (ShoalError, ValueError):
+            counts.dropped += 1
+            raise
         points = compared.request.points
         counts.primary_ns += max(0, points.compute_end_ns - points.compute_start_ns)
         counts.shadow_ns += compared.compute_ns
@@ -83,7 +88,7 @@ class Disagreements:
 
     def drop(self, memory: memoryview) -> None:
         """Count the pair of answers in an entry as one that is not compared. Raises as `take` does."""
-        self._counts.setdefault(read_pair(memory).pair, _Counts()).dropped += 1
+        self._counts.setdefault(_pair(*entries_of(memory)), _Counts()).dropped += 1
 
     def reports(self) -> list[AnswersCompared]:
         """Messages with the counts of all answers compared since the last call."""
@@ -97,8 +102,8 @@ class Disagreements:
         ]  # fmt: skip
 
 
-def read_pair(memory: memoryview) -> Compared:
-    """The two answers in an entry. Raises EntryError, ShoalError or ValueError for one that is damaged."""
+def entries_of(memory: memoryview) -> tuple[Entry, Entry]:
+    """The two entries in one of the ring. Raises EntryError or ValueError for one that is damaged."""
     if len(memory) < entry.PAIR_HEAD.size:
         raise EntryError(f"{len(memory)} bytes are no pair of entries")
     (nbytes,) = entry.PAIR_HEAD.unpack_from(memory)
@@ -106,7 +111,16 @@ def read_pair(memory: memoryview) -> Compared:
     first, second = entry.unpack(memory[start : start + nbytes]), entry.unpack(memory[start + nbytes :])
     if first.model != second.model:
         raise EntryError(f"answers of the models '{first.model}' and '{second.model}'")
-    return Compared(Pair(first.model, first.version, second.version), request_of(first), *answer_of(second))
+    return first, second
+
+
+def _pair(first: Entry, second: Entry) -> Pair:
+    return Pair(first.model, first.version, second.version)
+
+
+def compared_of(first: Entry, second: Entry) -> Compared:
+    """The two answers in two entries. Raises ShoalError or ValueError for damaged ones."""
+    return Compared(_pair(first, second), request_of(first), *answer_of(second))
 
 
 def differences(compared: Compared, tolerance: Tolerance) -> list[ValueDifference]:

@@ -39,7 +39,7 @@ from shoal.tolerance import read_tolerance
 _log = logging.getLogger(__name__)
 
 #: Keys of the batcher's counts: requests that were mirrored; and pairs dropped as the comparator was behind, to which
-#: those are added during whose comparison a comparator has ended.
+#: those are added that cannot be read, or during whose comparison a comparator has ended.
 _MIRRORED, _COMPARATOR = "mirrored", "comparator"
 #: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
 #: which is not served while its model serves others (ours).

@@ -9,7 +9,7 @@ from shoal.batcher.scheduling.shadow_queue import MAX_WAITING, PATIENCE_NS
 from shoal.datatypes import UINT8
 from shoal.errors import InternalError
 from shoal.messages.from_batcher import RequestsMirrored
-from shoal.recorder.disagreements import Compared, read_pair
+from shoal.recorder.disagreements import Compared, compared_of, entries_of
 from shoal.request import CudaTensorRef, InferRequest, InferResponse, TensorRef, pack_request, pack_response
 from shoal.shadow import ShadowRule
 from shoal.shm import layout
@@ -111,7 +111,7 @@ class Play:
         self.step()
 
     def compared(self) -> list[Compared]:
-        found = [read_pair(memory) for memory in self._reader.read()]
+        found = [compared_of(*entries_of(memory)) for memory in self._reader.read()]
         self._reader.acknowledge()
         return found
 

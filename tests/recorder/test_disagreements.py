@@ -155,6 +155,19 @@ def test_a_pair_that_is_dropped_is_counted_for_its_versions() -> None:
     assert (report.agreed, report.disagreed, report.primary_ns, report.examples) == (0, 0, 0, [])
 
 
+def test_a_pair_that_cannot_be_compared_counts_as_dropped() -> None:
+    """Every mirrored request is in one of the figures."""
+    disagreements = Disagreements([("m", 1, 2, 1.0, "")])
+    whole, empty = answered(1, values(3, 4)), answered(2, values(3, 4), shape=(1, 3))
+    with pytest.raises(ValueError, match="reshape"):
+        disagreements.take(pair(whole, empty))
+    disagreements.take(pair(whole, answered(2, values(3, 4))))
+    disagreements.drop(pair(whole, empty))
+    (report,) = disagreements.reports()
+    assert (report.agreed, report.disagreed, report.dropped) == (1, 0, 2)
+    assert report.shadow_ns == 2  # of the compared pair alone
+
+
 def test_damaged_pairs_raise_what_the_comparator_expects() -> None:
     whole, random = bytes(pair(answered(1, values(3, 4)), answered(2, values(3, 5)))), Random(4)
     disagreements = Disagreements([("m", 1, 2, 1.0, "atol=1")])
