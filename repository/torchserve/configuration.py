@@ -160,6 +160,7 @@ def configuration(
             f"{key} of model '{name}' has no effect: {reason}" for key, reason in _NO_EFFECT.items() if yaml.get(key)
         ]
     parameters = {**settings.environment, **_parameters(sources, least, most)}
+    said = {key: {"string_value": _text(value)} for key, value in parameters.items() if value not in (None, "")}
     config: dict[str, Any] = {
         "name": name,
         "backend": BACKEND,
@@ -170,7 +171,7 @@ def configuration(
         **(_sequences(yaml, sources.batch_size, least) if sources.is_sequential else _dynamic_batching(sources)),
         "instance_group": instance_groups(max(1, least), gpus),
         "model_transaction_policy": {"decoupled": sources.streams},
-        "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _is_set(value)},
+        "parameters": said,
     }
     return config, warnings
 
@@ -318,10 +319,6 @@ def _gpus(facts: ArchiveFacts, settings: StoreSettings, machine: Machine, warnin
         )
         return gpus
     return tuple(dict.fromkeys(wanted))
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None and value != ""
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -113,7 +114,7 @@ def parse(
         if flag.is_honoured:
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
-    settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
+    settings |= {option: _COLLECT.get(option, itemgetter(-1))(values) for option, values in given.items()}
     settings |= _repositories(settings.pop("model_store", ()), settings.pop("load_models", None), settings)
     options = replace(defaults, **settings)
     options = replace(options, **_following(options, settings))
@@ -329,10 +330,6 @@ def _by_api(flag: str, word: str, restrictions: Sequence[tuple[Sequence[str], st
 
 def _without_repeats(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
-
-
-def _last(values: Sequence[Any]) -> Any:
-    return values[-1]
 
 
 #: By option, how several values are combined; for other options the last one counts, as with getopt.

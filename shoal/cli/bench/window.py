@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-def _latencies() -> "array[int]":
-    return array("Q")
-
-
 @dataclass(slots=True)
 class Window:
     """The requests that ended within a time; filled by the load while it runs."""
 
     duration_ns: int = 0
-    latencies_ns: "array[int]" = field(default_factory=_latencies)  # of requests that succeeded
+    latencies_ns: "array[int]" = field(default_factory=lambda: array("Q"))  # of requests that succeeded
     errors: Counter[str] = field(default_factory=Counter)  # by the server's sentence
     idle_ns: int = 0  # the client waited for answers, or for the next request's time
     cpu_ns: int = 0  # the client's CPU time
