@@ -26,6 +26,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.errors import HaltServer
 
 from shoal.frontend.standstill import standstill_s
+from shoal.open_files import explain_start
 from shoal.process import END_SIGNALS
 
 #: The worker class of each role.
@@ -158,7 +159,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
             try:
                 self.spawn_worker()
             except OSError as error:  # the system refuses a fork, or a descriptor
-                self.log.error("a front end '%s' cannot be started: %s", role.name, error)
+                self.log.error("a front end '%s' cannot be started: %s", role.name, explain_start(error))
                 role.ended(time.monotonic(), served_s=0.0)
 
     def murder_workers(self) -> None:

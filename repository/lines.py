@@ -10,6 +10,7 @@ from threading import Lock, Semaphore, Thread
 from typing import Generic, TypeVar
 
 from shoal.errors import UnavailableError
+from shoal.open_files import RAISE_TASKS
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Lines(Generic[T]):
         except RuntimeError as error:
             with self._lock:
                 del self._waiting[line]
-            raise UnavailableError(f"the reader of model repositories has no thread: {error}") from error
+            raise UnavailableError(f"the reader of model repositories has no thread: {error}. {RAISE_TASKS}") from error
 
     def _work(self, line: str) -> None:
         with self._places:

@@ -1,4 +1,5 @@
-"""How many file descriptors this process has and may have, and the sentence for one that has none left.
+"""How many file descriptors this process has and may have, and the sentences for a server that gets no more of them, or
+no more processes.
 
 Used in every process.
 """
@@ -14,6 +15,10 @@ MOST = 1 << 20
 _OPEN = "/proc/self/fd"
 #: The remedy for too few descriptors.
 RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
+#: The remedy for too few processes.
+RAISE_TASKS = (
+    "Raise the limit of processes and threads: TasksMax= of the systemd unit, --pids-limit of a container, or ulimit -u"
+)
 
 
 def limit() -> int:
@@ -48,3 +53,10 @@ def explain(error: BaseException) -> str:
     if number == errno.ENFILE:
         return "no file descriptor is left on this machine. Raise the limit of all processes: sysctl fs.file-max"
     return str(error)
+
+
+def explain_start(error: BaseException) -> str:
+    """The text of an error of a start: like `explain`, and with the remedy where the limit of processes is reached."""
+    if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+        return f"this user, or its control group, may have no further process. {RAISE_TASKS}"
+    return explain(error)

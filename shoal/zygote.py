@@ -38,6 +38,7 @@ from shoal.messages.to_zygote import (
     ZygoteReady,
     ZygoteUnfit,
 )
+from shoal.open_files import explain_start
 from shoal.process import die_with_parent, finish, ignore_group_signals, set_title, trim_heap
 
 
@@ -102,7 +103,7 @@ def _serve(channel: Channel) -> Fork:
                     return order
         except OSError as error:
             log.put(
-                sys.stderr, f"a zygote cannot fork: {error}\n"
+                sys.stderr, f"a zygote cannot fork: {explain_start(error)}\n"
             )  # it has no log settings; its stderr is the server's
         close_descriptors(order)
 

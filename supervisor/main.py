@@ -19,6 +19,7 @@ from shoal.supervisor.kernel import check_kernel
 from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.pid_file import PidFile, PidFileError, end_tidily
+from shoal.supervisor.process_limits import check_process_limits
 from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.processes.mps import check_mps
 from shoal.supervisor.service import Notifier
@@ -79,6 +80,7 @@ def _prepare(options: ServerOptions, log_settings: LogSettings, origin: Origin) 
     if origin.predecessor is not None:
         options = origin.predecessor.with_models(options)
     check_limit()
+    check_process_limits()
     check_kernel()
     machine = find_machine(options, os.environ, server_cores())
     if options.cuda_mps:

@@ -23,7 +23,7 @@ from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings, PoisonFound
 from shoal.messages.to_comparator import ComparatorConnected
 from shoal.messages.to_recorder import RecorderConnected
-from shoal.open_files import explain
+from shoal.open_files import explain, explain_start
 from shoal.options import ServerOptions
 from shoal.placement import Machine
 from shoal.process import adopt_orphans
@@ -213,7 +213,7 @@ class Supervisor:
         if self._predecessor is not None:
             self._predecessor.fail(str(error or "it has failed"))
         if isinstance(error, (_CannotServeError, ShoalError, OutOfSharedMemoryError, OSError)):
-            _log.error("%s", error)
+            _log.error("%s", explain_start(error))
         elif isinstance(error, Exception):
             report(self, error)
             _log.error("the server ends: it cannot start" if not self._is_serving else f"the server ends: {error!r}")

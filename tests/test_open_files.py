@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal import open_files
-from shoal.open_files import explain, limit, num_open
+from shoal.open_files import RAISE_TASKS, explain, explain_start, limit, num_open
 from tests.scarcity import limited, no_descriptors_left
 
 RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
@@ -50,6 +50,12 @@ def test_an_error_for_lack_of_descriptors_names_limit_and_cure() -> None:
         told = explain(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert told == f"no file descriptor is left, a process of the server's may have 200. {RAISE}"
     assert "fs.file-max" in explain(OSError(errno.ENFILE, os.strerror(errno.ENFILE)))
+
+
+def test_a_start_for_which_no_process_is_left_names_the_cure() -> None:
+    told = explain_start(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    assert told == f"this user, or its control group, may have no further process. {RAISE_TASKS}"
+    assert explain_start(OSError(errno.ENOMEM, "Cannot allocate memory")) == "[Errno 12] Cannot allocate memory"
 
 
 def test_other_errors_say_what_they_say() -> None:

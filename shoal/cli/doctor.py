@@ -172,6 +172,11 @@ def _descriptors(facts: MachineFacts) -> Iterator[Row]:
     yield _noted("descriptors", found, advice if facts.descriptors < _DESCRIPTORS else "")
 
 
+def _limits(facts: MachineFacts) -> Iterator[Row]:
+    if facts.low_limit:
+        yield Row(BAD, "limits", "too low for a server", facts.low_limit)
+
+
 def _clock(facts: MachineFacts) -> Iterator[Row]:
     advice = "each look enters the kernel; see /sys/devices/system/clocksource/clocksource0/available_clocksource"
     yield _noted("clock", f"{facts.clock_ns} ns a look", advice if facts.clock_ns > _SLOW_CLOCK_NS else "")
@@ -195,5 +200,5 @@ def _ports(facts: MachineFacts) -> Iterator[Row]:
 
 
 _EXAMINATIONS: tuple[Callable[[MachineFacts], Iterator[Row]], ...] = (
-    _shoal, _interpreter, _frameworks, _kernel, _cores, _memory, _dev_shm, _descriptors, _clock, _gpus, _ports,
+    _shoal, _interpreter, _frameworks, _kernel, _cores, _memory, _dev_shm, _descriptors, _limits, _clock, _gpus, _ports,
 )  # fmt: skip

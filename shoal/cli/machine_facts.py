@@ -53,6 +53,7 @@ class MachineFacts(NamedTuple):
     overcommit: int  # vm.overcommit_memory
     dev_shm_nbytes: int | None  # free bytes; None: there is no /dev/shm that can be written
     descriptors: int  # the hard limit
+    low_limit: str  # a limit of processes or address space that keeps a server from starting; "": none
     clock_ns: int
     gpus: str
     ports: Mapping[str, tuple[int, str]]  # service → port, and why it cannot be bound ("": it can)
@@ -64,6 +65,7 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
     from shoal.supervisor.control_groups import cpu_quota
     from shoal.supervisor.kernel import find_lack
     from shoal.supervisor.memory.available_memory import available_nbytes
+    from shoal.supervisor.process_limits import address_space_nbytes, find_low_limit, num_tasks_left
 
     bindable = {name: (port, _why_not_bindable(port)) for name, port in ports.items()}
     return MachineFacts(
@@ -79,6 +81,7 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
         overcommit=_number(Path("/proc/sys/vm/overcommit_memory")),
         dev_shm_nbytes=_dev_shm_nbytes(),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        low_limit=find_low_limit(num_tasks_left(), address_space_nbytes()),
         clock_ns=_clock_ns(),
         gpus=_gpus(environ),
         ports=bindable,

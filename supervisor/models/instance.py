@@ -17,7 +17,7 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, PinInstance
 from shoal.model_config.execution_timeout import execution_limit_ms, load_timeout_s
-from shoal.open_files import explain
+from shoal.open_files import explain, explain_start
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST, pin_threads
 from shoal.reasons import Reason
@@ -167,7 +167,7 @@ class Instance:
             return 0
         except OSError as refused:  # at once, or when a zygote has failed to fork the process
             worker.error = UnavailableError(
-                f"the worker of instance '{self.name}' cannot be started: {explain(refused)}"
+                f"the worker of instance '{self.name}' cannot be started: {explain_start(refused)}"
             )
             return 0
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shoal.open_files import explain
+from shoal.open_files import explain_start
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
@@ -134,7 +134,7 @@ class Arbiter:
             passes, looked_s = seen, now_s
 
     def _not_started(self, error: OSError) -> str:
-        return f"{self.title} cannot be started: {explain(error)}"
+        return f"{self.title} cannot be started: {explain_start(error)}"
 
     def _execute(self) -> Child:
         for name in FOREIGN_VARIABLES:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import MessageError
-from shoal.open_files import explain
+from shoal.open_files import explain, explain_start
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, first, shared
@@ -92,7 +92,7 @@ class Batchers:
             finally:
                 self._children.discard(child)
         except OSError as error:
-            self._refused(f"no batcher can be started: {explain(error)}")
+            self._refused(f"no batcher can be started: {explain_start(error)}")
         else:
             is_oom_kill = code == -signal.SIGKILL and self._oom_kills.claim(num_oom_kills)
             self._leave(child, code, OUT_OF_MEMORY if is_oom_kill else "")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.open_files import explain
+from shoal.open_files import explain_start
 from shoal.placement import Machine
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, shared, sleep
@@ -114,7 +114,7 @@ class Mps:
             try:
                 return self._spawn()
             except OSError as error:
-                _log.error("MPS cannot be started: %s; it is tried again in %g s", explain(error), START_S)
+                _log.error("MPS cannot be started: %s; it is tried again in %g s", explain_start(error), START_S)
                 await sleep(START_S)
 
     async def _end(self, child: Child, directory: Path) -> None:

@@ -41,7 +41,10 @@ def _can_restore() -> bool:
     """
     tried: list[bool] = []
     thread = threading.Thread(target=lambda: tried.append(_try_to_restore()))
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no further thread may be started
+        return False
     thread.join()
     return tried == [True]
 

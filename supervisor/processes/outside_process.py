@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import Handlers
 from shoal.messages.shared import LogChanged
-from shoal.open_files import explain
+from shoal.open_files import explain_start
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import first, shared
 from shoal.supervisor.memory.star import Star
@@ -82,7 +82,7 @@ class OutsideProcess(ABC):
                 self._loop, self._role, [self._module], environment, has_low_priority=self._has_low_priority
             )
         except OSError as error:
-            self._pause(f"the {self._role} cannot be started: {explain(error)}")
+            self._pause(f"the {self._role} cannot be started: {explain_start(error)}")
         else:
             self._loop.start(self._watch(self._child))
 

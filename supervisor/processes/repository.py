@@ -21,7 +21,7 @@ from shoal.errors import InternalError, ShoalError
 from shoal.messages import to_poller
 from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged, LogSettings
-from shoal.open_files import explain
+from shoal.open_files import explain_start
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.found import FoundModel, PollResult
@@ -215,7 +215,9 @@ class RepositoryPoller:
         try:
             self.start()
         except OSError as error:
-            refusal = InternalError(f"the process that reads model repositories cannot be started: {explain(error)}")
+            refusal = InternalError(
+                f"the process that reads model repositories cannot be started: {explain_start(error)}"
+            )
             result.set_exception(refusal)
             return result
         order = self._orders[message.order] = OpenOrder(message, read, result, self._loop.now_s())

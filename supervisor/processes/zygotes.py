@@ -31,7 +31,7 @@ from shoal.messages.to_zygote import (
     Fork,
     ZygoteReady,
 )
-from shoal.open_files import explain
+from shoal.open_files import explain_start
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
@@ -217,7 +217,9 @@ class Zygote:
 
     def _refused(self, error: OSError) -> None:
         pause_s = self._start_later()
-        _log.error("zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, explain(error), pause_s)
+        _log.error(
+            "zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, explain_start(error), pause_s
+        )
 
     def _start_later(self) -> float:
         pause_s = self._pauses.ended(self._loop.now_s())

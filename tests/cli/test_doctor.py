@@ -24,6 +24,7 @@ HEALTHY = MachineFacts(
     overcommit=0,
     dev_shm_nbytes=4096 * MIB,
     descriptors=1048576,
+    low_limit="",
     clock_ns=40,
     gpus="none",
     ports={"http": (8000, ""), "grpc": (8001, ""), "metrics": (8002, "")},
