@@ -4,7 +4,9 @@ machine_facts.py reads the facts; pure functions here judge them.
 """
 
 import argparse
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -189,6 +191,13 @@ def _gpus(facts: MachineFacts) -> Iterator[Row]:
 # -- the server's places ----------------------------------------------------------------------------------------------
 
 
+#: By errno of the attempt to listen; {0} is the service's name. A default server listens on 127.0.0.1.
+_REMEDIES = {
+    errno.EADDRNOTAVAIL: "no network interface has 127.0.0.1: ip link set lo up, or another --{0}-address=<address>",
+    errno.EACCES: "ports below 1024 are for root: --{0}-port=<port>",
+}
+
+
 def _ports(facts: MachineFacts) -> Iterator[Row]:
     for name, (port, error) in facts.ports.items():
         if not error:
@@ -196,7 +205,8 @@ def _ports(facts: MachineFacts) -> Iterator[Row]:
         elif facts.is_served and name == "http":
             yield Row(GOOD, f"{name} port", f"{port}: a server answers there (shoal models)")
         else:
-            yield Row(BAD, f"{name} port", f"{port}: {error}", f"name another: --{name}-port=<port>")
+            advice = _REMEDIES.get(error, "name another: --{0}-port=<port>").format(name)
+            yield Row(BAD, f"{name} port", f"{port}: {os.strerror(error)}", advice)
 
 
 _EXAMINATIONS: tuple[Callable[[MachineFacts], Iterator[Row]], ...] = (

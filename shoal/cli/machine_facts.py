@@ -3,6 +3,7 @@
 No framework is imported: the versions are those of the installed distributions.
 """
 
+import errno
 import os
 import platform
 import resource
@@ -56,7 +57,7 @@ class MachineFacts(NamedTuple):
     low_limit: str  # a limit of processes or address space that keeps a server from starting; "": none
     clock_ns: int
     gpus: str
-    ports: Mapping[str, tuple[int, str]]  # service → port, and why it cannot be bound ("": it can)
+    ports: Mapping[str, tuple[int, int]]  # service → port, and the errno for which it cannot be bound (0: it can)
     is_served: bool  # a model server answers at the HTTP port
 
 
@@ -64,7 +65,6 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
     """The facts about this machine; `ports` are those of the server, by service."""
     from shoal.supervisor.control_groups import cpu_quota
     from shoal.supervisor.kernel import find_lack
-    from shoal.supervisor.memory.available_memory import available_nbytes
     from shoal.supervisor.process_limits import address_space_nbytes, find_low_limit, num_tasks_left
 
     bindable = {name: (port, _why_not_bindable(port)) for name, port in ports.items()}
@@ -77,7 +77,7 @@ def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineF
         kernel_lack=find_lack(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         cpu_quota=cpu_quota(),
-        available_nbytes=available_nbytes(),
+        available_nbytes=_available_nbytes(),
         overcommit=_number(Path("/proc/sys/vm/overcommit_memory")),
         dev_shm_nbytes=_dev_shm_nbytes(),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -107,6 +107,15 @@ def _number(path: Path) -> int:
         return 0
 
 
+def _available_nbytes() -> int:
+    from shoal.supervisor.memory.available_memory import available_nbytes
+
+    try:
+        return available_nbytes()
+    except OSError:  # /proc is not mounted
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _dev_shm_nbytes() -> int | None:
     if not os.access("/dev/shm", os.W_OK | os.X_OK):
         return None
@@ -128,15 +137,15 @@ def _gpus(environ: Mapping[str, str]) -> str:
     return ", ".join(f"{number}: compute capability {gpu.compute_capability}" for number, gpu in enumerate(listed))
 
 
-def _why_not_bindable(port: int) -> str:
-    """Why a server on this machine could not listen at a port; "" if it could."""
+def _why_not_bindable(port: int) -> int:
+    """The errno for which a server on this machine could not listen at a port; 0 if it could."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return error.strerror or str(error)
-    return ""
+            return error.errno or errno.EINVAL
+    return 0
 
 
 def _is_served(port: int) -> bool:

@@ -5,6 +5,7 @@ refused until every model has loaded, as Triton's are. Sockets that systemd has 
 and outlive the server: what connects during a restart waits, and is not refused.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -170,8 +171,20 @@ def _bind(endpoint: Endpoint) -> socket.socket:
         listener.bind((address, port))
     except OSError as error:
         listener.close()
-        raise OSError(
-            f"cannot listen on {address}:{port}: {error.strerror}. "
-            f"Choose another --{service}-port or --{service}-address, or stop what listens there"
-        ) from error
+        raise OSError(f"cannot listen on {address}:{port}: {error.strerror}. {_remedy(error, service)}") from error
     return listener
+
+
+def _remedy(error: OSError, service: str) -> str:
+    """What to do where a TCP socket cannot be bound."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"Choose another --{service}-address: no network interface of this machine, or container, has this one "
+            "(`ip address` lists them)"
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"Choose a --{service}-port from 1024 on: lower ones are for root, or for a process with the capability "
+            "CAP_NET_BIND_SERVICE"
+        )
+    return f"Choose another --{service}-port or --{service}-address, or stop what listens there"

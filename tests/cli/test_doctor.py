@@ -1,6 +1,8 @@
 """`shoal doctor`: what the facts about a machine mean, and that this machine's can be read."""
 
+import errno
 import json
+import os
 import socket
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 
 from shoal.cli import main
 from shoal.cli.doctor import BAD, GOOD, NOTE, Row, as_text, examine
-from shoal.cli.machine_facts import Framework, MachineFacts
+from shoal.cli.machine_facts import Framework, MachineFacts, read_facts
+from shoal.supervisor.memory import available_memory
 
 MIB = 1024**2
 HEALTHY = MachineFacts(
@@ -27,7 +30,7 @@ HEALTHY = MachineFacts(
     low_limit="",
     clock_ns=40,
     gpus="none",
-    ports={"http": (8000, ""), "grpc": (8001, ""), "metrics": (8002, "")},
+    ports={"http": (8000, 0), "grpc": (8001, 0), "metrics": (8002, 0)},
     is_served=False,
 )
 
@@ -69,13 +72,19 @@ def test_a_quota_that_covers_the_cores_is_none() -> None:
 
 
 def test_a_port_is_free_served_or_taken() -> None:
-    taken = {**HEALTHY.ports, "http": (8000, "Address already in use"), "grpc": (8001, "Address already in use")}
+    taken = {**HEALTHY.ports, "http": (8000, errno.EADDRINUSE), "grpc": (8001, errno.EADDRINUSE)}
     assert rows(ports=taken)["http port"] == Row(
         BAD, "http port", "8000: Address already in use", "name another: --http-port=<port>"
     )
     served = rows(ports=taken, is_served=True)
     assert served["http port"].found == "8000: a server answers there (shoal models)"
     assert served["grpc port"].state == BAD
+
+
+def test_without_loopback_another_port_is_no_help() -> None:
+    row = rows(ports={**HEALTHY.ports, "grpc": (8001, errno.EADDRNOTAVAIL)})["grpc port"]
+    assert (row.state, row.found) == (BAD, "8001: Cannot assign requested address")
+    assert row.advice == "no network interface has 127.0.0.1: ip link set lo up, or another --grpc-address=<address>"
 
 
 def test_advice_stands_below_what_was_found() -> None:
@@ -86,6 +95,14 @@ def test_advice_stands_below_what_was_found() -> None:
         "note   clock    900 ns a look\n"
         "                → look there"
     )  # fmt: skip
+
+
+def test_without_proc_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_arguments: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/meminfo")
+
+    monkeypatch.setattr(available_memory, "machine_nbytes", missing)
+    assert 0 < read_facts({"http": 0}, {}).available_nbytes < 1 << 50
 
 
 def test_this_machine_is_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Sockets that are bound, not listening, and what is said where that does not work."""
 
 import dataclasses
+import errno
 import fcntl
 import os
 import socket
@@ -63,6 +64,24 @@ def test_a_port_in_use_is_named_with_its_flag(service: str) -> None:
             OSError, match=f"^cannot listen on 127.0.0.1:{port}: .* Choose another --{service}-port or "
         ):
             bind(only(service, SERVICE_port=port))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EADDRNOTAVAIL, "Choose another --grpc-address: no network interface of this machine, or container, has"),
+        (errno.EACCES, "Choose a --grpc-port from 1024 on: lower ones are for root"),
+        (errno.EADDRINUSE, "Choose another --grpc-port or --grpc-address, or stop what listens there"),
+    ],
+)
+def test_what_to_do_follows_from_the_error(number: int, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(socket.socket):
+        def bind(self, _address: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:0: {os.strerror(number)}. {remedy}"):
+        bind(only("grpc"))
 
 
 @pytest.mark.parametrize("service", ["http", "grpc"])
