@@ -136,6 +136,15 @@ def _threads(pid: int | str) -> set[str]:
     return threads
 
 
+def stat_fields(stat: Path) -> list[str]:
+    """The fields of a process's or a thread's stat file (proc_pid_stat(5)) from the state on.
+
+    The name before them may have blanks and brackets in it, and is the first 15 bytes of a process's title: of a model
+    whose name is not ASCII it may end within a character.
+    """
+    return stat.read_bytes().rpartition(b") ")[2].decode("ascii").split()
+
+
 def set_title(title: str, argument: str = "") -> None:
     """Set the title that `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`. `argument` becomes one of
     the process's arguments, for programs that look for a process by it.
@@ -149,6 +158,6 @@ def set_title(title: str, argument: str = "") -> None:
     setproctitle(f"shoal {title} {argument}".rstrip())
     # The kernel shows the place of the arguments as it is, unless the title is longer: then programs part it at blanks.
     if argument and b"\0\0" in Path("/proc/self/cmdline").read_bytes():
-        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARG_START])
+        start = int(stat_fields(Path("/proc/self/stat"))[_ARG_START])
         if start:  # 0 where the kernel, or what stands for one, does not tell
             ctypes.c_char.from_address(start + len(f"shoal {title}".encode())).value = b"\0"

@@ -3,6 +3,7 @@
 The figures are read from the kernel's files. Runs in the supervisor, and in `shoal doctor`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[Path]:
     """The groups of this process, upwards: first of version 1's controller of this name, then of version 2."""
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = os.fsdecode((proc / "self" / "cgroup").read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:

@@ -58,7 +58,7 @@ def upgrade(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     which.add_argument("--pid-file")
 
     def work(given: argparse.Namespace) -> int:
-        pid, address = _choose(given, servers(_SOCKETS.read_text()))
+        pid, address = _choose(given, servers(_SOCKETS.read_text(errors="replace")))
         return _ask(pid, address, as_json=given.json)
 
     return run_verb(parser, argv, work)

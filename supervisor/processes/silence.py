@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.process import stat_fields
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -51,7 +53,7 @@ def observe(pid: int) -> Observed | None:
     """Observe one of the server's processes with all its threads, from proc_pid_stat(5); an ended one counts as asleep.
     None where the system does not say, as this process has no descriptor left."""
     try:
-        user, system = _fields(Path(f"/proc/{pid}/stat"))[11:13]
+        user, system = stat_fields(Path(f"/proc/{pid}/stat"))[11:13]
         states = [_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return Observed(False, 0.0)
@@ -62,11 +64,6 @@ def observe(pid: int) -> Observed | None:
 
 def _state(thread: Path) -> str:
     try:
-        return _fields(thread / "stat")[0]
+        return stat_fields(thread / "stat")[0]
     except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
         return ""
-
-
-def _fields(stat: Path) -> list[str]:
-    """The fields of a stat file from the state on: the name before that may have spaces in it."""
-    return stat.read_text().rpartition(") ")[2].split()

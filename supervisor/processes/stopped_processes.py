@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.process import stat_fields
 from shoal.supervisor.event_loop import EventLoop
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,6 @@ class StoppedProcesses:
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process (state T of proc_pid_stat(5)); False where it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+        return stat_fields(Path(f"/proc/{pid}/stat"))[:1] == ["T"]
     except OSError:  # it has ended, or no descriptor is left: the next look may tell
         return False

@@ -72,6 +72,6 @@ def why_not_replaceable(pid: int, parent: int, name_of_first: str) -> str:
 def name_of_first() -> str:
     """The name of process 1; "" where the system does not say."""
     try:
-        return Path("/proc/1/comm").read_text().strip()
+        return Path("/proc/1/comm").read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.processes.silence import observe
 from shoal.supervisor.processes.stopped_processes import (
     AGAIN_WITHIN_S,
     LOOK_S,
@@ -88,3 +90,19 @@ def test_a_real_process(sleeper: "subprocess.Popen[bytes]", caplog: pytest.LogCa
     first, second = caplog.messages
     assert first == f"the poller (pid {sleeper.pid}) has been stopped for 3 s; it is resumed"
     assert second == f"the poller (pid {sleeper.pid}) has been stopped for 3 s; it is killed, as it was stopped again"
+
+
+def test_a_process_whose_name_ends_within_a_character_is_looked_at() -> None:
+    """As the kernel cuts the title of the worker of a model that is called "aöl", or has a Japanese name."""
+    program = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'shoal worker a\\xc3\\xb6l')  # PR_SET_NAME\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        assert Path(f"/proc/{named.pid}/comm").read_bytes() == b"shoal worker a\xc3\n"
+        assert not is_stopped(named.pid)
+        assert observe(named.pid) is not None

@@ -9,7 +9,7 @@ _NAMES = tuple(f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy
 
 def use_threads(number: int) -> None:
     """Make numpy's BLAS compute with that many threads from now on; no effect if it is not OpenBLAS."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in paths:
         if not os.path.exists(path):
