@@ -108,7 +108,7 @@ def test_one_whose_process_is_refused_is_tried_again(started: Started, caplog: p
     started.clock.settle()
     assert started.said == []
     started.until(lambda: started.said == ["active"], 0.5)
-    assert "no batcher can be started: this user, or its control group, may have no further process. Raise the limit of " in caplog.text
+    assert "no batcher can be started: this user, or its control group, may have no further process. " in caplog.text
 
 
 def test_one_after_the_other_that_an_error_of_ours_ends_is_hopeless(started: Started) -> None:
