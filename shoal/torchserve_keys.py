@@ -71,7 +71,9 @@ def _is_taken(directory: int) -> bool:
 def _write(path: Path, keys: dict[str, Any]) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        with open(
+            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+        ) as file:
             json.dump(keys, file, indent=2)
         part.replace(path)  # publishes: all keys at once
     except OSError:

@@ -106,7 +106,7 @@ class StateFile(Generic[T]):
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("w") as file:
+            with beside.open("w", encoding="utf-8") as file:
                 rows = [self._to_row(each) for each in values]
                 said = {"version": _FORMAT, "repositories": self._repositories, self.name: rows}
                 json.dump(said, file, indent=1)

@@ -145,7 +145,7 @@ def _write(output: Path, models: Iterable[FoundModel]) -> list[str]:
         (found,) = model.versions.values()
         shutil.copytree(found.directory, output / model.name / str(number))
         if number == 1:
-            (output / model.name / "config.pbtxt").write_text(pbtxt.to_text(model.config))
+            (output / model.name / "config.pbtxt").write_text(pbtxt.to_text(model.config), encoding="utf-8")
         else:
             sentences.append(
                 f"{model.name}: version {number} has the configuration of version 1, since a model has one in Triton's "

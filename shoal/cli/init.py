@@ -94,14 +94,14 @@ def _init(arguments: argparse.Namespace) -> int:
         (directory / "1").mkdir(parents=True)
         if source is None:
             config = _PYTHON
-            (directory / "1" / "model.py").write_text(_MODEL_PY)
+            (directory / "1" / "model.py").write_text(_MODEL_PY, encoding="utf-8")
         elif source.suffix in _FOREST_ENDINGS:
             config = _copied_forest(source, directory)
         else:
             config = _copied(source, directory)
         if not (directory / CONFIG_FILENAME).exists():
-            (directory / CONFIG_FILENAME).write_text(as_pbtxt(config))
-        (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
+            (directory / CONFIG_FILENAME).write_text(as_pbtxt(config), encoding="utf-8")
+        (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n", encoding="utf-8")
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)  # made above
         place = error.filename or directory
@@ -159,7 +159,7 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
         if isinstance(found, NoShapesError):
             raise found
         config, program = found
-        (directory / "1" / "model.py").write_text(program)
+        (directory / "1" / "model.py").write_text(program, encoding="utf-8")
         return config
     return {"backend": backend, **_read(directory)}
 
@@ -171,7 +171,7 @@ def _copied_forest(source: Path, directory: Path) -> dict[str, Any]:
         raise NoShapesError("it is no forest of XGBoost, LightGBM or treelite 4")
     shutil.copyfile(source, directory / "1" / source.name)
     text = f'backend: "fil"\ndefault_model_filename: "{quoted(source.name)}"\n{more}'
-    (directory / CONFIG_FILENAME).write_text(text)
+    (directory / CONFIG_FILENAME).write_text(text, encoding="utf-8")
     return _read(directory)
 
 

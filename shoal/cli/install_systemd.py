@@ -131,7 +131,7 @@ def render(
 
 
 def _template(name: str, values: Mapping[str, str]) -> str:
-    text = files("shoal").joinpath(f"systemd/{name}").read_text()
+    text = files("shoal").joinpath(f"systemd/{name}").read_text(encoding="utf-8")
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text

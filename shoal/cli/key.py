@@ -94,7 +94,7 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(f"it has a key '{name}' already")
     real = path.resolve()
     part = real.with_name(f".{real.name}.{secrets.token_hex(4)}")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
         json.dump({**document, **entries}, file, indent=2)
         file.write("\n")
     part.replace(real)  # publishes: the file with its new entry

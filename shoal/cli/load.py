@@ -40,7 +40,7 @@ def _load(arguments: argparse.Namespace, server: RemoteServer) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise CommandLineError(f"--config: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -57,7 +57,7 @@ def writable(text: str) -> Path:
 def write(path: Path, text: str) -> None:
     """Write a file of `writable`. Raises CommandLineError where that fails all the same, as on a disk that is full."""
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandLineError(f"'{path}' cannot be written: {error.strerror}") from None
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import struct
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -99,6 +100,8 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     with _explained():
         files = list(_expanded(paths))
         to_link = {path for path in files if not is_dir(path) or is_model(path)}
+        for path in to_link:
+            _check_encoding(path)
         # Only where it is needed: a container may have no place for temporary files.
         made = temporary_directory() / f"shoal-serve-{secrets.token_hex(8)}" if to_link else Path()
     with _removed(made) if to_link else nullcontext():
@@ -113,6 +116,13 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
                     repositories.append(made)
                 linked.append(_link(path, made, of_skops))
         yield repositories, linked
+
+
+def _check_encoding(path: Path) -> None:
+    """Raise PathError for a name that the server's processes and the frameworks, which take UTF-8, would not find."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not str(path).isascii():
+        raise PathError(f"'{path}' is not ASCII, and this locale's encoding is {encoding}: set LC_ALL=C.UTF-8.")
 
 
 @contextmanager
@@ -200,12 +210,12 @@ def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
         return model
     version = directory / "1"
     version.mkdir(parents=True)
-    (directory / CONFIG_FILENAME).write_text(model.config)
+    (directory / CONFIG_FILENAME).write_text(model.config, encoding="utf-8")
     # With a model.py, files beside the model would be modules that it can import, or its requirements.txt.
     for each in [path.absolute()] if model.program else _beside(path.absolute()):
         (version / each.name).symlink_to(each)
     if model.program:
-        (version / PROGRAM).write_text(model.program)
+        (version / PROGRAM).write_text(model.program, encoding="utf-8")
     return model
 
 

@@ -87,7 +87,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, key: str, log: Callable[[str], None]) -> Iterator[None]:
-        with open(self.root / f"{key}.lock", "w") as lock:
+        with open(self.root / f"{key}.lock", "wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -113,6 +113,6 @@ class Cache:
             while chunk := opened.read(1 << 20):
                 found.update(chunk)
         fresh = note.with_suffix(f".{os.getpid()}")
-        fresh.write_text(f"{stamp} {found.hexdigest()}")
+        fresh.write_text(f"{stamp} {found.hexdigest()}", encoding="utf-8")
         fresh.rename(note)  # publishes: the digest, whole
         return found.hexdigest()

@@ -275,6 +275,13 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+def test_a_name_that_the_locale_cannot_spell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "größe.onnx").touch()
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "iso8859-1")
+    with pytest.raises(PathError, match=r"größe\.onnx' is not ASCII, .* is iso8859-1: set LC_ALL=C\.UTF-8\.$"):
+        served_paths([tmp_path / "größe.onnx"]).__enter__()
+
+
 def test_repositories_are_served_where_nothing_temporary_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose file system is read-only."""
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -276,7 +276,7 @@ def _config_text(given: argparse.Namespace) -> tuple[str, Path]:
     """The text of the model's config.pbtxt, "" where it has none, and its path."""
     path: Path = given.model_repository / given.model / "config.pbtxt"
     try:
-        return path.read_text(), path
+        return path.read_text(encoding="utf-8"), path
     except FileNotFoundError:
         return "", path
 
@@ -330,11 +330,11 @@ def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, te
     url = given.url or environ.get("SHOAL_URL") or DEFAULT_URL
     try:
         with closing(RemoteServer(url, timeout_s=600, headers={})) as server:
-            path.write_text(changed)
+            path.write_text(changed, encoding="utf-8")
             try:
                 server.load(given.model)
             except (RefusedError, NoResponseError):
-                path.write_text(text) if text else path.unlink()
+                path.write_text(text, encoding="utf-8") if text else path.unlink()
                 raise
     except ValueError as error:
         raise CommandLineError(str(error)) from None

@@ -58,14 +58,16 @@ def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Where the server listens, once it does. Raises NoResponseError with the end of its log if it does not start."""
     end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
-        text = log.read_text(errors="replace")
+        text = log.read_text(encoding="utf-8", errors="replace")
         _, found, rest = text.partition(_STARTED)
         if found and "\n" in rest:
             return "http://" + rest.partition("\n")[0].strip('"')
         if process.poll() is not None:
             break
         time.sleep(_LOOK_S)
-    raise NoResponseError(f"The server for the trials did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    raise NoResponseError(
+        f"The server for the trials did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class TritonPythonModel:
     def _read(self, name: str) -> dict[str, Any]:
         path = os.path.join(self.directory, name)
         try:
-            with open(path) as file:
+            with open(path, encoding="utf-8") as file:
                 found = json.load(file)
         except (OSError, ValueError) as error:
             raise pb_utils.TritonModelException(
