@@ -198,7 +198,11 @@ def _command() -> Path:
 
 
 def _user(given: str | None, environ: Mapping[str, str]) -> str:
-    name = given or environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    try:
+        name = given or environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        sentence = f"user {os.getuid()} has no name; who should the service run as? Say --user <name>"
+        raise CommandLineError(sentence) from None
     if not given and name == "root":
         raise CommandLineError("who should the service run as? Say --user <name>; a model server needs no root")
     try:

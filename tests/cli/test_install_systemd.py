@@ -146,6 +146,10 @@ def test_the_user_is_who_typed_it_but_never_root_by_itself(
     assert refusal(capsys, *arguments) == sentence
     assert refusal(capsys, *arguments, SUDO_USER="root") == sentence
     assert run(*arguments, "--user", "root") == 0
+    assert settings(capsys.readouterr().out)["User"] == "root"
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)  # of no account, as in a container
+    sentence = "user 54321 has no name; who should the service run as? Say --user <name>"
+    assert refusal(capsys, *arguments) == sentence
 
 
 def test_without_rights_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
