@@ -1,7 +1,7 @@
 """response_sender.py: what may be sent, in Triton's words, and where it goes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -112,6 +112,17 @@ def test_wrong_uses_have_tritons_sentences(is_decoupled: bool, calls: Any, sente
         sender.send(*calls[-1])
     assert str(caught.value) == sentence
     assert channel.said == said
+
+
+@pytest.mark.parametrize("is_decoupled", [False, True])
+def test_anything_but_a_response_is_refused_and_does_not_count(is_decoupled: bool) -> None:
+    channel = Collected()
+    sender = InferenceResponseSender(channel, is_decoupled)
+    with pytest.raises(TypeError, match="'response' must be an InferenceResponse, found type <class 'int'>"):
+        sender.send(cast(Any, 5), FINAL)
+    assert channel.said == []
+    sender.send(response(), FINAL)
+    assert channel.said == [([[1]], None, True)]
 
 
 def test_what_cannot_be_delivered_is_the_models_to_know() -> None:

@@ -66,8 +66,11 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send one response; the last has the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, or the flag is sent alone.
 
-        Raises TritonModelException for a wrong use, and if the response cannot be delivered.
+        Raises TritonModelException for a wrong use, and if the response cannot be delivered, TypeError for anything but
+        a response; a response that was refused does not count as sent.
         """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"'response' must be an InferenceResponse, found type {type(response)}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"{_UNABLE}Unsupported flag provided.")
         if response is None and flags == 0:
