@@ -20,7 +20,7 @@ def request(**given: Any) -> InferenceRequest:
 def test_the_defaults_are_tritons() -> None:
     made = request()
     assert (made.request_id(), made.correlation_id(), made.flags(), made.timeout()) == ("", 0, 0, 0)
-    assert (made.parameters(), made.requested_output_names(), made.is_cancelled()) == ("{}", ["Y"], False)
+    assert (made.parameters(), made.requested_output_names(), made.is_cancelled()) == ("{}", {"Y"}, False)
     assert made.trace().get_context() is None
     assert made.preferred_memory().preferred_memory_type == pb_utils.TRITONSERVER_MEMORY_CPU
 
@@ -34,7 +34,7 @@ def test_everything_that_can_be_said() -> None:
 
 def test_names_may_be_bytes_as_triton_takes_them() -> None:
     made = request(request_id=b"a", model_name="é".encode(), requested_output_names=[b"Y", "Z"])
-    assert (made.request_id(), made._model_name, made.requested_output_names()) == ("a", "é", ["Y", "Z"])
+    assert (made.request_id(), made._model_name, made.requested_output_names()) == ("a", "é", {"Y", "Z"})
 
 
 @pytest.mark.parametrize("missing", ["inputs", "requested_output_names", "model_name"])

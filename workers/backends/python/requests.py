@@ -112,8 +112,8 @@ class ServedRequest(InferenceRequest):
     def parameters(self) -> str:
         return as_json(self.request.options.parameters)
 
-    def requested_output_names(self) -> list[str]:
-        return sorted(self.request.parsed.share[1] or self._model.output_names)
+    def requested_output_names(self) -> set[str]:
+        return set(self.request.parsed.share[1] or self._model.output_names)
 
     def trace(self) -> InferenceTrace:
         trace = InferenceTrace()

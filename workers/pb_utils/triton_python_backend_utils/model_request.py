@@ -118,8 +118,8 @@ class ModelRequest:
         """The request's parameters, as JSON."""
         return request_parameters.as_json(self._parameters)
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._requested_output_names)
+    def requested_output_names(self) -> set[str]:
+        return set(self._requested_output_names)
 
     def preferred_memory(self) -> PreferredMemory:
         """The kind of memory in which the outputs should be."""
