@@ -120,17 +120,20 @@ def parse_timeout(value: str) -> float:
 # --- encodings ---
 
 
+def refuse_encoding(encoding: str) -> None:
+    """Raises UnsupportedError for an encoding other than identity, deflate and gzip."""
+    if encoding != IDENTITY and encoding not in WBITS:
+        raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
+
+
 def decompress(encoding: str, message: bytes | memoryview, max_nbytes: int) -> bytes | memoryview:
     """The decompressed message.
 
     Raises UnsupportedError for an encoding other than identity, deflate and gzip; ExpansionLimitError for more than
     `max_nbytes` bytes; InvalidArgumentError for a damaged stream.
     """
-    if encoding == IDENTITY:
-        return message
-    if encoding not in WBITS:
-        raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
-    return inflate(message, max_nbytes)
+    refuse_encoding(encoding)
+    return message if encoding == IDENTITY else inflate(message, max_nbytes)
 
 
 def decompressed_start(encoding: str, start: bytes | memoryview, max_nbytes: int) -> bytes:

@@ -20,13 +20,14 @@ import orjson
 from shoal.errors import InternalError, ShoalError
 from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.grpc.framing import decompress
+from shoal.frontend.grpc.framing import IDENTITY, refuse_encoding
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.service import METHODS, GrpcCall, Method, check_access, find, run
 from shoal.frontend.grpc.torchserve.methods import PREDICTIONS
 from shoal.frontend.response import Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
+from shoal.frontend.v2.compression import unpack
 
 _LENGTH_BYTES = 4
 
@@ -113,9 +114,14 @@ def _answer(call: HandlerCall) -> Response:
         method = _find(call.name)
         key = check_access(method, call.state, metadata, peer)
         grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns, key)
-        message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
-        if method.handler is not None:
-            return Response(200, (), (run(method, grpc_call, message),))
-        return call.state.key_uses.answer(key, lambda: _infer(method, grpc_call, message))
+        refuse_encoding(encoding)
+        message = call.body[_LENGTH_BYTES + length :]
+        # the request refers to the decompressed message until it is answered
+        with call.state.upload_budget.expansion() as expand:
+            if encoding != IDENTITY:
+                message = unpack(message, call.state.max_request_bytes, call.state.max_expansion, expand)
+            if method.handler is not None:
+                return Response(200, (), (run(method, grpc_call, message),))
+            return call.state.key_uses.answer(key, lambda: _infer(method, grpc_call, message))
     except ShoalError as error:
         return Response(200, (("grpc-status", str(error.grpc_status)), ("grpc-message", quote(str(error), safe=" "))))

@@ -58,10 +58,17 @@ def decompress(
         return body
     if encoding not in WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
+    return unpack(body, max_nbytes, max_expansion, expand, " Use --http-max-input-size to increase the limit.")
+
+
+def unpack(
+    body: memoryview, max_nbytes: int, max_expansion: int, expand: Callable[[int], None], advice: str = ""
+) -> memoryview:
+    """The decompressed bytes of a stream, within all bounds of `decompress`, and with its errors, but for the encoding;
+    `advice` ends the text for over `max_nbytes` bytes."""
     expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else max_nbytes
     expand(min(expanded, max_nbytes))
     try:
-        advice = " Use --http-max-input-size to increase the limit."
         inflated = inflate(body, max_nbytes, advice) if expanded >= max_nbytes else inflate(body, expanded)
         expand(len(inflated))
         return memoryview(inflated)

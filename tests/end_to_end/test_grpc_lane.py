@@ -98,17 +98,24 @@ def test_compressed_requests(triton: Any, algorithm: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_a_short_compressed_message_may_be_large_when_decompressed(
+def test_a_short_compressed_message_may_be_larger_when_decompressed(
     triton: Any, channel: grpc.Channel, algorithm: str
 ) -> None:
-    """The road decompresses it, a lane would be busy for too long."""
-    array = np.zeros(3_000_000, dtype=np.float32)
+    """The road decompresses it, a lane would be busy for too long: up to --max-expansion times its size."""
+    noise = np.random.default_rng(7).bytes(40_000)
+    array = np.frombuffer(noise + bytes(2_960_000), np.float32)
     result = triton.infer("floats", [tensor("IN", array, "FP32")], compression_algorithm=algorithm)
-    assert np.array_equal(result.as_numpy("OUT"), array)
+    assert result.as_numpy("OUT").tobytes() == array.tobytes()
     compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[algorithm]
     call: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-    unknown_field = b"\x7a\x80\x80\x80\x01" + bytes(1 << 21)
+    unknown_field = b"\x7a\x80\x80\x80\x01" + noise + bytes((1 << 21) - len(noise))
     assert call(unknown_field, timeout=DEADLINE_S, compression=compression) == b"\x08\x01"
+    with pytest.raises(grpc.RpcError) as refusal:
+        call(b"\x7a\x80\x80\x80\x01" + bytes(1 << 21), timeout=DEADLINE_S, compression=compression)
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    zeros = tensor("IN", np.zeros(3_000_000, np.float32), "FP32")
+    with pytest.raises(InferenceServerException, match="raise --max-expansion"):
+        triton.infer("floats", [zeros], compression_algorithm=algorithm)
 
 
 def test_many_at_once_each_get_their_own_answer(triton: Any) -> None:

@@ -1,6 +1,7 @@
 """frontend/grpc/tunnel.py: calls through a socketpair and gunicorn's own parser to the application, and back."""
 
 import gzip
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from shoal.frontend.grpc.tunnel import pack_head, unpack_head
 from shoal.frontend.road.app import create_app
 from shoal.frontend.road.endpoints import Endpoints
 from shoal.frontend.state import ServerState
+from shoal.frontend.upload_budget import UploadBudget
 from shoal.grpc_settings import GrpcSettings
 from tests.frontend.conftest import EchoTransport
 
@@ -144,6 +146,44 @@ def test_a_message_stays_compressed_on_its_way(tunnel: Tunnel) -> None:
     assert tunnel.ask("ModelInfer", **infer_fields("simple", "INPUT0", "INPUT1")).model_name == "simple"
     tunnel.encoding = "br"
     assert tunnel.refusal("RepositoryIndex") == (12, "Compression algorithm 'br' is not supported.")
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "RepositoryIndex"])
+def test_what_expands_too_much_is_refused(tunnel: Tunnel, name: str) -> None:
+    """Within the bounds of a body over HTTP."""
+    tunnel.state.max_request_bytes = 1 << 30
+    tunnel.encoding = "gzip"
+    zeros = {"repository_name": "0" * (1 << 21)} if name == "RepositoryIndex" else {"id": "0" * (1 << 21)}
+    status, sentence = tunnel.refusal(name, **zeros)
+    assert status == 8
+    assert re.fullmatch(
+        r"the request body of \d+ bytes has more than 1048576 bytes when decompressed, which is 100 times as many, or "
+        "1 MiB. Send it uncompressed, or raise --max-expansion",
+        sentence,
+    )
+    assert tunnel.state.upload_budget.nbytes == 0
+    tunnel.state.max_expansion = 0
+    tunnel.state.upload_budget = UploadBudget(1 << 20)
+    status, sentence = tunnel.refusal(name, **zeros)
+    assert (status, sentence.partition(" are used up")[0]) == (
+        14, "the 1048576 bytes that requests may take while they arrive and are read"
+    )  # fmt: skip
+
+
+def test_a_message_counts_as_long_as_its_request(tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    answer = tunnel.transport.infer
+
+    def infer(*arguments: Any) -> Any:
+        counted.append(tunnel.state.upload_budget.nbytes)
+        return answer(*arguments)
+
+    monkeypatch.setattr(tunnel.transport, "infer", infer)
+    tunnel.encoding = "gzip"
+    fields = infer_fields("simple", "INPUT0", "INPUT1")
+    tunnel.ask("ModelInfer", **fields)
+    assert counted == [len(pb.ModelInferRequest(**fields).SerializeToString())]
+    assert tunnel.state.upload_budget.nbytes == 0
 
 
 def test_what_is_too_long_is_refused_unread(tunnel: Tunnel) -> None:
