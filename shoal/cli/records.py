@@ -324,20 +324,18 @@ def _write_parquet(requests: "Sequence[RecordedRequest]", path: Path) -> None:
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise CommandLineError("--export parquet needs pyarrow: pip install 'shoal[parquet]'") from None
-    rows = [{**described(each), "inputs": None, "responses": None} for each in requests]
-    for row, request in zip(rows, requests, strict=True):
-        row["parameters"] = json.dumps(request.parameters)
-        row["headers"] = json.dumps(row["headers"])
-        row["sequence"] = json.dumps(row["sequence"])
-        row["inputs"] = [
-            {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": each.data}
-            for each in request.inputs
-        ]
-        row["responses"] = [
-            [
-                {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": each.data}
-                for each in response.outputs
-            ]
-            for response in request.responses
-        ]
+
+    def with_data(tensors: "Sequence[RecordedTensor]") -> list[dict[str, Any]]:
+        return [{**_tensor(each, with_values=False), "data": each.data} for each in tensors]
+
+    rows = [
+        {
+            **described(each),
+            "inputs": with_data(each.inputs),
+            "responses": [with_data(response.outputs) for response in each.responses],
+        }
+        for each in requests
+    ]
+    for row in rows:
+        row |= {name: json.dumps(row[name]) for name in ("parameters", "headers", "sequence")}
     parquet.write_table(pa.Table.from_pylist(rows), path)
