@@ -19,7 +19,7 @@ ADDRESS = "@shoal-{}-" + "0123456789abcdef" * 2
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, table: str, *arguments: str) -> str:
     """What it says on stderr; it exits with 1."""
-    monkeypatch.setattr(Path, "read_text", lambda path: table if str(path) == "/proc/net/unix" else "no number")
+    monkeypatch.setattr(Path, "read_text", lambda path, **_how: table if str(path) == "/proc/net/unix" else "no number")
     assert upgrade.upgrade(arguments, environ={}) == 1
     return capsys.readouterr().err
 

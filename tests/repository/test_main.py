@@ -89,7 +89,9 @@ def test_an_order_for_which_no_thread_starts_is_refused_and_may_come_again(
             supervisor.send(to_poller.LookAll(1, "m", None, None, None))
             refused, _ = supervisor.receive(ANSWERS)
         assert isinstance(refused, to_poller.OrderRefused)
-        assert refused.sentence == "the reader of model repositories has no thread: can't start new thread"
+        assert refused.sentence.startswith(
+            "the reader of model repositories has no thread: can't start new thread. Raise "
+        )
         supervisor.send(to_poller.LookAll(2, "m", None, None, None))
         assert isinstance(supervisor.receive(ANSWERS)[0], to_poller.OrderDone)
         supervisor.shutdown()
