@@ -61,6 +61,24 @@ def test_without_python_the_missing_installation_is_refused_and_nothing_changed(
     assert [path.name for path in (checkout / ".venv").iterdir()] == [".has-onnx"]
 
 
+@pytest.mark.parametrize(("has_ensurepip", "advice"), [(True, "must be yours to write to"), (False, "python3-venv")])
+def test_an_environment_that_cannot_be_made_is_explained_by_its_cause(
+    checkout: Path, has_ensurepip: bool, advice: str
+) -> None:
+    """An interpreter as root's checkout has it for another user, or Debian without the package python3-venv."""
+    (checkout / "tools").mkdir()
+    python = checkout / "tools" / "python3"
+    python.write_text(
+        f'#!/bin/sh\ncase "$1" in -IS) echo fast ;; -c) exit {int(not has_ensurepip)} ;; *) exit 1 ;; esac\n'
+    )
+    python.chmod(0o755)
+    done = run_venv(checkout, "onnx", "dev")
+    assert done.returncode == 1
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("Could not make .venv. ")
+    assert advice in sentence
+
+
 def test_help_of_the_benchmark_installs_nothing(tmp_path: Path) -> None:
     """On a copy without .venv, by an interpreter without packages."""
     for folder in ("scripts", "bench", "model_repository"):
