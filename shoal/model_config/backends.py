@@ -32,6 +32,8 @@ PLATFORMS = (
     Platform("", "python", "model.py"),
 )
 
+#: Platform → its backend. A backend that is not among these takes any platform, as in Triton.
+_BACKENDS = {row.platform: row.backend for row in PLATFORMS if row.platform}
 ENSEMBLE = "ensemble"
 #: Backend → its other runtimes, which find the model's file themselves.
 RUNTIMES = {"pytorch": ("model.py",)}
@@ -138,16 +140,16 @@ def disagreements(config: Config) -> Iterator[str]:
         yield f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
     if not platform and not backend:
         yield f"must specify 'platform' or 'backend' for '{name}'"
-    expected = {row.platform: row.backend for row in PLATFORMS if row.platform}
     if platform and platform != ENSEMBLE:
-        if platform not in expected:
-            yield f"unexpected platform type '{platform}' for {name}{did_you_mean(platform, expected)}"
-        elif backend != expected[platform]:
-            yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+        question = "" if platform in _BACKENDS else did_you_mean(platform, _BACKENDS)
+        if not backend:
+            yield f"unexpected platform type '{platform}' for {name}{question}"
+        elif backend in _BACKENDS.values() and backend != _BACKENDS.get(platform):
+            yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}{question}"
 
 
 def _matches(row: Platform, platform: str, backend: str) -> bool:
     """Whether `row` completes the pair; an empty field matches every row, two empty ones match none."""
-    if platform:
+    if platform and (not backend or backend in _BACKENDS.values()):
         return row.platform == platform and backend in ("", row.backend)
     return bool(backend) and row.backend == backend

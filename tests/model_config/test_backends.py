@@ -36,7 +36,8 @@ def three(config: Config) -> tuple[str, str, str]:
         ('backend: "openvino"', ("", "openvino", "model.xml")),
         ('backend: "identity"', ("", "identity", "")),
         ('platform: "caffe2_netdef"', ("caffe2_netdef", "", "")),
-        ('platform: "onnxruntime_onnx" backend: "python"', ("onnxruntime_onnx", "python", "")),
+        ('platform: "onnxruntime_onnx" backend: "python"', ("onnxruntime_onnx", "python", "model.py")),
+        ('platform: "python" backend: "python"', ("python", "python", "model.py")),
         ("", ("", "", "")),
     ],
 )
@@ -74,11 +75,20 @@ def test_a_name_that_tells_nothing(name: str) -> None:
     ("text", "sentences"),
     [
         ("", ["must specify 'platform' or 'backend' for 'm.x'"]),
-        ('platform: "caffe2_netdef" backend: "x"', ["unexpected platform type 'caffe2_netdef' for m.x"]),
+        ('platform: "caffe2_netdef"', ["unexpected platform type 'caffe2_netdef' for m.x"]),
+        ('platform: "python"', ["unexpected platform type 'python' for m.x"]),
         (
-            'platform: "onnxruntime_onnx" backend: "python"',
-            ["unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python"],
+            'platform: "pytorch_libtorch" backend: "onnxruntime"',
+            ["unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, onnxruntime"],
         ),
+        (
+            'platform: "onnx" backend: "onnxruntime"',
+            ["unexpected 'platform' and 'backend' pair, got:onnx, onnxruntime. Did you mean 'onnxruntime_onnx'?"],
+        ),
+        # A backend that has no platform of its own takes any, as in Triton.
+        ('platform: "caffe2_netdef" backend: "x"', []),
+        ('platform: "python" backend: "python"', []),
+        ('platform: "onnxruntime_onnx" backend: "python"', []),
         (
             'platform: "ensemble" backend: "python"',
             ["Ensemble model 'm.x' must have platform type 'ensemble' and empty backend type"],

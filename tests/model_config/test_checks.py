@@ -47,7 +47,10 @@ def test_a_sound_configuration_passes(text: str) -> None:
 
 #: Faults that are told before any process is started for the model.
 UNFINISHED = [
-    ('platform: "onnxruntime_onnx"', "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, identity"),
+    (
+        'platform: "pytorch_libtorch" backend: "onnxruntime"',
+        "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, onnxruntime",
+    ),
     (
         'default_model_filename: "../1/model.onnx"',
         "default_model_filename '../1/model.onnx' of model 'm' is outside the version directory; "
