@@ -82,7 +82,8 @@ class Router:
     """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
 
     `unrouted` makes the refusal of a request that no route takes, from its path and the methods of that path: none
-    where there is no such path. `refuse` makes the refusal of a name that no model can have.
+    where there is no such path. `refuse` makes the refusal of a name that no model can have. With
+    `ignores_last_slashes` a path that no route takes is looked up once more without the slashes at its end.
     """
 
     def __init__(
@@ -91,9 +92,12 @@ class Router:
         routes: Sequence[Route],
         unrouted: Callable[[str, Sequence[str]], Response],
         refuse: Callable[[ShoalError], Response] = error_response,
+        *,
+        ignores_last_slashes: bool = False,
     ) -> None:
         self._unrouted = unrouted
         self._refuse = refuse
+        self._ignores_last_slashes = ignores_last_slashes
         self._scopes = {each.pattern: scopes_of(api, each.path, each.methods) for each in routes}
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
@@ -149,6 +153,8 @@ class Router:
             match = pattern.fullmatch(raw_path)
             if match is not None:
                 return route, match["name"] or "", match["version"]
+        if self._ignores_last_slashes and raw_path.endswith("/"):
+            return self._match(raw_path.rstrip("/"))
         return None
 
 

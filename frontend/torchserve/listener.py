@@ -43,6 +43,7 @@ def router_of(apis: Sequence[str]) -> Router:
         [*described, *routes],
         lambda _path, methods: refusal_response(METHOD_NOT_ALLOWED if methods else RESOURCE_NOT_FOUND),
         refuse=error_response,
+        ignores_last_slashes=True,  # as in TorchServe, which splits a path at its slashes
     )
 
 

@@ -256,9 +256,12 @@ def test_the_api_describes_itself(served: TorchServe, method: str, path: str, ti
     assert (reply.status, reply.json["openapi"], reply.json["info"]["title"]) == (200, "3.0.1", title)
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_ping(served: TorchServe, method: str) -> None:
-    reply = served.ask(method, "/ping")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [*((method, "/ping") for method in ("GET", "POST", "PUT", "DELETE")), ("GET", "/ping/"), ("GET", "/ping//")],
+)
+def test_ping(served: TorchServe, method: str, path: str) -> None:
+    reply = served.ask(method, path)
     assert (reply.status, reply.phrase, reply.json) == (200, "OK", {"status": "Healthy"})
 
 

@@ -84,9 +84,13 @@ def test_a_request_has_the_scope_of_its_door(method: str, target: str, scope: Sc
     [
         ("GET", "/ping", Scope.OPEN),
         ("DELETE", "/ping", Scope.OPEN),
+        ("GET", "/ping/", Scope.OPEN),
+        ("POST", "/predictions/m/", Scope.INFER),
+        ("GET", "/models//", Scope.READ),
         ("PATCH", "/predictions/m/1.0/rest/of/it", Scope.INFER),
         ("OPTIONS", "/predictions/m", Scope.READ),
         ("POST", "/models?url=x.mar", Scope.ADMIN),
+        ("POST", "/models/?url=x.mar", Scope.ADMIN),
         ("DELETE", "/models/m/1.0", Scope.ADMIN),
         ("PUT", "/models/m/1.0/set-default", Scope.ADMIN),
         ("GET", "/metrics", Scope.METRICS),
