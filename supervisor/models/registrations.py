@@ -95,8 +95,12 @@ class Registrations:
 
     async def _set_default(self, arguments: Arguments) -> None:
         """Let requests without a version mean this one; answered when clients know. Raises TorchServe's errors 404."""
-        name = arguments["model"]
-        self._defaults[name] = self.find(name, arguments["version"]).text
+        name, text = arguments["model"], arguments["version"]
+        self.find(name, None)
+        if text not in self._rows[name]:  # TorchServe has words of its own for this one call
+            sentence = f"Model version {text} does not exist for model {name}"
+            raise torchserve_error(404, "ModelVersionNotFoundException", sentence)
+        self._defaults[name] = text
         self._mark_default(name)
         self.snapshots.save("snapshot")
         await shared(self._models.settle())

@@ -222,7 +222,7 @@ def test_models_are_registered_scaled_described_and_unregistered(inference: Stub
         ("ScaleWorker", {"model_name": "parts", "min_worker": 2, "max_worker": 1}, "INVALID_ARGUMENT",
          "max_worker cannot be less than min_worker.\norg.pytorch.serve.http.BadRequestException"),
         ("SetDefault", {"model_name": "parts", "model_version": "9"}, "NOT_FOUND",
-         f"Model version: 9 does not exist for model: parts\n{VERSION_NOT_FOUND}"),
+         f"Model version 9 does not exist for model parts\n{VERSION_NOT_FOUND}"),
         ("UnregisterModel", {"model_name": "x"}, "NOT_FOUND", f"Model not found: x\n{NOT_FOUND}"),
         ("UnregisterModel", {}, "INVALID_ARGUMENT",
          "Parameter model_name is required.\norg.pytorch.serve.http.BadRequestException"),

@@ -137,6 +137,8 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("GET", "/models/a/3.0", "", 404,
      fault(404, "ModelVersionNotFoundException", "Model version: 3.0 does not exist for model: a")),
     ("PUT", "/models/a/3.0/set-default", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version 3.0 does not exist for model a")),
+    ("GET", "/models/a/3.0/", "", 404,
      fault(404, "ModelVersionNotFoundException", "Model version: 3.0 does not exist for model: a")),
     ("PUT", "/models/a/2.0/set-default", "", 200,
      status('Default version successfully updated for model "a" to "2.0"')),

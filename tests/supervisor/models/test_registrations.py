@@ -247,7 +247,9 @@ def test_conflicts_and_unknown_models_change_nothing() -> None:
         assert made.refusal(made.ask("ts_scale", model="none")) == unknown
         version = "ts:404:ModelVersionNotFoundException:Model version: 9 does not exist for model: m"
         assert made.refusal(made.ask("ts_scale", model="m", version="9")) == version
-        assert made.refusal(made.ask("ts_set_default", model="m", version="9")) == version
+        other_words = "ts:404:ModelVersionNotFoundException:Model version 9 does not exist for model m"
+        assert made.refusal(made.ask("ts_set_default", model="m", version="9")) == other_words
+        assert made.refusal(made.ask("ts_set_default", model="none", version="9")) == unknown
         less = "ts:400:BadRequestException:max_worker cannot be less than min_worker."
         assert made.refusal(made.ask("ts_scale", model="m", min_worker=2, max_worker=1)) == less
         assert made.refusal(made.ask("ts_scale", model="m", min_worker=65)).startswith("ts:400:")
