@@ -140,8 +140,8 @@ def test_a_request_says_what_the_client_said(serve: Serve, batcher: Batcher) -> 
     loop, _ = serve(
         """
         r = requests[0]
-        said = [r.request_id(), sorted(r.requested_output_names()), json.loads(r.parameters()), r.correlation_id(), r.flags(),
-                r.timeout(), r.is_cancelled(), [t.name() for t in r.inputs()]]
+        said = [r.request_id(), sorted(r.requested_output_names()), json.loads(r.parameters()), r.correlation_id(),
+                r.flags(), r.timeout(), r.is_cancelled(), [t.name() for t in r.inputs()]]
         return [pb.InferenceResponse([pb.Tensor("Z", np.array([json.dumps(said)], object))])]
         """
     )
