@@ -26,7 +26,7 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
         return BYTES
     native = _BY_DTYPE.get(dtype.newbyteorder("="))
     if native is None:
-        raise TritonModelException(f"Unsupported numpy dtype '{dtype}': no datatype of Triton's has such elements.")
+        raise TritonModelException(f"NumPy dtype is not supported. No datatype has elements like those of '{dtype}'.")
     return native
 
 
