@@ -53,8 +53,8 @@ _NUMBERS = (
 _SEQUENCES = (
     ("sequenceMaxIdleMSec", "ts_sequence_max_idle_ms", 0),
     ("sequenceTimeoutMSec", "ts_sequence_timeout_ms", 0),
-    ("maxNumSequence", "ts_max_num_sequence", 1),
-    ("maxSequenceJobQueueSize", "ts_max_sequence_queue_size", 1),
+    ("maxNumSequence", "ts_max_num_sequence", 0),
+    ("maxSequenceJobQueueSize", "ts_max_sequence_queue_size", 0),
 )
 #: TorchServe's own default of jobQueueSize.
 _QUEUE_SIZE = 100

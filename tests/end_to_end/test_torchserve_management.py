@@ -226,6 +226,7 @@ def test_an_archive_is_registered_scaled_and_asked(served: TorchServe) -> None:
     (told,) = served.manage("GET", "/models/b").json
     (worker,) = told["workers"]
     assert (told["minWorkers"], told["maxWorkers"], "customizedMetadata" in told) == (1, 1, False)
+    assert (told["stateful"], told["maxNumSequence"], told["maxSequenceJobQueueSize"]) == (False, 0, 0)
     reply = served.manage("GET", "/models/b/1.0?customized=True")
     (customized,) = reply.json
     assert customized["customizedMetadata"] == {"inputs": [True, "b"]}
