@@ -178,7 +178,7 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("PUT", "/v1/models/c", "", 405, NOT_ALLOWED),
     ("GET", "/ping", "", 404, NOT_FOUND),
     ("GET", "/metrics", "", 404, NOT_FOUND),
-    ("GET", "/models/", "", 404, NOT_FOUND),
+    ("GET", "/models/", "", 200, {"models": [{"modelName": "c", "modelUrl": "b.mar"}]}),
     ("GET", "/models/c/1.0/more", "", 404, NOT_FOUND),
     ("POST", "/models?url=file:///nowhere/none.mar", "", 400,
      Fault("DownloadArchiveException", "Failed to download archive from: file:///nowhere/none.mar")),
