@@ -1,4 +1,4 @@
-"""The verb `record`: a running server records the requests to a model for a time."""
+"""The command `shoal record`: a running server begins, or ends, recording the requests to a model."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ _EXAMPLES = """\
 
 
 def record(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Begin or end a recording; returns the exit code."""
+    """Begin, end or list recordings; returns the exit code."""
     parser = OperatingParser("record", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
     parser.add_argument("model", nargs="?", type=model_name)
     parser.add_argument("--for", dest="time")
@@ -41,14 +41,14 @@ def record(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _record(arguments: argparse.Namespace, server: RemoteServer) -> str:
     given = {"for": "0" if arguments.stop else arguments.time, "sample": arguments.sample, "max": arguments.max}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if arguments.model is None and asked:
+    settings = {name: value for name, value in given.items() if value is not None}
+    if arguments.model is None and settings:
         raise CommandLineError(WHICH_MODEL)
-    told = server.recording({"model": arguments.model, **asked} if arguments.model else None)
+    recordings = server.recording({"model": arguments.model, **settings} if arguments.model else None)
     if arguments.json:
-        return json.dumps(told)
-    lines = [f"into {told['folder']}, at most {told['max_bytes'] / 2**30:.3g} GiB"]
-    for each in told["recording"]:
+        return json.dumps(recordings)
+    lines = [f"into {recordings['folder']}, at most {recordings['max_bytes'] / 2**30:.3g} GiB"]
+    for each in recordings["recording"]:
         left = "" if each["left_s"] is None else f", for another {each['left_s']:.0f} s"
         lines.append(f"  {', '.join(each['models'])}: {100 * each['sample']:g} % of the batches{left}")
-    return printable_lines("\n".join(lines)) if told["recording"] else "nothing is recorded"
+    return printable_lines("\n".join(lines)) if recordings["recording"] else "nothing is recorded"

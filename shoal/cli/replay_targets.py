@@ -1,4 +1,4 @@
-"""The servers that a recording is replayed against: one that runs, or the models themselves in this process."""
+"""What a recording is replayed against: a running server, or the models of a repository, executed in this process."""
 
 import threading
 import time
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from shoal.testing import Server
     from shoal.testing.future import Future as LocalFuture
 
-#: Requests that may be open at once: further ones wait, and are reported as late (ours).
+#: The most requests without an answer; further ones wait, and are reported as late (ours).
 MAX_OPEN = 256
 
 
-def _arguments(request: "RecordedRequest", version: int | None) -> dict[str, Any]:
-    """The arguments of `infer` for a recorded request, for a client and for a server of a test alike."""
-    correlation, flags = request.sequence
-    said = {"sequence_id": correlation, "sequence_start": bool(flags & START), "sequence_end": bool(flags & END)}
+def _arguments(request: "RecordedRequest") -> dict[str, Any]:
+    """The arguments for a recorded request that a Client and the server of shoal.testing have in common."""
+    correlation_id, flags = request.sequence
+    sequence = {"sequence_id": correlation_id, "sequence_start": bool(flags & START), "sequence_end": bool(flags & END)}
     return {
         "outputs": list(request.requested_outputs),
         "parameters": dict(request.parameters),
         "request_id": request.id,
         "priority": request.priority,
-        **({} if not correlation else said),
-        "version": version,
+        **(sequence if correlation_id else {}),
     }
 
 
 class RunningServer:
-    """A server that runs, asked by a client: open loop, each request at its time, whether others are answered or not.
-    Those of one sequence wait for each other."""
+    """A running server. Requests are sent open loop: each at its time, whether earlier ones are answered or not; only
+    the requests of one sequence wait for each other."""
 
     def __init__(self, client: "Client", version: int | None) -> None:
         self._client = client
-        self._version = version
+        self._version = "" if version is None else str(version)
+        # Changed by replay: the last request of each sequence, by model and correlation id; the models' configurations.
         self._last: dict[tuple[str, int | str], Future[Answer]] = {}
-        self._configs: dict[str, Config] = {}  # of the models that the server has
+        self._configs: dict[str, Config] = {}
         self._is_lost = threading.Event()
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
-        """The answers to the requests, which are asked `speed` times as fast as they were; 0: at once. Raises
-        ConnectionLostError if there is no server."""
+        """Send the requests `speed` times as fast as they were recorded (0: all at once); returns their answers. Raises
+        ConnectionLostError if the server is gone."""
         self._configs = {name: self._config(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
         with ThreadPoolExecutor(MAX_OPEN) as pool:
@@ -59,31 +59,31 @@ class RunningServer:
                 due_ns = begun_ns + (round((request.points.start_ns - first_ns) / speed) if speed else 0)
                 if self._is_lost.wait(max(0, due_ns - time.monotonic_ns()) / 1e9):
                     break
-                name = request.model, request.sequence[0]
-                before = self._last.get(name) if request.sequence[0] else None
+                sequence = request.model, request.sequence[0]
+                before = self._last.get(sequence) if request.sequence[0] else None
                 future = pool.submit(self._ask, request, due_ns if speed else 0, before)
                 if request.sequence[0]:
-                    self._last[name] = future
+                    self._last[sequence] = future
                 futures.append((request.number, future))
             answers = {number: future.result() for number, future in futures}
         return [answers[each.number] for each in requests]
 
     def _config(self, model: str) -> Config:
         """The configuration of a model; empty if the server has none of that name."""
-        version = "" if self._version is None else str(self._version)
         try:
-            return self._client.model_config(model, version=version)
+            return self._client.model_config(model, version=self._version)
         except ConnectionLostError:
             raise
         except ShoalError:
             return {}
 
     def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
+        """The answer to a request, once that `before` it in its sequence has come. `due_ns`: when it was to be sent,
+        monotonic; 0: at any time."""
         if before is not None:
             before.result()
-        arguments = _arguments(request, self._version)
-        arguments |= {"version": "" if self._version is None else str(self._version)}
-        arguments["outputs"] = arguments["outputs"] or None
+        arguments = {**_arguments(request), "version": self._version}
+        arguments["outputs"] = arguments["outputs"] or None  # None: all
         answer, config = Answer(), self._configs[request.model]
         try:
             inputs = recorded_inputs(request, Signature.from_config(config) if config else None)
@@ -107,23 +107,23 @@ class RunningServer:
 
 
 class LocalModels:
-    """The models of a repository in this process, on a clock of their own: requests that were executed together
-    are executed together again, in their order."""
+    """The models of a repository, executed in this process by shoal.testing's server on a simulated clock: requests
+    that were executed as one batch are executed as one again, in the same order."""
 
     def __init__(self, server: "Server", version: int | None) -> None:
         self._server = server
         self._version = version
-        #: Batches that could not be formed as they were recorded.
+        #: The number of batches whose requests the server has not executed as one batch again.
         self.num_split = 0
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
-        """The answers to requests that are executed as one batch, as far as the model's configuration has it."""
+        """Execute requests as one batch, as far as the model's configuration allows it; returns their answers."""
         answers = [Answer() for _ in batch]
         futures: list[LocalFuture | None] = []
         num_before = len(self._server.batches)
         for request, answer in zip(batch, answers, strict=True):
             try:
-                arguments = _arguments(request, self._version)
+                arguments = {**_arguments(request), "version": self._version}
                 signature = Signature.from_config(self._server.config(request.model, self._version))
                 inputs = recorded_inputs(request, signature)
                 futures.append(self._server.submit(request.model, inputs, **arguments))

@@ -1,8 +1,9 @@
-"""An ASGI application that passes each HTTP request on to a server of this host, unchanged, and its response back.
+"""A reverse proxy as an ASGI application: each HTTP request goes unchanged to a server on this host, and its response
+back.
 
-Runs in Ray's replicas, for requests that Serve's proxies bring: bodies as they are, binary tensors and compressed ones
-included, and responses piece by piece, as streams need them. Where Serve has HAProxy, requests reach the server's own
-listener instead (listener.py).
+Runs in the replicas of Ray Serve, for the requests that Serve's proxies bring. Bodies, compressed ones too, are not
+looked into; responses are passed on piece by piece, so that streams work. Where Serve uses HAProxy, requests reach the
+server's own listener instead (listener.py).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
@@ -17,35 +18,35 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-#: Fields that are about one connection, RFC 9110 section 7.6.1, and `host`, which aiohttp writes.
-_OF_CONNECTION = frozenset(
+#: Hop-by-hop header fields, which a proxy does not pass on (RFC 9110, section 7.6.1), and `host`, which aiohttp writes.
+_HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host"}
 )
-#: Header fields that aiohttp would add.
-_NOT_ADDED = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
+#: Header fields that aiohttp would add to a request.
+_AIOHTTP_FIELDS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 _CONNECT_TIMEOUT_S = 2.0
-#: The server itself limits how long a request may take; this limit ends requests to a server that hangs.
+#: Seconds without a byte from the server. The server limits how long a request takes; this is for one that hangs.
 _SILENCE_TIMEOUT_S = 600.0
 _MAX_CONNECTIONS = 1024
 
 
 class Relay:
-    """The application. `port` of the server on 127.0.0.1 is set before the first request. For one event loop."""
+    """The proxy. `port`, the server's on 127.0.0.1, must be set before the first request. For one event loop."""
 
     def __init__(self) -> None:
         self.port = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection scope of ASGI. The client gets 503 if the server refuses
-        connections or ends before its response began; after that the response is cut off, as the client sees."""
+        """Handle one ASGI scope: a request, or the application's lifespan. The client gets 503 if the server refuses
+        the connection or dies before its response begins; if it dies later, the response is cut short."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             raise NotImplementedError(f"the server speaks HTTP, not {scope['type']}")
         try:
-            response = await self._ask(scope, receive)
+            response = await self._request(scope, receive)
         except aiohttp.ClientConnectorError as error:
             await _refuse(send, f"the server of this replica accepts no connections: {error}")
             return
@@ -59,25 +60,25 @@ class Relay:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _ask(self, scope: Scope, receive: Receive) -> aiohttp.ClientResponse:
+    async def _request(self, scope: Scope, receive: Receive) -> aiohttp.ClientResponse:
+        """Send a request to the server; returns when the response's head has come. Raises aiohttp's errors."""
         headers = list(_end_to_end(scope["headers"]))
         first = await receive()
-        body: bytes | AsyncIterator[bytes] = first.get("body", b"")
-        is_sized = any(name == b"content-length" for name, _ in headers)
+        body: bytes | AsyncIterator[bytes] | None = first.get("body", b"")
         if first.get("more_body", False):
             body = _pieces(first, receive)
-        elif not body:
-            is_sized = is_sized or scope["method"] in ("GET", "HEAD")
-        return await self._opened().request(
+        elif not body and (scope["method"] in ("GET", "HEAD") or any(name == b"content-length" for name, _ in headers)):
+            body = None  # for an empty body aiohttp would add a Content-Length
+        return await self._open_session().request(
             scope["method"],
             _url(scope, self.port),
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
-            data=body if body or not is_sized else None,
-            skip_auto_headers=_NOT_ADDED,
+            data=body,
+            skip_auto_headers=_AIOHTTP_FIELDS,
             allow_redirects=False,
         )
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=30),
@@ -90,7 +91,7 @@ class Relay:
             )
         return self._session
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
             await send({"type": f"{message['type']}.complete"})
@@ -105,7 +106,7 @@ class Relay:
 
 
 async def _pieces(first: Message, receive: Receive) -> AsyncIterator[bytes]:
-    """The body of a request, as it comes. Raises ConnectionError if the client goes before its end."""
+    """The pieces of a request's body, as they come. Raises ConnectionError if the client leaves before the last."""
     message = first
     while True:
         if message["type"] == "http.disconnect":
@@ -117,7 +118,7 @@ async def _pieces(first: Message, receive: Receive) -> AsyncIterator[bytes]:
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
-    return ((name, value) for name, value in headers if name.lower() not in _OF_CONNECTION)
+    return ((name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP)
 
 
 def _url(scope: Scope, port: int) -> yarl.URL:
