@@ -1,6 +1,6 @@
-"""Directories on the local disk for files that one server copies or unpacks: each running server has its own.
+"""Directories on the local disk for files that a server downloads or unpacks. Each running server has one of its own.
 
-    <root>/<name>/<slot>/lock    held by the server that uses this slot; the next server takes the next slot
+    <root>/<name>/<slot>/lock    locked (flock) by the server that uses this slot; another server takes another slot
 
 Used in the supervisor, which holds the locks for as long as it lives.
 """
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from shoal.errors import UnavailableError
 
-#: The most servers of one repository on one machine, each with copies of its own (ours).
+#: The most servers on one machine that have copies of one repository (ours).
 MAX_SLOTS = 64
 #: TorchServe's variable: the directory for temporary files, where archives are unpacked.
 _TEMPORARY = "TEMP"
 
 
 class Slot(NamedTuple):
-    """A directory for copies, this process's until `lock` is closed, at the latest when the process ends."""
+    """A directory that is this process's alone until the descriptor `lock` is closed, or the process ends."""
 
     directory: Path
     lock: int
@@ -44,19 +44,19 @@ def temporary_directory() -> Path:
 
 
 def private_root() -> Path:
-    """The directory for copies of this user's servers where no variable names one. Raises UnavailableError."""
+    """The root for the slots of this user's servers if no environment variable names another. Raises UnavailableError."""
     return temporary_directory() / f"shoal-{os.getuid()}"
 
 
 def digest(text: str) -> str:
-    """The part of a directory's name that tells addresses apart."""
+    """A short hash of a path or URL, to tell the directories of different ones apart: 12 hexadecimal digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def take(root: Path, name: str, *, is_private: bool) -> Slot | None:
-    """The first slot of a name that no running server uses; None where all are taken. Raises OSError.
+    """Lock the first slot of a name that no running server uses; None if all are in use. Raises OSError.
 
-    A private root is made for this user only, and must not be another's.
+    With `is_private` the root is made readable for this user only; PermissionError if it is another user's.
     """
     home = root / name
     if is_private:
@@ -74,7 +74,8 @@ def take(root: Path, name: str, *, is_private: bool) -> Slot | None:
 
 
 def take_store_slot(store: Path, environ: Mapping[str, str]) -> Slot:
-    """A slot for archives that a server unpacks from TorchServe's store. Raises UnavailableError if there is none."""
+    """Take a slot for the archives of TorchServe's model store. Raises UnavailableError if all are in use, or none can
+    be made."""
     given = environ.get(_TEMPORARY)
     root = Path(given, f"shoal-{os.getuid()}") if given else private_root()
     try:

@@ -1,4 +1,4 @@
-"""The log, in Triton's two formats: INFO and verbose messages on stdout, warnings and errors on stderr.
+"""Each process's log, in Triton's two formats: INFO and verbose messages on stdout, warnings and errors on stderr.
 
     default   I0520 20:03:25.829575 3355 server.cc:441] "loading: simple:1"
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
@@ -7,15 +7,13 @@ Times are UTC. With `to_file` all lines go to the end of a file. A message is on
 string, since it may have text from a client; only tables and tracebacks have several lines. If the log is a pipe
 without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
 and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a
-request, but for the access log.
-With the format "json" a line is an object:
+request, but for the access log. With the format "json" a line is an object:
 
     {"time":"2024-05-20T20:03:25.829575Z","level":"info","process":"worker","pid":3355,"model":"simple","version":"1",
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
 
-with `request_id` and `trace_id` where the record has them, and where something has failed with `stage` (load, idle,
-queue or execute), `worker_pid`, `batch`, and `signal` or `exit_code`. Imports nothing of Shoal but the writer
-(log_writer.py).
+with `request_id` and `trace_id` if the record has them. A record about a failure also has `stage` (load, idle, queue or
+execute), `worker_pid`, `batch`, and `signal` or `exit_code`. Imports nothing of Shoal but the writer (log_writer.py).
 """
 
 import json
@@ -45,14 +43,14 @@ JSON_START = b'{"time":"'
 #: If set to 0, messages are printed unescaped. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
-#: Characters of a table's cell before it is wrapped (ours): a reason may have several hundred.
+#: The width in characters at which the text of a table's cell is wrapped (ours): a reason may have several hundred.
 _CELL_WIDTH = 80
 
 _MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 10 to 1
 
 
 class LaidOutText(str):
-    """A text whose lines `table` has laid out, printed as it is; the first line is the heading."""
+    """A message of several lines that is printed as it is, unquoted; the first line is its heading."""
 
     __slots__ = ()
 
@@ -215,7 +213,8 @@ class _Switches(logging.Filter):
 
 
 class PatientHandler(TextHandler):
-    """A handler for a stream whose reader may stop, or whose disk may be full: it loses lines, and counts them."""
+    """A handler that never waits long for its stream: if its reader stops, or the disk is full, lines are lost, and
+    counted."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -225,7 +224,7 @@ class PatientHandler(TextHandler):
         try:
             text = f"{self.format(record)}\n"
             if self._num_lost:
-                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, after an unfinished one
+                text = f"\n{self._loss_line(record)}\n{text}"  # on a line of its own, after an unfinished one
             if put(self.stream, text, patience_ms=0 if self._num_lost else PATIENCE_MS):
                 self._num_lost = 0
             else:
@@ -233,7 +232,7 @@ class PatientHandler(TextHandler):
         except Exception:  # noqa: BLE001  a record that cannot be formatted must not fail its caller
             self.handleError(record)
 
-    def _account(self, record: logging.LogRecord) -> str:
+    def _loss_line(self, record: logging.LogRecord) -> str:
         lost, arguments = "%d messages are lost here: the log %s", (self._num_lost, problem_of(self.stream))
         return self.format(logging.LogRecord(record.name, logging.WARNING, __file__, 0, lost, arguments, None, "emit"))
 
@@ -269,12 +268,12 @@ def put(stream: TextIO | None, text: str | bytes, patience_ms: int = PATIENCE_MS
     try:
         stream.flush()
     except OSError:
-        return False  # what others have printed to it cannot be written either
+        return False  # what models and libraries have printed to it cannot be written
     return writer_of(fd).write(data, patience_ms)
 
 
 def problem_of(stream: TextIO) -> str:
-    """Why lines to a stream were lost last."""
+    """Why the last lines that were lost could not be written to this stream."""
     try:
         return writer_of(stream.fileno()).problem or UNREAD
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Sampling: which requests are traced. Pure; one sampler for each setting, in each front end.
+"""Sampling: which requests are traced. Pure; each front end has one sampler for each trace setting.
 
 Each front end counts only its own requests: a rate of 1 is exact, other rates hold for each front end alone, and so on
 average for all.
@@ -14,7 +14,7 @@ _CONTEXT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f
 
 
 class Sampler:
-    """Counts the requests under one setting that is on, and selects those to trace."""
+    """Counts the requests to which one setting applies, and selects every `rate`-th to trace."""
 
     def __init__(self, setting: TraceSetting) -> None:
         self.revision = setting.revision

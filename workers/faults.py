@@ -1,4 +1,5 @@
-"""The classification of a GPU's errors: too little memory, or a device that is lost for this process.
+"""The classification of GPU errors that models raise: too little memory, or a device that this process cannot use any
+more.
 
 Faults are recognised by their texts, since each framework raises a class of its own, which must not be imported here.
 CUDA's texts are those of cudaGetErrorString. A model that repeats a client's text in a RuntimeError could thus have its
@@ -11,7 +12,7 @@ from enum import Enum
 from shoal.errors import InternalError
 from shoal.workers.sentences import text_of
 
-#: Time in ns for which batches as large as one that exceeded the GPU's memory are not tried again (ours).
+#: How long, in ns, a worker executes batches in smaller parts after one has exceeded the GPU's memory (ours).
 SMALLER_FOR_NS = 60_000_000_000
 
 
@@ -23,7 +24,7 @@ class Fault(Enum):
 
 
 class DeviceError(InternalError):
-    """A fault that a backend has recognised already, with the sentence for clients."""
+    """A GPU error that a backend has classified by itself, with the sentence for clients."""
 
     def __init__(self, sentence: str, fault: Fault) -> None:
         super().__init__(sentence)

@@ -1,8 +1,7 @@
-"""A worker as a client of the star, for models that call others: many threads submit, one thread listens.
+"""A worker as a client of the star: its model calls other models. Many threads submit requests, one thread listens.
 
-The listening thread (shared_port.py) calls back once per response. It also ends requests whose deadline has passed or
-whose callers have given up. A response's memory is released when the last array over it is gone, in whichever thread
-that happens.
+The listening thread (shared_port.py) calls back once per response, and ends requests whose deadline has passed or whose
+callers want no answer any more. A response's memory is released when the last array over it is freed, in any thread.
 """
 
 import logging
@@ -34,15 +33,13 @@ from shoal.star.shared_port import SharedPort
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two checks of deadlines and cancellations, while requests are open and otherwise (ours).
+#: Seconds between two checks of deadlines and cancellations: while requests are open, and while none is (ours).
 TICK_S, IDLE_S = 0.05, 1.0
-
-
-#: Most bytes of other models' results that a process may hold together; further results are copied and released at
-#: once, since held ones take room in the called model's slab (ours: as much as a front end's copies).
+#: The most bytes of other models' results that a process may hold together; further results are copied and released
+#: at once, since held ones take room in the called model's slab (ours: as much as a front end's copies).
 MAX_HELD_NBYTES = 64 * MIB
-#: Most such results, however small: each keeps a block of the called model's slab, and that of an ensemble one of the
-#: batcher's, which has 4096 for all clients (ours).
+#: The most results that a process may hold, however small: each keeps a block of the called model's slab, and that of
+#: an ensemble one of the batcher's, which has 4096 for all clients (ours).
 MAX_HELD = 256
 
 
@@ -65,7 +62,7 @@ OnAnswer: TypeAlias = Callable[[HeldResponse | ShoalError | None, bool], None]
 
 @dataclass(slots=True, eq=False)
 class SubmittedRequest:
-    """A submitted request without its last reply yet."""
+    """A submitted request whose last reply has not come yet."""
 
     outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None once the caller has given up
@@ -75,7 +72,7 @@ class SubmittedRequest:
 
 
 class StarClient:
-    """A worker's place in the star, for its model's calls; `start` it once."""
+    """The client through which a worker's model calls other models; `start` it once. Any thread may use it."""
 
     #: The clock of deadlines, in ns.
     now_ns = staticmethod(time.monotonic_ns)
@@ -88,10 +85,10 @@ class StarClient:
         self._shared = SharedPort(place, self._take, place.apply, self._look)
         self._lock = self._shared.lock
         self._changed = threading.Condition(self._lock)
-        # Changed under the lock: number → request; block → number of requests that name it.
+        # Changed under the lock: number → request; own block → the number of requests that name it.
         self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
-        self._held_nbytes = self._num_held = 0  # responses that lie in other processes' memory, and their bytes
+        self._held_nbytes = self._num_held = 0  # bytes and number of responses that lie in other processes' memory
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
@@ -109,8 +106,8 @@ class StarClient:
         keep: object = None,
         parent: int = 0,
     ) -> int:
-        """Submit a request; returns its number. `keep` stays until the last reply. `parent` is the key of the request
-        for which this call is made; with 0 the call is in no trace.
+        """Submit a request; returns its number. `keep` is referenced until the last reply. `parent` is the key of the
+        request whose execution makes this call, for its trace; 0: no trace.
 
         `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it returns True. Raises
         ShoalError if there is no memory; all later failures go to `on_answer`.
@@ -143,13 +140,13 @@ class StarClient:
         self._give_up(number, errors.CancelledError("Request was cancelled"))
 
     def lend(self, refs: Iterable[int]) -> None:
-        """Count blocks as named by open requests, until they are given back as often."""
+        """Mark blocks of this worker as named by an open request; `give_back` must follow once for each `lend`."""
         with self._lock:
             for ref in refs:
                 self._lent[ref] = self._lent.get(ref, 0) + 1
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Undo one `lend` of these blocks: the requests that name them are answered, or given up."""
+        """Undo one `lend` of these blocks: the request that named them is answered, or given up."""
         with self._changed:
             for ref in refs:
                 self._lent[ref] -= 1
@@ -159,10 +156,8 @@ class StarClient:
         self._release_unused()
 
     def wait_until_returned(self, refs: Iterable[int]) -> None:
-        """Wait until no open request names one of these blocks, which their owner is about to free.
-
-        Ends at the deadlines of these requests at the latest: requests that were given up do not count.
-        """
+        """Wait until no open request names one of these blocks, which are to be freed: at most until the deadlines of
+        those requests, which are given up then."""
         with self._changed:
             self._changed.wait_for(lambda: not self.has_lent(refs))
 
@@ -171,7 +166,8 @@ class StarClient:
         return any(ref in self._lent for ref in refs)
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
-        """Ask the supervisor; the answer may take as long as the loading of a model. Raises ShoalError."""
+        """Send a question to the supervisor and wait for the answer, which may take as long as the loading of a model.
+        Raises ShoalError."""
         return self._shared.ask(verb, arguments)
 
     def on_segment_gone(self, called: Callable[[int], None]) -> None:
@@ -219,7 +215,7 @@ class StarClient:
         self._shared.start("shoal-client")
 
     def _take(self, reply: Reply) -> None:
-        """Note a reply; `_look` passes it on."""
+        """Note a reply, under the lock; `_look` calls its callback, without the lock."""
         request = self._open.get(reply.number)
         if request is None:
             return
@@ -228,7 +224,8 @@ class StarClient:
             del self._open[reply.number]
 
     def _look(self) -> float:
-        """Pass on responses, and end late and unwanted requests; returns the seconds until the next call."""
+        """Call the callbacks of noted responses, and end late and unwanted requests; returns the seconds until the next
+        call."""
         self._deliver()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:
@@ -280,7 +277,7 @@ class StarClient:
                 self.cancel(number)
 
     def _give_up(self, number: int, error: ShoalError) -> None:
-        """End a request with an error: further replies are dropped as they arrive, and may be malformed."""
+        """End a request with an error, and cancel it; further replies are released as they arrive."""
         with self._lock:
             request = self._open.get(number)
             if request is None or request.on_answer is None:
@@ -302,7 +299,7 @@ def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None
 
 
 def join() -> StarClient:
-    """Join the star as a client, besides the worker that the process is; returns when all models are known.
+    """Join the star as a client from a process that is a worker, too; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
     """

@@ -1,7 +1,8 @@
-"""Scaling: how many instances a version has while it serves, on a client's request or, with `autoscale`, by load.
+"""Scaling: changes the number of a version's instances while it serves, on a client's request or, with `autoscale`, by
+load.
 
-Runs in the supervisor. An instance that is removed finishes its requests; a new one is up before clients know of it: no
-request is dropped or waits for either.
+No request is dropped or waits for a change: an instance that is removed finishes its requests first, and a new one gets
+none before it is up. Runs in the supervisor.
 """
 
 import logging
@@ -26,7 +27,7 @@ from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
-#: Between two observations of how busy instances are (ours): the policy decides by what holds for a second or more.
+#: Seconds between two observations of how busy instances are (ours): the policy acts on loads that last a second.
 LOOK_S = 0.5
 
 
@@ -50,16 +51,17 @@ class Scaling:
         # each version that has one, by model id.
         self._busy: dict[int, BusyShare] = {}
         self._autoscalers: dict[int, Autoscaler] = {}
-        # Changed by scaling: ids of versions that have, or have had, other instances than their configuration says.
+        # Changed by scaling: the model ids of the versions that have been scaled since they were loaded.
         self._resized: set[int] = set()
 
-    # --- what clients ask ---
+    # --- the verbs ---
 
     async def _instances(self, arguments: dict[str, Any]) -> Any:
         return await self._describe(self._models.get(arguments["model"]), arguments["version"])
 
     async def _scale(self, arguments: dict[str, Any]) -> Any:
-        """Scale a version. Returns at once or, with the argument `wait`, when the instances are up and announced."""
+        """Scale a version. Returns its instances, at once or, with the argument `wait`, when the new ones are up and
+        announced."""
         model, number = self._models.get(arguments["model"]), arguments["version"]
         served = _serving(model, number)
         model.refuse_while_loading()
@@ -184,21 +186,24 @@ class Scaling:
         try:
             resized = self._resize(served, wanted)
         except ShoalError as error:
-            reject(resized := self._loop.future(), error)
+            resized = self._loop.future()
+            reject(resized, error)
         self._loop.start(self._await_size(served, autoscaler, resized))
 
     async def _await_size(self, served: ServedVersion, autoscaler: Autoscaler, resized: Future[None]) -> None:
+        """Log it if a version cannot be scaled by load, and have the autoscaler decide again."""
         try:
             await shared(resized)
         except ShoalError as error:
             _log.error("model '%s' cannot be scaled: %s", served.version.name, error)
-            autoscaler.wanted = served.version.num_instances  # the next observation decides again
+            autoscaler.wanted = served.version.num_instances
 
 
 def with_count(config: Config, count: int) -> list[Config]:
     """A model's instance groups for `count` instances in all: only the first group's count changes.
 
-    Raises InvalidArgumentError where the other groups have as many, or GPUs cannot share the first's evenly.
+    Raises InvalidArgumentError if the other groups alone have `count`, or if the rest cannot be divided evenly among
+    the first group's GPUs.
     """
     first, *others = config["instance_group"]
     rest = sum(group["count"] * max(1, len(group["gpus"])) for group in others)
@@ -212,6 +217,7 @@ def with_count(config: Config, count: int) -> list[Config]:
 
 
 def _serving(model: Model, number: int | None) -> ServedVersion:
+    """The version that serves; with `number` None, the latest one. Raises UnavailableError."""
     serving = model.serving
     served = serving.get(max(serving, default=0) if number is None else number)
     if served is None:

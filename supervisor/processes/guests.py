@@ -42,7 +42,7 @@ MAX_OUTBOX, RESEND_S = 256, 0.5
 
 
 class Guests:
-    """All guests of the server. `send_models` sends a guest the models, and that it may start."""
+    """All guests of the server. `send_models` sends a guest all models, and then that it may send requests."""
 
     def __init__(self, star: Star, questions: Questions, send_models: Callable[[Participant], object]) -> None:
         self._loop = star.loop
@@ -58,8 +58,9 @@ class Guests:
         self._gone: Future[None] = star.loop.future()  # done when all guests have left after `close`
 
     def start(self, http_port: int, inherited: socket.socket | None = None) -> None:
-        """Listen where the options say, or where a client looks for a server of this port; on the socket that is
-        `inherited` at an upgrade if that is the place. An error is logged, and the server goes on without guests."""
+        """Listen at the path of --client-socket or, without one, at the path at which clients look for the server with
+        this HTTP port. At an upgrade, `inherited` is the old server's socket: it is used if it has this path, else
+        closed. An error is logged, and the server runs without guests."""
         path = self._options.client_socket
         try:
             if path is None:
@@ -87,8 +88,8 @@ class Guests:
         return None if self._listener is None else self._listener.fileno()
 
     def close(self, *, keeps_socket: bool = False) -> None:
-        """Refuse new guests; with `keeps_socket` another server takes them. Guests that are connected, or are about to
-        be, are sent that the server is stopping."""
+        """Stop listening. The socket's file is removed, unless another server listens there (`keeps_socket`). Guests that
+        join later than this are sent that the server is stopping."""
         listener, self._listener = self._listener, None
         self._is_stopping = True
         if listener is not None:
@@ -99,8 +100,8 @@ class Guests:
                     os.unlink(self._path)
 
     async def await_end(self) -> None:
-        """After `close`, return once all guests have left, which they do when their requests are answered; after half
-        of --exit-timeout-secs the others are disconnected."""
+        """After `close`, wait until all guests have left, which they do when their requests are answered. Those that
+        have not after half of --exit-timeout-secs are disconnected."""
         if self._connections:
             await first(self._gone, limit_s=self._options.exit_timeout_secs / 2)
         for member in tuple(self._connections):
@@ -206,7 +207,7 @@ class Guests:
             far_end.close()
         await mapped
         self._send_models(guest)
-        if self._is_stopping:  # it had not joined when the others were sent that
+        if self._is_stopping:  # all guests that had joined were sent ServerStopping before this one had
             member.send(ServerStopping())
 
     def _handlers(self, guest: Participant) -> Handlers:

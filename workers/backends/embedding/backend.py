@@ -1,7 +1,7 @@
-"""The embedding backend: ids come from the inputs of a batch, and the rows of tables go straight into the block that
-clients read.
+"""The embedding backend: looks up the ids in a batch's inputs, and writes the rows of the tables straight into the
+block that clients read.
 
-A request with an unknown id fails alone. Runs in a worker.
+A request with an id that a table does not have fails alone. Runs in a worker.
 """
 
 import os
@@ -26,7 +26,7 @@ _NO_ENDS: Mapping[str, Array] = {}
 
 
 class EmbeddingBackend(Backend):
-    """The tables of a model, and its outputs, which are made of their rows."""
+    """The tables of a model, and the outputs that are made of their rows."""
 
     def __init__(self) -> None:
         # Changed by load and unload.
@@ -54,7 +54,7 @@ class EmbeddingBackend(Backend):
         self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Answer a batch. The tables' files are checked once, so that all requests are answered from the same ones."""
+        """Answer a batch. The tables' files are checked for changes once, so all requests see the same tables."""
         for table in self._tables:
             table.refresh()
         if len(requests) > 1:
@@ -98,8 +98,8 @@ def _rows(look_up: LookUp, model: BackendModel, what: str, spec: TableSpec, stor
 def _refuse_lacking(
     requests: Sequence[Request], found: Sequence[tuple[EmbeddingOutput, PendingLookUp]], answers: Answers
 ) -> list[Request]:
-    """The requests that have rows for all ids of the outputs that they want; others fail, each with its first missing
-    id."""
+    """The requests for whose ids all wanted outputs have rows. The others fail, each with the first id that its table
+    lacks."""
     total = sum(request.parsed.rows for request in requests)
     answerable, start = [], 0
     for request in requests:

@@ -1,4 +1,5 @@
-"""The number of threads of numpy's BLAS: a zygote loads it with one, since a process with more cannot be forked."""
+"""The number of threads of numpy's BLAS. A zygote loads it with one, since threads do not survive a fork; a worker
+raises the number afterwards."""
 
 import ctypes
 import os

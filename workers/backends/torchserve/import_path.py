@@ -1,15 +1,16 @@
-"""The directory of the package `ts`, which only workers of this backend have on `sys.path`: the name is TorchServe's,
-which may be installed beside Shoal."""
+"""The import path of Shoal's own package `ts`, which handlers import. Only workers of this backend have it on
+`sys.path`, since TorchServe, whose package has the same name, may be installed beside Shoal."""
 
 import os
 import sys
 
 from shoal import workers
 
+#: The directory that has the package `ts`.
 HANDLER_IMPORTS = os.path.join(os.path.dirname(workers.__file__), "handler_imports")
 
 
 def extend() -> None:
-    """Put the directory first on this process's search path, unless it is on it."""
+    """Put HANDLER_IMPORTS first on this process's `sys.path`, unless it is there already."""
     if HANDLER_IMPORTS not in sys.path:
         sys.path.insert(0, HANDLER_IMPORTS)
