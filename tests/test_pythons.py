@@ -98,5 +98,10 @@ def test_every_list_of_pythons_is_this_one() -> None:
     assert re.findall(r"python(3\.\d+)", considered[1]) == [*reversed(SUPPORTED), later]
     [newest] = re.findall(r"sys.version_info >= \(3, (\d+)\)", (ROOT / "shoal" / "interpreter.py").read_text())
     assert f"3.{newest}" == later
-    said = f"Shoal was tried with Python {SUPPORTED[0]} to {SUPPORTED[-1]}."
-    assert said in (ROOT / "scripts" / "_venv").read_text()
+    tried = f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
+    for file, words in (
+        ("scripts/_venv", "tried with Python "),
+        ("README.md", "but Python "),
+        ("SECURITY.md", "classifiers ("),
+    ):
+        assert words + tried in (ROOT / file).read_text()
