@@ -200,6 +200,9 @@ class RemoteClient(Client):
             why = error.strerror or error  # without the number
             raise ConnectionLostError(f"no server is found at {self._address}: {why}") from error
 
+    def _no_model_server(self) -> ConnectionLostError:
+        return ConnectionLostError(f"what answers at {self._address} is not a model server")
+
     def _known(self, error: Any) -> ShoalError:
         known = self._error(str(error.status() or ""), str(error.message()), str(error.debug_details()))
         is_late = isinstance(known, UnavailableError) and str(known) == reasons.TIMED_OUT

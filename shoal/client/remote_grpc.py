@@ -21,6 +21,8 @@ _BY_STATUS = {
     "CANCELLED": errors.CancelledError,
     "DEADLINE_EXCEEDED": TimedOutError,
 }
+#: How the sentences of servers begin that do not have the service: of grpcio and gRPC for Java, and for Go.
+_NO_METHOD = ("Method not found", "unknown service", "unknown method")
 _FINAL = "triton_final_response"
 #: tritonclient's answers to a stream: a result and None, or None and an error.
 _Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, Any]]"
@@ -89,6 +91,8 @@ class GrpcClient(RemoteClient):
         word = status.rpartition(".")[2]
         if word == "UNAVAILABLE" and "received from peer" not in details:
             return ConnectionLostError(f"no server is found at {self._address}: {sentence}")
+        if word == "UNIMPLEMENTED" and sentence.startswith(_NO_METHOD):
+            return self._no_model_server()
         return _BY_STATUS.get(word, InternalError)(sentence)
 
 

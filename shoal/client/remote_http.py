@@ -1,8 +1,9 @@
 """The HTTP client: `Client("http://host:port")`, or https://. Its errors are distinguished by HTTP status alone."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 
 from shoal import errors
@@ -12,6 +13,9 @@ from shoal.client.result import Result
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
 
 _BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if each.http_status != 400}
+
+#: Words of geventhttpclient's errors for an answer that ends too early.
+_CUT_SHORT = ("closed", "EOF", "Incomplete")
 
 
 class HttpClient(RemoteClient):
@@ -46,8 +50,13 @@ class HttpClient(RemoteClient):
             raise self._no_model_server()
         return answer
 
-    def _no_model_server(self) -> ConnectionLostError:
-        return ConnectionLostError(f"what answers at {self._address} is not a model server")
+    def _call(self, call: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
+        try:
+            return super()._call(call, timeout_s)
+        except HTTPException as error:
+            if any(word in str(error) for word in _CUT_SHORT):
+                raise ConnectionLostError(f"{self._address} hung up") from error
+            raise self._no_model_server() from error  # the answer is no HTTP, as of a gRPC server
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
         del details

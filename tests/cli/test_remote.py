@@ -3,8 +3,10 @@
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 
+import grpc
 import pytest
 
 from shoal.cli import main
@@ -169,6 +171,34 @@ def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixtur
     first, *_ = capsys.readouterr().err.splitlines()
     assert first.isprintable()
     assert r"\x1b[2J" in first
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (b"\0\0\x12\4\0\0\0\0\0\0\4\0\x3f\xff\xff", "what answers at {} is not a model server"),  # HTTP/2's SETTINGS
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers at {} is not a model server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Len", "{} hung up"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "{} hung up"),
+    ],
+)
+def test_an_answer_that_is_no_http_is_not_shown(answer: bytes, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(answer) as url:
+        assert main(["infer", "m", "--url", url]) == 3
+    said, *advice = capsys.readouterr().err.splitlines()
+    assert said == what.format(url.partition("://")[2])
+    assert "  shoal serve --model-repository <directory>" in advice
+
+
+def test_a_server_of_another_service_of_grpc(capsys: pytest.CaptureFixture[str]) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert main(["infer", "m", "--url", f"grpc://127.0.0.1:{port}"]) == 3
+    finally:
+        server.stop(None).wait()
+    assert capsys.readouterr().err.startswith(f"what answers at 127.0.0.1:{port} is not a model server\nA server")
 
 
 @pytest.mark.parametrize("verb", ["models", "load m", "top", "bench m", "infer m"])
