@@ -228,8 +228,9 @@ def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[st
         yield Finding(ERROR, found.name, file, f"cannot be read: {error.strerror}")
         return
     for location in sorted(onnx.locations):
-        if not (file.parent / location).is_file():
-            text = f"'{file.name}' has its weights in a file of its own, '{location}', which is not there: copy it, too"
+        if not (weights := file.parent / location).is_file():
+            fault = "not a regular file: put it in its place" if weights.exists() else "not there: copy it, too"
+            text = f"'{file.name}' has its weights in a file of its own, '{location}', which is {fault}"
             yield Finding(ERROR, found.name, file, text)
     try:
         onnxruntime_options.refuse_maps(found.name, config, onnx.io.outputs)

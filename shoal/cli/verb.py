@@ -35,6 +35,8 @@ _REMEDIES = {
     "Request for unknown model": "'shoal models' lists the models that the server has.",
     "must specify a non-zero or non-empty correlation ID": "Its requests are of a sequence, which they name: "
     "--parameter sequence_id=1; the first has --parameter sequence_start=true, the last --parameter sequence_end=true.",
+    "Method Not Allowed": "Does that port have another purpose, as that of the metrics? The API's is 8000, or what "
+    "--http-port says.",
     "Not Found": "The server has no answer at this path: names of models have no '/', versions are numbers. Or it is "
     "Triton, or an older Shoal.",
 }

@@ -12,6 +12,7 @@ from shoal.cli import main
 from shoal.cli.findings import Finding
 from tests.end_to_end.broken_models import BROKEN, PYTHON, ensemble, write
 from tests.end_to_end.server import SAMPLES
+from tests.workers.backends.test_onnx_file import written
 
 #: What root can read, and other users cannot.
 ONLY_LOADED: set[str] = {"unreadable"} if os.geteuid() == 0 else set()
@@ -150,6 +151,20 @@ def test_a_fifo_in_place_of_a_model_is_named(capsys: pytest.CaptureFixture[str],
     code, printed, _ = check(capsys, tmp_path)
     assert code == 2
     assert f"{program.parent}: error: '{program}' for model instance 'm_0_0' cannot be read: it is not a" in printed
+
+
+def test_weights_that_are_no_file_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """ONNX Runtime reads no FIFO, inside the version's directory or outside."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    model = written(tmp_path / "m" / "1" / "model.onnx", location="weights.bin")
+    data = model.read_bytes()
+    assert data.count(b"weights.bin") == 1
+    model.write_bytes(data.replace(b"weights.bin", b"../../w.bin"))
+    (model.parent / "weights.bin").unlink()
+    names = "'model.onnx' has its weights in a file of its own, '../../w.bin', which is "
+    assert f"{names}not there: copy it, too\n" in check(capsys, tmp_path)[1]
+    os.mkfifo(tmp_path / "w.bin")
+    assert f"{names}not a regular file: put it in its place\n" in check(capsys, tmp_path)[1]
 
 
 def test_links_that_lead_nowhere_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -173,6 +173,14 @@ def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixtur
     assert r"\x1b[2J" in first
 
 
+def test_the_port_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(b'HTTP/1.1 405 No\r\nContent-Length: 30\r\n\r\n{"error":"Method Not Allowed"} ') as url:
+        assert main(["models", "--url", url]) == 2
+    said, advice = capsys.readouterr().err.splitlines()
+    assert said == "Method Not Allowed"
+    assert advice.startswith("Does that port have another purpose, as that of the metrics?")
+
+
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
