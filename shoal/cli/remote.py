@@ -91,7 +91,7 @@ class RemoteServer:
     def finished_requests(self, model: str, limit: int) -> Row:
         """The slowest and the failed requests of the last minutes, of one model or of all (""), at most `limit` of
         either kind."""
-        path = f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}"
+        path = f"/v2/debug/requests?model={_quoted(model)}&limit={limit}"
         return self._ask("GET", path, answers.FINISHED_REQUESTS)
 
     def recording(self, asked: Row | None) -> Row:
@@ -100,7 +100,7 @@ class RemoteServer:
 
     def shadow(self, model: str, asked: Row) -> Row:
         """The server's shadows, or those of one model, after it has carried out `asked`, unless that is empty."""
-        query = f"?model={quote(model, safe='')}" if model else ""
+        query = f"?model={_quoted(model)}" if model else ""
         if asked:
             return self._ask("POST", "/v2/shadow", answers.SHADOWS, {"model": model, **asked})
         return self._ask("GET", f"/v2/shadow{query}", answers.SHADOWS)
@@ -257,12 +257,18 @@ def _is_like(value: Any, shape: Any) -> bool:
     return value is None if shape is None else isinstance(value, str) and value in shape
 
 
+def _quoted(name: str) -> str:
+    """A name as part of a URL, with the bytes that were typed: the server says what is wrong with one that is no
+    UTF-8."""
+    return quote(name, safe="", errors="surrogateescape")
+
+
 def _served(model: str, version: str) -> str:
-    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    return f"/v2/models/{_quoted(model)}" + (f"/versions/{_quoted(version)}" if version else "")
 
 
 def _path_of(model: str) -> str:
-    return f"/v2/repository/models/{quote(model, safe='')}"
+    return f"/v2/repository/models/{_quoted(model)}"
 
 
 def sentence_of(answer: bytes, title: str) -> str:

@@ -173,6 +173,14 @@ def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixtur
     assert r"\x1b[2J" in first
 
 
+@pytest.mark.parametrize(
+    "verb", ["load", "unload", "explain", "models", "rollout", "shadow", "top --requests --count=1"]
+)
+def test_a_name_that_is_no_utf_8_is_asked_for(verb: str, server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "\udcff", "--url", server.url]) == 2
+    assert capsys.readouterr().err.startswith("Not Found\n")
+
+
 def test_the_port_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     with saying(b'HTTP/1.1 405 No\r\nContent-Length: 30\r\n\r\n{"error":"Method Not Allowed"} ') as url:
         assert main(["models", "--url", url]) == 2
