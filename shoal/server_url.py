@@ -33,6 +33,10 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
     if not parts.hostname:
         raise refused("names no host")
     try:
+        parts.hostname.encode("idna")  # as Python looks names up
+    except UnicodeError:
+        raise refused("names a host that cannot be one") from None
+    try:
         port = parts.port
     except ValueError:  # no number, or too large
         port = 0

@@ -178,6 +178,10 @@ def run_verb(
         return complain(EXIT_NO_ANSWER, str(error))
     except RefusedError as error:
         return complain(EXIT_REFUSED, str(error), *_remedies(str(error)))
+    except UnicodeEncodeError as error:
+        if not (words := [ascii(word) for word in argv if any("\ud800" <= each <= "\udfff" for each in word)]):
+            raise
+        return complain(EXIT_MISUSED, f"{words[0]} is no UTF-8: {error.reason}", f"Usage: {parser.usage}")
     except ShoalError as error:
         return complain(EXIT_REFUSED, f"{error.words}: {error}", *_remedies(str(error)))
 

@@ -181,6 +181,12 @@ def test_a_name_that_is_no_utf_8_is_asked_for(verb: str, server: Answering, caps
     assert capsys.readouterr().err.startswith("Not Found\n")
 
 
+def test_a_name_that_is_no_utf_8_and_cannot_be_sent(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer("GET /v2/models/m/config", {"name": "m", "max_batch_size": 8, "input": [], "output": []})
+    assert main(["infer", "m", "--output", "\udcff", "--url", server.url]) == 1
+    assert capsys.readouterr().err.startswith(r"'\udcff' is no UTF-8: surrogates not allowed")
+
+
 def test_the_port_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     with saying(b'HTTP/1.1 405 No\r\nContent-Length: 30\r\n\r\n{"error":"Method Not Allowed"} ') as url:
         assert main(["models", "--url", url]) == 2
