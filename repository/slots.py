@@ -44,7 +44,8 @@ def temporary_directory() -> Path:
 
 
 def private_root() -> Path:
-    """The root for the slots of this user's servers if no environment variable names another. Raises UnavailableError."""
+    """The root for the slots of this user's servers if no environment variable names another. Raises
+    UnavailableError."""
     return temporary_directory() / f"shoal-{os.getuid()}"
 
 

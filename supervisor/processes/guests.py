@@ -88,8 +88,8 @@ class Guests:
         return None if self._listener is None else self._listener.fileno()
 
     def close(self, *, keeps_socket: bool = False) -> None:
-        """Stop listening. The socket's file is removed, unless another server listens there (`keeps_socket`). Guests that
-        join later than this are sent that the server is stopping."""
+        """Stop listening. The socket's file is removed, unless another server listens there (`keeps_socket`). Guests
+        that join later than this are sent that the server is stopping."""
         listener, self._listener = self._listener, None
         self._is_stopping = True
         if listener is not None:
