@@ -45,7 +45,11 @@ def hold(directory: Path | str) -> int:
 
 def sweep() -> None:
     """Remove the directories of this user that no process has locked."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    try:
+        root = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no directory for temporary files can be written to, as in some containers
+        return
+    for path in root.glob(f"{PREFIX}*"):
         with suppress(OSError):
             lock = os.open(path, _FLAGS)
             try:
