@@ -25,11 +25,11 @@ def channel(port: int) -> Any:
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
 
 
-def grpc_request(model: BenchModel, _encoding: str = "") -> Request:
+def grpc_request(model: BenchModel, _encoding: str = "", request_id: str = "") -> Request:
     """An inference with raw tensors, uncompressed; the body has gRPC's prefix."""
     import tritonclient.grpc.service_pb2 as service
 
-    message: Any = service.ModelInferRequest(model_name=model.name)
+    message: Any = service.ModelInferRequest(model_name=model.name, id=request_id)
     raw = model.values.tobytes()
     for name in model.input_names:
         message.inputs.add(name=name, datatype=model.datatype, shape=model.shape)

@@ -184,6 +184,29 @@ class GrpcLoadClient(LoadClient):
         return b"".join(frames)
 
 
+class DistinctGrpcLoadClient(GrpcLoadClient):
+    """A gRPC client each of whose calls has an id and a trace of its own, the trace as gRPC's own libraries send it: a
+    literal that does not enter the table."""
+
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
+        super().__init__(port, model, num_at_once)
+        body = grpc_request(model, request_id=PLACE_OF_ID).body
+        self._pieces = [(body, 1)]
+        self._head = (*self.HEAD, ("content-length", str(len(body))))
+        self._number = self._socket.getsockname()[1] << 32
+
+    def request(self) -> bytes:
+        """The frames of the next request, like no earlier one of any client."""
+        self._stream_id += 2
+        self._number += 1
+        trace = b"00-%032x-%016x-01" % (self._number, self._number)
+        literal = b"\0%c%b%c%b" % (len(b"traceparent"), b"traceparent", len(trace), trace)
+        ((body, _),) = self._pieces
+        body = body.replace(PLACE_OF_ID.encode(), b"%016x" % self._number)
+        head = self._encoder.encode(self._head) + literal
+        return frame(1, 4, self._stream_id, head) + frame(0, 1, self._stream_id, body)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A lane under one load."""
@@ -204,6 +227,7 @@ CASES = (
     Case("http-large", HttpLane, HttpLoadClient, 8, model=LARGE),
     Case("grpc-c1", GrpcLane, GrpcLoadClient, 1),
     Case("grpc-c16", GrpcLane, GrpcLoadClient, 16),
+    Case("grpc-ids-c16", GrpcLane, DistinctGrpcLoadClient, 16),
     Case("grpc-s16", GrpcLane, GrpcLoadClient, 1, 16),  # streams of one connection
     Case("grpc-large", GrpcLane, GrpcLoadClient, 8, model=LARGE),
 )

@@ -168,12 +168,12 @@ class GrpcLane(CallLane):
             read = known.read(data, position)
             if read is None or known.template.num_changes != self._state.models.num_changes:
                 break
-            stream_id, id_, tensors = read
-            if not connection.http2.open_whole(stream_id, known.block, known.headers, known.num_data):
+            stream_id, id_, tensors, own_values = read
+            opening = known.opening_with(own_values) if own_values else known.opening
+            if opening is None or not connection.http2.open_whole(stream_id, known.block, known.num_data):
                 break
-            opening = known.opening
             if connection.access is not None:
-                connection.access.begin(stream_id, known.headers, self.now_s)
+                connection.access.begin(stream_id, opening.metadata, self.now_s)
             connection.calls[stream_id] = call = UnaryCall(self, connection, stream_id, opening)
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
@@ -187,7 +187,7 @@ class GrpcLane(CallLane):
         call = connection.calls.get(connection.http2.streams.last_id)
         template = call.template if isinstance(call, UnaryCall) else None
         if template is not None and template is connection.template and isinstance(connection.opening, Opening):
-            connection.known = learn(data, events, connection.opening, template)
+            connection.known = learn(data, events, connection.http2.known_block, connection.opening, template)
         connection.template = template
 
     def _receive_into_target(self, connection: GrpcConnection) -> bool:

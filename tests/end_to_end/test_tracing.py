@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -282,7 +283,8 @@ def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> Non
             "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={receiver.url}",
             "opentelemetry,bsp_schedule_delay=50", "opentelemetry,resource=team=b",
         ]  # fmt: skip
-        with serving_to_the_end(SAMPLES, *only("simple"), *[f"--trace-config={each}" for each in said]) as server:
+        flags = "--grpc-port=0", *only("simple"), *[f"--trace-config={each}" for each in said]
+        with serving_to_the_end(SAMPLES, *flags) as server:
             client = client_of(server)
             for number, way in enumerate(WAYS.values(), 1):
                 ask(client, "untraced", **way)
@@ -296,6 +298,16 @@ def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> Non
                 events = {name: time_ns for span in (root, model, compute) for name, time_ns in span.events}
                 assert [events[name] for name in NAMES] == sorted(events.values())
                 assert root.resource["team"] == "b"
+            # Calls of one connection that are known by their bytes have their own contexts, too.
+            trace_ids = [f"{number:032x}" for number in range(1, 9)]
+            with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as of_grpc:
+                inputs = [tritonclient.grpc.InferInput(f"INPUT{index}", [1, 16], "INT32") for index in (0, 1)]
+                for each in inputs:
+                    each.set_data_from_numpy(np.ones((1, 16), np.int32))
+                for trace_id in trace_ids:
+                    of_grpc.infer("simple", inputs, headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"})
+            spans = receiver.spans(3 * (len(WAYS) + len(trace_ids)))[3 * len(WAYS) :]
+            assert Counter(span.trace_id for span in spans) == dict.fromkeys(trace_ids, 3)
             assert client.get_trace_settings() == {
                 "trace_level": ["TIMESTAMPS"], "trace_rate": "0", "trace_count": "-1", "trace_mode": "opentelemetry",
                 "url": receiver.url, "resource": "team=b", "bsp_max_queue_size": "2048", "bsp_schedule_delay": "50",

@@ -32,6 +32,7 @@ class Http2Connection(Sending):
         "_receiving",
         "is_failed",
         "keep_received",
+        "known_block",
         "open_whole",
     )
 
@@ -41,6 +42,8 @@ class Http2Connection(Sending):
         self._max_pings = limits.max_pings_without_data
         #: Opens a stream for a call of a known form; see Receiving.open_whole.
         self.open_whole = self._receiving.open_whole
+        #: Finds the headers of a block that was decoded before; see HeaderBlocks.find.
+        self.known_block = self._receiving.blocks.find
         #: Counts received bytes that are not consumed; see Bodies.keep.
         self.keep_received = self._receiving.data_frames.keep
         # Changed by `ping`.

@@ -68,7 +68,7 @@ def _opened() -> Http2Connection:
 def learnt(star: Star, data: bytes) -> tuple[Http2Connection, KnownCall]:
     connection, events, opening, asked = first(star, data)
     assert asked.template is not None
-    known = learn(data, events, opening, asked.template)
+    known = learn(data, events, connection.known_block, opening, asked.template)
     assert known is not None
     return connection, known
 
@@ -78,10 +78,28 @@ def test_the_next_call_differs_in_stream_id_and_tensors(star: Star, id_: str) ->
     other = id_[::-1]
     connection, known = learnt(star, call(1, message(id_, bytes(8), bytes(range(8)))))
     following = call(3, message(other, b"abcdefgh", b"ABCDEFGH"))
-    assert known.read(following, 0) == (3, other.encode(), (b"abcdefgh", b"ABCDEFGH"))
-    assert connection.open_whole(3, known.block, known.headers, known.num_data)
+    assert known.read(following, 0) == (3, other.encode(), (b"abcdefgh", b"ABCDEFGH"), ())
+    assert connection.open_whole(3, known.block, known.num_data)
     connection.respond(3, HEADERS, [b"x"], trailers(0))
     assert len(connection.streams.open) == 1  # the first one
+
+
+def traced(stream_id: int, trace: bytes) -> bytes:
+    field = b"\0\x0btraceparent%c%b" % (len(trace), trace)
+    body = message("", bytes(8), bytes(8))
+    return frame(HEADERS_FRAME, 4, stream_id, BLOCK + field) + frame(DATA, 1, stream_id, prefix(len(body)) + body)
+
+
+def test_the_next_call_may_have_a_trace_of_its_own(star: Star) -> None:
+    connection, known = learnt(star, traced(1, b"first"))
+    assert known.opening.metadata["traceparent"] == "first"
+    read = known.read(traced(3, b"other"), 0)
+    assert read == (3, b"", (bytes(8), bytes(8)), (b"other",))
+    opening = known.opening_with(read[3])
+    assert opening == known.opening._replace(metadata={**known.opening.metadata, "traceparent": "other"})
+    assert connection.open_whole(3, known.block, known.num_data)
+    assert known.opening_with((b"o\rher",)) is None
+    assert known.read(traced(5, b"longer"), 0) is None
 
 
 def test_what_is_learnt_from_many_at_once_is_the_first_one(star: Star) -> None:
@@ -90,7 +108,7 @@ def test_what_is_learnt_from_many_at_once_is_the_first_one(star: Star) -> None:
     assert known.nbytes == len(calls[0])
     together = b"".join(calls)
     read = [known.read(together, position) for position in range(0, len(together), known.nbytes)]
-    assert read == [(stream_id, b"", (bytes(8), bytes(8))) for stream_id in (1, 3, 5)]
+    assert read == [(stream_id, b"", (bytes(8), bytes(8)), ()) for stream_id in (1, 3, 5)]
 
 
 @given(st.data())
@@ -108,24 +126,26 @@ def test_any_other_byte_makes_another_call(star: Star, data: st.DataObject) -> N
 def test_the_connection_has_a_word_in_it(star: Star) -> None:
     connection, known = learnt(star, call(1, message("", bytes(8), bytes(8))))
     for stream_id in (0, 1, 2, 1 << 31):  # none, an earlier one, a server's, no number at all
-        assert not connection.open_whole(stream_id, known.block, known.headers, known.num_data)
-    assert not connection.open_whole(3, known.block, {}, known.num_data)
+        assert not connection.open_whole(stream_id, known.block, known.num_data)
+    assert not connection.open_whole(3, known.block._replace(headers={}), known.num_data)
     connection.receive(call(3, message("", bytes(8), bytes(8)))[:20], 0.0)  # within a frame
-    assert not connection.open_whole(5, known.block, known.headers, known.num_data)
+    assert not connection.open_whole(5, known.block, known.num_data)
     going = _opened()
     going.go_away()
-    assert not going.open_whole(1, known.block, known.headers, known.num_data)
+    assert not going.open_whole(1, known.block, known.num_data)
 
 
 def test_unusual_calls_are_not_learnt(star: Star) -> None:
     whole = call(1, message("", bytes(8), bytes(8)))
-    _, events, opening, asked = first(star, whole)
+    connection, events, opening, asked = first(star, whole)
     assert asked.template is not None
     padded = bytearray(whole)
     padded[4] |= 8
-    assert learn(bytes(padded), events, opening, asked.template) is None
-    assert learn(call(1, message("", bytes(4), bytes(8))), events, opening, asked.template) is None
-    assert learn(whole, list(reversed(events)), opening, asked.template) is None
+    assert learn(bytes(padded), events, connection.known_block, opening, asked.template) is None
+    assert (
+        learn(call(1, message("", bytes(4), bytes(8))), events, connection.known_block, opening, asked.template) is None
+    )
+    assert learn(whole, list(reversed(events)), connection.known_block, opening, asked.template) is None
 
 
 def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:

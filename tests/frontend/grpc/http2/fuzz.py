@@ -125,7 +125,7 @@ class Server:
         assert len(connection.streams.left) <= 4096
         assert len(receiving._partial) <= LIMITS.max_header_bytes + 300
         assert len(receiving._block) <= LIMITS.max_header_bytes + 300
-        assert len(receiving._blocks.known) <= 64
+        assert len(receiving.blocks.known) <= 64
         assert connection.num_answers <= LIMITS.max_unsent_answers + 1 << 16
 
     def _token(self) -> int:

@@ -1,6 +1,7 @@
 """frontend/grpc/http2/header_blocks.py: a block is remembered as long as it means the same, and no longer."""
 
 import hpack
+import hpack.huffman_table
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,6 +129,96 @@ def test_what_is_remembered_is_what_would_be_decoded(lists: list[list[tuple[str,
             expected[key] = f"{expected[key]},{text}" if key in expected else text
         assert (blocks.known.get(block) or blocks.request(block)) == expected
         assert blocks.known.get(block, expected) == expected
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field as gRPC's own libraries send metadata: not indexed, no Huffman code."""
+    return b"\0%c%b%c%b" % (len(name), name, len(value), value)
+
+
+def own(trace: int, id_: int) -> bytes:
+    return literal(b"traceparent", b"00-%032x-%016x-01" % (trace, trace)) + literal(b"x-request-id", b"%08d" % id_)
+
+
+def outcome(blocks: HeaderBlocks, block: bytes) -> object:
+    try:
+        return blocks.known.get(block) or blocks.request(block)
+    except (MalformedError, TooLargeError, BrokenError) as error:
+        return type(error), str(error)
+
+
+def test_a_trace_and_a_request_id_of_its_own_make_no_block_unknown() -> None:
+    blocks = HeaderBlocks(Limits())
+    for number in range(1, 100):
+        block = PLAIN_CALL + own(number, 7 * number) + literal(b"key", b"k")
+        trace = f"00-{number:032x}-{number:016x}-01"
+        assert outcome(blocks, block) == {
+            **dict(HeaderBlocks(Limits()).request(PLAIN_CALL)),
+            "traceparent": trace,
+            "x-request-id": f"{7 * number:08}",
+            "key": "k",
+        }
+        assert len(blocks.known) == 1
+        found = blocks.find(block)
+        assert found is not None
+        assert found.headers is blocks.known[found.key]
+        assert [block[start:end] for _, start, end in found.own] == [trace.encode(), b"%08d" % (7 * number)]
+    assert blocks.find(PLAIN_CALL + own(1, 1) + literal(b"key", b"l")) is None
+
+
+@pytest.mark.parametrize("value", [b"a\0b", b"a\rb", b"\ta"])
+def test_a_value_of_its_own_is_checked_as_any_other(value: bytes) -> None:
+    blocks = HeaderBlocks(Limits())
+    blocks.request(PLAIN_CALL + literal(b"traceparent", bytes(len(value)).replace(b"\0", b"x")))
+    with pytest.raises(MalformedError):
+        blocks.request(PLAIN_CALL + literal(b"traceparent", value))
+
+
+@pytest.mark.parametrize("has_trace", [False, True])
+def test_bytes_like_a_trace_within_a_huffman_code_belong_to_their_field(has_trace: bool) -> None:
+    blocks = HeaderBlocks(Limits())
+    for last, value in (
+        (b"\xff", "00eBadF/Qp=F6g%:j0o"),
+        (b"\x7f", "00eBadF/Qp=F6g%:j0e"),
+        (b"?", "00eBadF/Qp=F6g%:j0c"),
+    ):
+        code = b"\0\x0btraceparent\1" + last
+        assert hpack.huffman_table.decode_huffman(code) == value.encode()
+        field = b"\0\1k%c%b" % (0x80 | len(code), code)
+        headers = blocks.request(PLAIN_CALL + field + (literal(b"traceparent", last) if has_trace else b""))
+        assert headers["k"] == value
+        assert headers.get("traceparent") == (last.decode("latin-1") if has_trace else None)
+
+
+PIECES = st.sampled_from(
+    [
+        own(1, 2),
+        own(3, 4),
+        own(3, 4)[:-2],
+        literal(b"traceparent", b"x"),
+        literal(b"a", b"1"),
+        b"\0\x0btraceparent\7",
+        b"\0",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(PIECES | st.binary(max_size=3), max_size=4).map(b"".join), min_size=2, max_size=6), st.data())
+def test_what_has_come_before_changes_no_outcome(tails: list[bytes], data: st.DataObject) -> None:
+    blocks = HeaderBlocks(Limits())
+    for tail in tails:
+        block = bytearray(PLAIN_CALL + tail)
+        if tail and data.draw(st.booleans()):
+            block[data.draw(st.integers(len(PLAIN_CALL), len(block) - 1))] = data.draw(st.integers(0, 255))
+        fresh = HeaderBlocks(Limits())
+        ours, table = fresh._decoder.header_table, blocks._decoder.header_table
+        ours.dynamic_entries.extend(table.dynamic_entries)
+        ours._current_size, ours.maxsize = table._current_size, table.maxsize
+        expected = outcome(fresh, bytes(block))
+        assert outcome(blocks, bytes(block)) == expected
+        if isinstance(expected, tuple) and expected[0] is BrokenError:
+            return
 
 
 def test_nothing_but_the_named_errors() -> None:
