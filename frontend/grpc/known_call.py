@@ -1,5 +1,5 @@
-"""Recognition of a ModelInfer call that repeats an earlier one, byte for byte, but for its stream, its trace, its id and
-its tensors. Pure.
+"""Recognition of a ModelInfer call that repeats an earlier one, byte for byte, but for its stream, its trace, its id
+and its tensors. Pure.
 
 Clients repeat their calls. The bytes of the first such call were parsed as HTTP/2, gRPC and protobuf; here later ones
 are recognised without parsing. That saves a lane a third of its instructions for a small call (measured:

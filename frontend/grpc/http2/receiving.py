@@ -4,7 +4,7 @@ Frames with data are passed on as they come; of all others the largest that is k
 stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.abuse_limits import AbuseLimits
@@ -70,7 +70,6 @@ class Receiving:
         "_block",
         "_block_flags",
         "_block_stream_id",
-        "blocks",
         "_expected",
         "_kinds",
         "_max_continuations",
@@ -85,6 +84,7 @@ class Receiving:
         "_streams",
         "_waits_since_s",
         "_wanted",
+        "blocks",
         "data_frames",
         "has_begun",
         "is_between_frames",
@@ -218,8 +218,8 @@ class Receiving:
         """Open a stream for a HEADERS and a DATA frame that the caller has compared with those of an earlier call.
         Saves 35 of 41 thousand instructions of `receive`.
 
-        `block` is that of HEADERS; the DATA frame, which ends the stream, has `nbytes` bytes. False, and no effect, if the
-        frames must go through `receive`.
+        `block` is that of HEADERS; the DATA frame, which ends the stream, has `nbytes` bytes. False, and no effect, if
+        the frames must go through `receive`.
         """
         data_frames, streams, headers = self.data_frames, self._streams, block.headers
         if (
