@@ -44,17 +44,18 @@ def hold(directory: Path | str) -> int:
 
 
 def sweep() -> None:
-    """Remove the directories of this user that no process has locked."""
-    try:
-        root = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # no directory for temporary files can be written to, as in some containers
-        return
-    for path in root.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            lock = os.open(path, _FLAGS)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+    """Remove the directories of this user that no process has locked; no effect where nothing can be listed."""
+    with suppress(OSError):  # one of tempfile's where no directory can be written to, as on a read-only file system
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with suppress(OSError):
+        lock = os.open(path, _FLAGS)
+        try:
+            if os.fstat(lock).st_uid == os.geteuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -58,3 +58,12 @@ def test_a_directory_that_a_sweep_finds_before_it_is_locked_is_made_again(
     os.close(lock)
     assert made[1:] == [directory]
     assert list(temporary.iterdir()) == [Path(directory)]
+
+
+def test_without_a_directory_for_temporary_files_nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The poller of a server on a read-only file system ended with a traceback, and the server with it."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+    override_files.sweep()
