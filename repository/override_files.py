@@ -2,7 +2,8 @@
 at an upgrade by the old server; the supervisor's until no version needs them.
 
 Each is locked, shared, by every process that needs it. One that no process has locked was left by a process that was
-killed, and is removed by the next `sweep`: of the poller of any server of this user.
+killed, and is removed by the next `sweep`: of the poller of any server of this user. Names have the id of the machine's
+boot, since some file systems, NFS among them, do not show locks of directories to other machines.
 """
 
 import fcntl
@@ -14,13 +15,14 @@ from pathlib import Path
 
 #: Not `shoal-override-`, as of versions that did not lock their directories.
 PREFIX = "shoal-override-files-"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make() -> tuple[str, int]:
     """A new directory that only this user can enter, and the descriptor of its lock. Raises OSError."""
     while True:
-        directory = tempfile.mkdtemp(prefix=PREFIX)
+        directory = tempfile.mkdtemp(prefix=_prefix() or PREFIX)
         with suppress(FileNotFoundError, BlockingIOError):  # a sweep has come between: it is as good as removed
             return directory, hold(directory)
 
@@ -44,10 +46,21 @@ def hold(directory: Path | str) -> int:
 
 
 def sweep() -> None:
-    """Remove the directories of this user that no process has locked; no effect where nothing can be listed."""
+    """Remove the directories of this user that no process has locked, if they were made since this machine's boot; no
+    effect where nothing can be listed."""
+    if not (prefix := _prefix()):
+        return
     with suppress(OSError):  # one of tempfile's where no directory can be written to, as on a read-only file system
-        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _remove_unlocked(path)
+
+
+def _prefix() -> str:
+    """How the names of directories begin that may be swept here; "" where the system does not show the boot's id."""
+    try:
+        return f"{PREFIX}{_BOOT_ID.read_text().strip()}-"
+    except OSError:
+        return ""
 
 
 def _remove_unlocked(path: Path) -> None:

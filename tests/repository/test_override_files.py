@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -32,11 +33,14 @@ def test_what_no_process_has_locked_is_removed(temporary: Path) -> None:
 
 
 def test_other_directories_and_links_stay(temporary: Path) -> None:
-    """A link could lead to another user's files, or out of the directory for temporary files."""
+    """A link could lead to another user's files, or out of the directory for temporary files. On NFS, locks of
+    directories are not shown to other machines."""
     (temporary / "shoal-override-abcdefgh").mkdir()  # of a version that did not lock
     (temporary / "kept").mkdir()
-    (temporary / f"{override_files.PREFIX}link").symlink_to(temporary / "kept")
-    (temporary / f"{override_files.PREFIX}file").touch()
+    (temporary / f"{override_files.PREFIX}{uuid4()}-abcdefgh").mkdir()  # of another machine, or before a boot
+    prefix = override_files._prefix()
+    (temporary / f"{prefix}link").symlink_to(temporary / "kept")
+    (temporary / f"{prefix}file").touch()
     before = sorted(temporary.iterdir())
     override_files.sweep()
     assert sorted(temporary.iterdir()) == before
@@ -67,3 +71,11 @@ def test_without_a_directory_for_temporary_files_nothing_is_swept(monkeypatch: p
     with pytest.raises(FileNotFoundError):
         tempfile.gettempdir()
     override_files.sweep()
+
+
+def test_where_the_boot_has_no_id_nothing_is_swept(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(override_files, "_BOOT_ID", temporary / "missing")
+    directory, lock = override_files.make()
+    os.close(lock)
+    override_files.sweep()
+    assert list(temporary.iterdir()) == [Path(directory)]
