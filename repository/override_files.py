@@ -39,9 +39,11 @@ def hold(directory: Path | str) -> int:
         raise
     except OSError:
         return lock  # no sweep can lock it either
-    if not os.fstat(lock).st_nlink:
+    try:
+        os.stat(directory)  # the number of links does not tell on each file system
+    except OSError:
         os.close(lock)
-        raise FileNotFoundError(directory)
+        raise
     return lock
 
 

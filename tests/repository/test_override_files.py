@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -79,3 +80,13 @@ def test_where_the_boot_has_no_id_nothing_is_swept(temporary: Path, monkeypatch:
     os.close(lock)
     override_files.sweep()
     assert list(temporary.iterdir()) == [Path(directory)]
+
+
+def test_a_directory_is_locked_on_a_file_system_that_counts_no_links(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as removed, and `make` made one after the other without an end."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", lambda _fd: SimpleNamespace(st_nlink=0))
+        lock = override_files.hold(temporary)
+    os.close(lock)
