@@ -1,5 +1,5 @@
-"""Directories of files that came with a load, in the directory for temporary files: made by a front end or a worker, or
-at an upgrade by the old server; the supervisor's until no version needs them.
+"""Directories of files that came with a load, in the directory for temporary files: made by a front end or a worker;
+the supervisor's until no version needs them. At an upgrade the old server makes copies, and the new one adopts them.
 
 Each is locked, shared, by every process that needs it. One that no process has locked was left by a process that was
 killed, and is removed by the next `sweep`: of the poller of any server of this user. Names have the id of the machine's
@@ -15,6 +15,8 @@ from pathlib import Path
 
 #: Not `shoal-override-`, as of versions that did not lock their directories.
 PREFIX = "shoal-override-files-"
+#: Of a copy, which a new server of such a version would use without a lock: no sweep removes it.
+_COPY_PREFIX = "shoal-override-copy-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -25,6 +27,37 @@ def make() -> tuple[str, int]:
         directory = tempfile.mkdtemp(prefix=_prefix() or PREFIX)
         with suppress(FileNotFoundError, BlockingIOError):  # a sweep has come between: it is as good as removed
             return directory, hold(directory)
+
+
+def make_copy(directory: Path) -> Path:
+    """A copy of a directory for a new server, which takes no space where links are possible. Raises OSError."""
+    copy = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX))
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    try:
+        shutil.copytree(directory, copy, copy_function=link, dirs_exist_ok=True)
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise
+    return copy
+
+
+def adopt(copy: str) -> tuple[str, int]:
+    """Lock a copy, and rename it so that a sweep removes it once no process needs it; returns its path and the
+    descriptor of its lock. Raises OSError."""
+    lock = hold(copy)
+    adopted = os.path.join(os.path.dirname(copy), f"{_prefix() or PREFIX}{copy.rpartition('-')[2]}")
+    try:
+        os.rename(copy, adopted)
+    except OSError:
+        os.close(lock)
+        raise
+    return adopted, lock
 
 
 def hold(directory: Path | str) -> int:

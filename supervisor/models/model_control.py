@@ -11,7 +11,6 @@ model management.
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class ModelControl:
         }
         # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
-        self._copies: dict[Path, int] = {}  # of files that came with requests, for a new server; and their locks
+        self._copies: list[Path] = []  # of files that came with requests, for a new server
         #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
         self._implicit: set[ModelIdentifier] = set()
         #: False if the repositories could not be read at the start. Changed by start.
@@ -325,17 +324,17 @@ class ModelControl:
         served = next(iter(model.serving.values()))
         directory = served.version.version_dir.parent
         if self._models.is_lent(directory):
-            copy, lock = _copy(directory)
-            self._copies[copy] = lock
-            return model.identifier.name, json.dumps(served.source.config), str(copy)
+            self._copies.append(override_files.make_copy(directory))
+            return model.identifier.name, json.dumps(served.source.config), str(self._copies[-1])
         return None if model.given is None else (model.identifier.name, json.dumps(model.given.config), None)
 
     def discard_copies(self) -> None:
         """Remove the copies of files that `carried` has made: the new server has not taken over."""
-        copies, self._copies = self._copies, {}
-        for copy, lock in copies.items():
-            shutil.rmtree(copy, ignore_errors=True)
-            os.close(lock)
+        copies, self._copies = self._copies, []
+        for each in copies:
+            shutil.rmtree(each, ignore_errors=True)
+        if copies:
+            override_files.sweep()  # those that the new server has adopted
 
     async def restore(self, given: Sequence[Given], repositories: Sequence[tuple[str, str]]) -> None:
         """Load the models that an old server had loaded by request; returns when each has loaded or failed, which is
@@ -394,26 +393,6 @@ class ModelControl:
     def _refuse_unless_explicit(self) -> None:
         if self._mode != "explicit":
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
-
-
-def _copy(directory: Path) -> tuple[Path, int]:
-    """A copy of a directory of files that came with a request, which takes no space where links are possible, and the
-    descriptor of its lock."""
-    copy, lock = override_files.make()
-
-    def link(source: str, target: str) -> None:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
-
-    try:
-        shutil.copytree(directory, copy, copy_function=link, dirs_exist_ok=True)
-    except BaseException:
-        shutil.rmtree(copy, ignore_errors=True)
-        os.close(lock)
-        raise
-    return Path(copy), lock
 
 
 def _row(version: ModelVersion) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class CarriedState:
             return
         carried = predecessor.models
         self._star.promised_elsewhere_nbytes = carried.promised_nbytes
-        await self._admin.model_control.restore(carried.given, carried.repositories)
+        await self._admin.model_control.restore(predecessor.given, carried.repositories)
+        predecessor.release()
         await self._admin.workflows.restore(carried.workflows)
         await self._admin.scaling.restore(carried.scaled)
 

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from shoal.messages.message import Message, MessageError
 from shoal.messages.to_client import RegionChange
 from shoal.options import ServerOptions
 from shoal.process import die_with_parent, outlive_parent
+from shoal.repository import override_files
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
 from shoal.supervisor.upgrade.launch import DESCRIPTORS_VARIABLE, VARIABLE
 from shoal.version import __version__
@@ -54,6 +56,10 @@ class Predecessor:
     ) -> None:
         self.pid = pid
         self.models = models
+        # Changed by _adopt and release: the models whose configuration or files came with a request, and the locks of
+        # these files.
+        self.given = list(models.given)
+        self._locks: list[int] = []
         self._channel = channel
         self._takes_regions = takes_regions
         # Changed by take_socket and watch, and as messages come.
@@ -81,7 +87,24 @@ class Predecessor:
             models, _ = channel.receive(messages.FIRST_TO_NEW_SERVER)
         except (*GONE, OSError, MessageError) as error:
             raise UpgradeFailedError(f"the old server, process {said['pid']}, does not answer: {error}") from error
-        return cls(said["pid"], channel, descriptors, models, takes_regions="takes_regions" in said)
+        predecessor = cls(said["pid"], channel, descriptors, models, takes_regions="takes_regions" in said)
+        predecessor._adopt()
+        return predecessor
+
+    def _adopt(self) -> None:
+        """Adopt the copies of files that came with loads, before anything else is begun: no process looks for them if
+        both servers are killed first."""
+        for position, (name, config, copy) in enumerate(self.given):
+            with suppress(OSError):  # what is the matter is logged by the load
+                if copy is not None:
+                    adopted, lock = override_files.adopt(copy)
+                    self.given[position] = name, config, adopted
+                    self._locks.append(lock)
+
+    def release(self) -> None:
+        """Unlock the copies: the loads have locked those that they need."""
+        while self._locks:
+            os.close(self._locks.pop())
 
     def take_descriptor(self, name: str) -> int | None:
         """The old server's descriptor of this name, which the caller owns from now on; None where it has none."""

@@ -82,6 +82,21 @@ def test_where_the_boot_has_no_id_nothing_is_swept(temporary: Path, monkeypatch:
     assert list(temporary.iterdir()) == [Path(directory)]
 
 
+def test_a_copy_is_swept_once_it_is_adopted_and_unlocked(temporary: Path) -> None:
+    """A new server of a version that locks nothing may use it: another server's sweep removed it there."""
+    (temporary / "files" / "1").mkdir(parents=True)
+    (temporary / "files" / "1" / "model.py").touch()
+    copy = override_files.make_copy(temporary / "files")
+    override_files.sweep()
+    assert (copy / "1" / "model.py").samefile(temporary / "files" / "1" / "model.py")
+    adopted, lock = override_files.adopt(str(copy))
+    override_files.sweep()
+    assert sorted(temporary.iterdir()) == sorted([temporary / "files", Path(adopted)])
+    os.close(lock)
+    override_files.sweep()
+    assert list(temporary.iterdir()) == [temporary / "files"]
+
+
 def test_a_directory_is_locked_on_a_file_system_that_counts_no_links(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
