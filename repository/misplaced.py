@@ -22,7 +22,7 @@ def is_model(directory: Path) -> bool:
     if os.path.lexists(directory / CONFIG_FILENAME):  # a link that points nowhere, too
         return True
     return is_dir(directory) and any(
-        is_version_name(each.name) for each in directory.iterdir() if is_dir(each) or lost_link(each)
+        is_version_name(each.name) and (is_dir(each) or lost_link(each)) for each in directory.iterdir()
     )
 
 
