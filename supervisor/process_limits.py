@@ -31,7 +31,7 @@ def num_tasks_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         except OSError:
             continue  # the top group has no such files
         if most != "max":
-            found.append(int(most) - number)
+            found.append(max(0, int(most) - number))  # the limit may have been lowered since
     return min(found, default=None)
 
 
