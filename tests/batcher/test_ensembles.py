@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.datatypes import BY_CONFIG_NAME
 from shoal.messages.from_batcher import ModelRetired
 from shoal.reasons import Reason
 from shoal.shm import layout
@@ -22,7 +23,7 @@ from tests.batcher.ensemble_star import (
     step,
 )
 from tests.batcher.star import BATCHER, CLIENT, cell
-from tests.request_headers import request_header
+from tests.request_headers import packed, request_header
 
 
 def test_a_step_reads_what_lies_in_the_clients_block_and_then_in_a_workers() -> None:
@@ -108,6 +109,28 @@ def test_a_shape_that_a_step_does_not_take_is_the_clients_fault() -> None:
     reply, sentence = star.reply()
     assert reply[P.STATUS] == 4
     assert sentence.startswith("in ensemble 'fan', [request id: id] unexpected shape for input 'A' for model 'add'")
+    star.release()
+    assert star.is_at_rest
+
+
+@pytest.mark.parametrize(
+    ("data_type", "sentence"),
+    [
+        ("TYPE_STRING", "expected 2 string elements for inference input 'X' for model 'next', got 0"),
+        ("TYPE_FP32", "input byte size mismatch for input 'X' for model 'next'. Expected 8, got 0"),
+    ],
+)
+def test_a_result_without_rows_is_refused_for_the_next_step_alone(data_type: str, sentence: str) -> None:
+    """As in Triton. The batcher knows the size of such a result, and none of its strings."""
+    following = config("next", "X", "Y")
+    following["input"][0].update(data_type=data_type, dims=[2])
+    star = EnsembleStar(CHAIN, (DOUBLE, 8))
+    star.add_model(8, following)
+    star.ask()
+    header = packed(((("Y", BY_CONFIG_NAME[data_type].wire, (0, 2), 128, 0),), {}))
+    star.send_done(star.double, star.item(star.double), 0, header)
+    reply, said = star.reply()
+    assert (reply[P.STATUS], said) == (4, f"in ensemble 'fan', [request id: id] {sentence}")
     star.release()
     assert star.is_at_rest
 
