@@ -40,15 +40,20 @@ def refuse_encoding(headers: Mapping[str, str]) -> None:
         raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
 
 
+def _uncounted(_nbytes: int) -> None:
+    """Count nothing: the caller has bounded the bytes."""
+
+
 def decompress(
     headers: Mapping[str, str],
     body: memoryview,
     max_nbytes: int,
     max_expansion: int = 0,
-    expand: Callable[[int], None] = lambda _nbytes: None,
+    expand: Callable[[int], None] = _uncounted,
 ) -> memoryview:
-    """The body without its Content-Encoding; the same object if it has none. `expand` is called with the most bytes
-    that it may have when decompressed, then with those that it has; it may raise (see UploadBudget.expansion).
+    """The body without its Content-Encoding; the same object if it has none. `expand` is called, before each part is
+    decompressed, with the most bytes that there may be with it, then with those that there are; it may raise (see
+    UploadBudget.expansion).
 
     Raises UnsupportedEncodingError (501), InvalidArgumentError for over `max_nbytes` bytes or a damaged stream, and
     TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
@@ -67,11 +72,8 @@ def unpack(
     """The decompressed bytes of a stream, within all bounds of `decompress`, and with its errors, but for the encoding;
     `advice` ends the text for over `max_nbytes` bytes."""
     expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else max_nbytes
-    expand(min(expanded, max_nbytes))
     try:
-        inflated = inflate(body, max_nbytes, advice) if expanded >= max_nbytes else inflate(body, expanded)
-        expand(len(inflated))
-        return memoryview(inflated)
+        return memoryview(inflate(body, min(expanded, max_nbytes), advice, expand))
     except ExpansionLimitError:
         if expanded >= max_nbytes:
             raise
@@ -81,16 +83,30 @@ def unpack(
         ) from None
 
 
-def inflate(body: bytes | memoryview, max_nbytes: int, advice: str = "") -> bytes:
-    """The decompressed bytes of one stream of gzip or zlib. Raises InvalidArgumentError; `advice` ends its text if
-    there are too many bytes."""
+def inflate(
+    body: bytes | memoryview, max_nbytes: int, advice: str = "", expand: Callable[[int], None] = _uncounted
+) -> bytes:
+    """The decompressed bytes of one stream of gzip or zlib, which are counted by `expand` as in `decompress`. Raises
+    InvalidArgumentError; `advice` ends its text if there are too many bytes.
+
+    Parts double in size, so that at most twice the bytes that there are, or as many as are compressed, are counted.
+    """
     inflater = zlib.decompressobj(AUTO_WBITS)
+    parts: list[bytes] = []
+    nbytes, next_nbytes = 0, max(LEAST_EXPANDED_BYTES, len(body))
     try:
-        # With one byte past the limit, a body that is too large can be told from one that just fits.
-        inflated = inflater.decompress(body, max_nbytes + 1)
+        while nbytes <= max_nbytes and not inflater.eof:
+            # With one byte past the limit, a body that is too large can be told from one that just fits.
+            next_nbytes = min(next_nbytes, max_nbytes + 1 - nbytes)
+            expand(min(nbytes + next_nbytes, max_nbytes))
+            parts.append(inflater.decompress(inflater.unconsumed_tail if parts else body, next_nbytes))
+            nbytes += len(parts[-1])
+            if len(parts[-1]) < next_nbytes:
+                break
+            next_nbytes = nbytes
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
-    if len(inflated) > max_nbytes:
+    if nbytes > max_nbytes:
         raise ExpansionLimitError(
             "decompressed request body has a byte_size that exceeds the maximum allowed value of "
             f"{max_nbytes} bytes.{advice}"
@@ -101,7 +117,8 @@ def inflate(body: bytes | memoryview, max_nbytes: int, advice: str = "") -> byte
         raise InvalidArgumentError(
             f"failed to decompress the request body: {len(inflater.unused_data)} bytes follow the compressed stream"
         )
-    return inflated
+    expand(nbytes)
+    return b"".join(parts)
 
 
 def compress(response: Response, accept_encoding: str) -> Response:

@@ -4,12 +4,23 @@ import gzip
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Response
-from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress, preferred_encoding
+from shoal.frontend.upload_budget import NoUploadMemoryError
+from shoal.frontend.v2.compression import (
+    LEAST_EXPANDED_BYTES,
+    ExpansionLimitError,
+    UnsupportedEncodingError,
+    compress,
+    decompress,
+    inflate,
+    preferred_encoding,
+    unpack,
+)
 
 BODY = b'{"inputs":[]}' * 2000
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
@@ -119,3 +130,52 @@ def test_a_mebibyte_may_be_as_small_as_it_gets_and_all_else_where_there_is_no_bo
 ) -> None:
     packed = memoryview(zlib.compress(bytes(nbytes)))
     assert len(decompress({"content-encoding": "deflate"}, packed, 64 << 20, max_expansion)) == nbytes
+
+
+@pytest.mark.parametrize("encoder", ENCODERS.values())
+@pytest.mark.parametrize(
+    ("noise", "zeros"), [(3 << 20, 0), (3 << 20, 9 << 20), (1 << 16, 5 << 20), (0, 1), (0, 1 << 20)]
+)
+def test_no_more_is_counted_than_a_body_may_soon_have(
+    encoder: Callable[[bytes], bytes], noise: int, zeros: int
+) -> None:
+    """What grows a little is not counted as if it grew a hundredfold, which would be too much for most budgets."""
+    body = Random(1).randbytes(noise) + bytes(zeros)
+    packed = memoryview(encoder(body))
+    counted: list[int] = []
+    unpacked = unpack(packed, 1 << 30, 100, counted.append)
+    assert unpacked == body
+    assert counted[-1] == len(body)
+    assert counted[0] > 0
+    assert max(counted) <= max(2 * len(body), len(packed), LEAST_EXPANDED_BYTES)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_there() -> None:
+    counted: list[int] = []
+
+    def expand(nbytes: int) -> None:
+        counted.append(nbytes)
+        if nbytes > 8 << 20:
+            raise NoUploadMemoryError(8 << 20)
+
+    bomb = memoryview(zlib.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with pytest.raises(NoUploadMemoryError):
+        unpack(bomb, 1 << 30, 0, expand)
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert counted == [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20]
+    assert peak_nbytes < 17 << 20
+
+
+@pytest.mark.parametrize("nbytes", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (1 << 21) - 1, 1 << 21, (1 << 21) + 1])
+@pytest.mark.parametrize("limit", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (1 << 21) - 1, 1 << 21, (1 << 21) + 1])
+def test_a_limit_holds_to_the_byte_wherever_parts_end(nbytes: int, limit: int) -> None:
+    packed = zlib.compress(bytes(nbytes))
+    if nbytes > limit:
+        with pytest.raises(ExpansionLimitError):
+            inflate(packed, limit)
+    else:
+        assert inflate(packed, limit) == bytes(nbytes)
+        with pytest.raises(InvalidArgumentError, match="1 bytes follow the compressed stream"):
+            inflate(packed + b"x", limit)
