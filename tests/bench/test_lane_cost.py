@@ -43,3 +43,10 @@ def test_bytecodes_are_counted_by_function(monkeypatch: pytest.MonkeyPatch) -> N
         opcodes.counts["known_request.py", "read"] > 3 * 10
     )  # a function that is interpreted in a compiled build, too
     assert not [function for file, function in opcodes.counts if file == "lane_star.py"]
+
+
+def test_a_known_response_takes_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_SEND_FD", "")
+    opcodes = Opcodes()
+    Run(CASES[0], 3, opcodes).run()
+    assert [file for file, function in opcodes.counts if function == "known_response"] == ["responses.py"]
