@@ -143,6 +143,8 @@ class Uploads:
     # --- bytes come in ---
 
     def _read(self, connection: RoadConnection, sock: socket.socket) -> None:
+        if sock.fileno() < 0:  # closed by an earlier event of this pass, and counted
+            return
         try:
             data = sock.recv(READ_BYTES)
         except BlockingIOError:

@@ -3,6 +3,7 @@
 import gc
 import selectors
 import socket
+import struct
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -200,6 +201,20 @@ def test_the_largest_of_the_address_that_holds_most_is_refused(road: Road) -> No
     assert [bool(received(each)) for each in many] == [False] * 5 + [True]
     assert not received(one)
     assert road.budget.nbytes <= LIMIT
+
+
+def test_a_connection_whose_bytes_come_after_its_end_ends_once(road: Road) -> None:
+    """One pass of the loop has events of both; that of one refuses the other, whose client is gone."""
+    head = POST + b"Content-Length: 3000\r\n\r\n"
+    gone, one = road.connect(head + bytes(2900), "10.0.0.2"), road.connect(head + bytes(900), "10.0.0.3")
+    events = {key.fileobj.getpeername(): key for key in road.poller.get_map().values()}  # type: ignore[union-attr]
+    passed = [events[one.getsockname()], events[gone.getsockname()]]
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.close()
+    one.sendall(bytes(1000))
+    for key in passed:
+        key.data(key.fileobj)
+    assert len(road.closed) == 1
 
 
 def test_whole_requests_are_not_refused(road: Road) -> None:
