@@ -159,6 +159,8 @@ def run_verb(
         return work(parser.parse_args(list(argv)))
     except FailedError as error:
         return complain(error.code, str(error), *error.advice)
+    except TimedOutError as error:  # before others: it is an OSError, too
+        return complain(EXIT_NO_ANSWER, str(error))
     except wrong as error:
         if isinstance(error, OSError) and error.filename is None and not isinstance(error, expected):
             raise  # of a standard stream
@@ -174,7 +176,7 @@ def run_verb(
             "  shoal serve --model-repository <directory>",
             f"  {command} {parser.server_flag} http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
         )
-    except (NoResponseError, TimedOutError) as error:
+    except NoResponseError as error:
         return complain(EXIT_NO_ANSWER, str(error))
     except RefusedError as error:
         return complain(EXIT_REFUSED, str(error), *_remedies(str(error)))

@@ -1,5 +1,6 @@
 """A running server seen from outside: its connection, deadlines, and answers that are none."""
 
+import argparse
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import pytest
 
 from shoal.cli import main
 from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
+from shoal.cli.verb import VerbParser, run_verb
+from shoal.errors import TimedOutError
 from tests.cli.answering import Answering
 
 
@@ -82,6 +85,16 @@ def test_silence_and_an_answer_without_end_end_at_the_deadline(answer: bytes) ->
     ):
         asking.load("m")
     assert str(error.value) == f"No answer from {url} within 0.05 s (--timeout). What was asked may still be done."
+
+
+def test_a_clients_time_that_is_over_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """TimedOutError is an OSError, as which it would count as one of a file."""
+
+    def work(_: argparse.Namespace) -> int:
+        raise TimedOutError("no answer within 1 s")
+
+    assert run_verb(VerbParser("infer", "", ""), [], work) == 3
+    assert capsys.readouterr().err == "no answer within 1 s\n"
 
 
 def test_interim_responses_without_end_end() -> None:
