@@ -77,7 +77,7 @@ def _infer(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from shoal.cli.run_inputs import read_requests
     from shoal.model_config.signature import Signature
 
-    with client_at(arguments.url, environ) as client:
+    with client_at(arguments.url, environ, arguments.timeout) as client:
         config = client.model_config(arguments.model, version=arguments.version)
         config = answered(config, CONFIG, arguments.url or environ.get("SHOAL_URL") or "the server's socket")
         given = [*arguments.inputs, *arguments.input]

@@ -8,6 +8,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,6 +38,8 @@ _SUBJECTS = {
     "model_config": "model_config",
     "statistics": "inference_statistics",
 }
+#: What tritonclient says where its own time is over, by HTTP and by gRPC.
+_LATE = ("timed out", "Deadline Exceeded")
 
 
 class RemoteResponse(NamedTuple):
@@ -59,6 +62,8 @@ class RemoteClient(Client):
     def __init__(self, place: str) -> None:
         super().__init__(place)
         self._address = place.partition("://")[2].rstrip("/")
+        #: Seconds that calls without a timeout of their own wait, set by commands; None: as long as tritonclient does.
+        self.timeout_s: float | None = None
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
         except (ImportError, RuntimeError) as error:  # the latter is tritonclient's own for lack of one
@@ -188,17 +193,29 @@ class RemoteClient(Client):
     def _call(self, call: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
         from tritonclient.utils import InferenceServerException
 
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if timeout_s is not None and timeout_s <= 0:  # of a deadline that has passed; tritonclient fails with such ones
-            raise TimedOutError(f"Request timeout expired: no answer from {self._address} within {timeout_s:g} s")
+            raise self._late(timeout_s)
         try:
-            return call(self._client(timeout_s))
+            with self._cut_when_late(timeout_s):
+                return call(self._client(timeout_s))
         except InferenceServerException as error:
-            raise self._known(error) from error
+            known = self._known(error)
+            raise (self._late(timeout_s) if str(known) in _LATE else known) from error
         except TimeoutError as error:
-            raise TimedOutError(f"Request timeout expired: no answer from {self._address}") from error
+            raise self._late(timeout_s) from error
         except OSError as error:
             why = error.strerror or error  # without the number
             raise ConnectionLostError(f"no server is found at {self._address}: {why}") from error
+
+    def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
+        """Raises TimeoutError in a call that is not answered in this time, unless tritonclient does so by itself."""
+        del timeout_s
+        return nullcontext()
+
+    def _late(self, timeout_s: float | None) -> TimedOutError:
+        within = "" if timeout_s is None else f" within {timeout_s:g} s"
+        return TimedOutError(f"Request timeout expired: no answer from {self._address}{within}")
 
     def _no_model_server(self) -> ConnectionLostError:
         return ConnectionLostError(f"what answers at {self._address} is not a model server")

@@ -84,7 +84,8 @@ class GrpcClient(RemoteClient):
         return {"client_timeout": asked.timeout}
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
-        message = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments))
+        limit = {"client_timeout": self.timeout_s}
+        message = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments, **limit))
         return plain(message.config if subject == "model_config" else message)
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:

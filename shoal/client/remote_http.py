@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.client import HTTPException
 from typing import Any
 
@@ -57,6 +57,13 @@ class HttpClient(RemoteClient):
             if any(word in str(error) for word in _CUT_SHORT):
                 raise ConnectionLostError(f"{self._address} hung up") from error
             raise self._no_model_server() from error  # the answer is no HTTP, as of a gRPC server
+
+    def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
+        """tritonclient's time begins anew with each piece of an answer, and a connection has another one."""
+        from gevent import Timeout  # tritonclient.http's sockets are gevent's
+
+        timeout: AbstractContextManager[object] = Timeout(timeout_s, TimeoutError)
+        return timeout
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
         del details

@@ -97,6 +97,24 @@ def test_a_clients_time_that_is_over_is_no_answer(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "no answer within 1 s\n"
 
 
+@pytest.mark.parametrize("verb", ["infer", "bench"])
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_every_request_of_a_verb_has_its_timeout(verb: str, scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one asks for the configuration."""
+    with saying(b"") as url:
+        assert main([verb, "m", "--timeout=0.1", f"--url={url.replace('http', scheme)}"]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "o answer from" in said
+    assert "within 0.1 s" in said
+
+
+def test_a_timeout_is_of_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(b"HTTP/1.1 200 OK\r\n\r\n ", again=True) as url:
+        assert main(["infer", "m", "--timeout=0.1", f"--url={url}"]) == 3
+    address = url.partition("://")[2]
+    assert capsys.readouterr().err == f"Request timeout expired: no answer from {address} within 0.1 s\n"
+
+
 def test_interim_responses_without_end_end() -> None:
     """At the deadline, or after a hundred, where the standard library counts them: the newest patches of Python do."""
     answer = b"HTTP/1.1 100 Continue\r\n\r\n"

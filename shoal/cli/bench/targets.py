@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from shoal.cli.bench.http_exchange import HttpExchange, http_request
 from shoal.cli.bench.transport import SocketTransport, Transport
+from shoal.cli.operate import client_at
 from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.run_inputs import RunRequest
 from shoal.datatypes import BYTES, Datatype, encode_bytes_tensor
@@ -51,7 +52,7 @@ def target(url: str | None, protocol: str | None, model: str, version: str, time
     if kind == HTTP:
         return _by_http(url or f"http://127.0.0.1:{_PORTS[HTTP]}", model, version, timeout_s)
     if kind == GRPC:
-        return _by_grpc(url or f"grpc://127.0.0.1:{_PORTS[GRPC]}", model, version)
+        return _by_grpc(url or f"grpc://127.0.0.1:{_PORTS[GRPC]}", model, version, timeout_s)
     return _by_memory(url, model, version)
 
 
@@ -106,8 +107,7 @@ def http_body(path: str, host: str, signature: Signature, request: RunRequest) -
     return http_request(path, host, headers, text + b"".join(data for *_, data in tensors))
 
 
-def _by_grpc(url: str, model: str, version: str) -> Target:
-    from shoal import Client
+def _by_grpc(url: str, model: str, version: str, timeout_s: float) -> Target:
     from shoal.cli.bench.grpc_exchange import GrpcExchange, grpc_message
 
     parts = urlsplit(url)
@@ -117,7 +117,7 @@ def _by_grpc(url: str, model: str, version: str) -> Target:
         exchange = partial(GrpcExchange, parts.netloc, _SERVICE, made)
         return SocketTransport(str(parts.hostname), parts.port or _PORTS[GRPC], exchange)
 
-    return _by_client(Client(url), url, GRPC, model, version, connect)
+    return _by_client(client_at(url, {}, timeout_s), url, GRPC, model, version, connect)
 
 
 def _grpc_body(model: str, version: str, signature: Signature, request: RunRequest) -> bytes:
