@@ -170,8 +170,11 @@ class RemoteServer:
             raise self._not_a_model_server() from None
         if response.status != 200:
             title = f"status {response.status} {response.reason}"
-            if answer.lstrip().startswith(b"<"):  # a page of a web server's, or of a proxy's
+            text = answer[:200].decode(errors="replace").strip()
+            if text.startswith("<"):  # a page of a web server's, or of a proxy's
                 raise UnreachableError(f"What answers at {self.url} is not a model server: {title}.")
+            if text and not text.startswith(("{", "[")):  # a proxy's words, or those of the port of gRPC
+                raise UnreachableError(f"What answers at {self.url} is not a model server: {text.rstrip('.')}.")
             raise RefusedError(response.status, sentence_of(answer, title))
         return answer
 

@@ -217,11 +217,12 @@ class RemoteClient(Client):
         within = "" if timeout_s is None else f" within {timeout_s:g} s"
         return TimedOutError(f"Request timeout expired: no answer from {self._address}{within}")
 
-    def _no_model_server(self) -> ConnectionLostError:
-        return ConnectionLostError(f"what answers at {self._address} is not a model server")
+    def _no_model_server(self, words: str = "") -> ConnectionLostError:
+        said = f": {words}" if words else ""
+        return ConnectionLostError(f"what answers at {self._address} is not a model server{said}")
 
     def _known(self, error: Any) -> ShoalError:
-        known = self._error(str(error.status() or ""), str(error.message()), str(error.debug_details()))
+        known = self._error(str(error.status() or ""), str(error.message()), str(error.debug_details() or ""))
         is_late = isinstance(known, UnavailableError) and str(known) == reasons.TIMED_OUT
         return TimedOutError(str(known)) if is_late else known
 

@@ -66,11 +66,12 @@ class HttpClient(RemoteClient):
         return timeout
 
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
-        del details
         if "timed out" in sentence:
             return TimedOutError(sentence)
         if "while decoding the response" in sentence:  # tritonclient's words
-            return self._no_model_server()
+            words = details[:200].strip().rstrip(".")
+            is_shown = not words.startswith(("<", "{", "["))  # neither a page nor JSON
+            return self._no_model_server(words if is_shown else "")
         return _BY_STATUS.get(status, InvalidArgumentError)(sentence)  # 400 is most often a wrong argument
 
 

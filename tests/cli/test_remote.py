@@ -194,11 +194,15 @@ def test_json_of_another_server_is_no_configuration(server: Answering, capsys: p
 
 
 @pytest.mark.parametrize(
-    "answer", [b"404 No\x1b[2J\x9b3m\r\nContent-Length: 2\r\n\r\n{}", b"404 No\r\nContent-Length: 5\r\n\r\n\x1b[2J\x00"]
+    ("answer", "code"),
+    [
+        (b"404 No\x1b[2J\x9b3m\r\nContent-Length: 2\r\n\r\n{}", 2),
+        (b"404 No\r\nContent-Length: 5\r\n\r\n\x1b[2J\x00", 3),
+    ],
 )
-def test_a_terminal_obeys_no_refusal(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_obeys_no_refusal(answer: bytes, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with saying(b"HTTP/1.1 " + answer) as url:
-        assert main(["load", "m", "--url", url]) == 2
+        assert main(["load", "m", "--url", url]) == code
     first, *_ = capsys.readouterr().err.splitlines()
     assert first.isprintable()
     assert r"\x1b[2J" in first
@@ -266,10 +270,20 @@ def test_the_page_of_a_web_server_is_not_shown(verb: str, title: str, capsys: py
     assert said.lower() == f"what answers at {address} is not a model server{more}".lower()
 
 
+@pytest.mark.parametrize("verb", ["models", "load m", "bench m", "infer m"])
+def test_the_words_of_another_server_are_shown(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of the port of gRPC, or of a proxy that has no server."""
+    with saying(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 27\r\n\r\nThis port speaks gRPC. Go.\n") as url:
+        assert main([*verb.split(), "--url", url]) == 3
+    said, *_ = capsys.readouterr().err.splitlines()
+    address = url.partition("://")[2] if verb == "infer m" else url
+    sentence = f"what answers at {address} is not a model server: this port speaks grpc. go"
+    assert said.lower().removesuffix(".") == sentence
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (b"404 Not Found\r\nContent-Length: 3\r\n\r\nno\n", "status 404 Not Found: no"),
         (b"502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", "status 502 Bad Gateway"),
         (b"400 Bad Request\r\nContent-Length: 2\r\n\r\n[]", "status 400 Bad Request: []"),
         (b'400 Bad Request\r\nContent-Length: 13\r\n\r\n{"error":"x"}', "x"),
