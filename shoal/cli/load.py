@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.cli.models import show_models
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RemoteServer
+from shoal.cli.request_arguments import read_file
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import WHICH_MODEL
 
@@ -40,7 +41,7 @@ def _load(arguments: argparse.Namespace, server: RemoteServer) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path).decode()
     except OSError as error:
         raise CommandLineError(f"--config: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,14 +1,19 @@
 """The kinds of arguments that several verbs take: requests, parameters, counts, files to write, flags of a server."""
 
 import argparse
+import errno
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import VerbParser
+
+#: Bytes that are read from a pipe or device: those that a request may have, by the default of --max-request-bytes.
+MAX_PIPED_NBYTES = 2 << 30
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -42,6 +47,20 @@ def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of a verb, and those behind `--`, which are of `shoal serve`."""
     at = [*argv, "--"].index("--")
     return list(argv[:at]), list(argv[at + 1 :])
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file, or of a pipe or device. Raises OSError, also for one of these that has more than
+    MAX_PIPED_NBYTES: /dev/zero has no end."""
+    with path.open("rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file.read()
+        found = bytearray()
+        while piece := file.read(1 << 20):
+            found += piece
+            if len(found) > MAX_PIPED_NBYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return bytes(found)
 
 
 def writable(text: str) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 from shoal import bf16
 from shoal.cli.pictures import ENDINGS, PictureError, picture, split
 from shoal.cli.recorded_inputs import recorded_inputs
+from shoal.cli.request_arguments import read_file
 from shoal.cli.serve import CommandLineError
 from shoal.datatypes import BF16, BYTES, FP32, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
@@ -101,7 +102,7 @@ class RequestParser:
         try:
             if path.suffix == ".npy":
                 return self._shaped(spec, np.load(path, allow_pickle=False))
-            contents = path.read_bytes()
+            contents = read_file(path)
         except (OSError, ValueError, EOFError) as error:  # EOFError: an empty .npy
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise InputError(f"Input '{spec.name}': cannot read {path}: {why}") from None
@@ -126,7 +127,7 @@ class RequestParser:
         if path.is_dir() or path.suffix == RECORDING_SUFFIX:
             return self._recorded(path)
         try:
-            document = _json(path.read_bytes(), path)
+            document = _json(read_file(path), path)
         except OSError as error:
             raise InputError(f"--data: cannot read {path}: {error.strerror}") from None
         if not isinstance(document, dict):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import _VERBS, main
+from shoal.cli import _VERBS, main, request_arguments
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
 from tests.testing.models import write_identity
@@ -214,6 +214,21 @@ def test_a_wrong_command_is_explained_and_changes_nothing(
     assert f"\nUsage: shoal {words[0]}" in printed.err
     assert printed.err.endswith(f"\n'shoal {words[0]} --help' explains it.\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "command", ["run echo X=@/dev/zero", "run echo --data /dev/full", "load echo --config /dev/zero"]
+)
+def test_a_device_without_end_is_no_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(request_arguments, "MAX_PIPED_NBYTES", 1)  # 2 GiB takes memory
+    write_identity(tmp_path)
+    assert main(command.split()) == 1
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.endswith(": File too large")
+    assert "cannot read /dev/" in first
 
 
 @pytest.mark.parametrize("verb", _VERBS)
