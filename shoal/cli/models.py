@@ -17,6 +17,8 @@ _EXAMPLES = """\
   shoal models --url http://gpu-1:8000
 """
 
+#: Characters of a name that are shown before further columns, where a terminal is narrow (ours).
+LEAST_NAME = 16
 _MIB = 1024 * 1024
 
 
@@ -123,6 +125,11 @@ def _instance(instance: Row, version: Row) -> list[str]:
         str(instance["restarts"]),
         f"{rss // _MIB} MiB" if rss else "-",
     ]
+
+
+def cut(name: str, width: int) -> str:
+    """A name of at most `width` characters, whose middle is left out if it is longer: ends tell models apart, too."""
+    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - 1) // 2 :]}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

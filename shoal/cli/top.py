@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.cli import top_requests
 from shoal.cli.colour import printable
-from shoal.cli.models import table
+from shoal.cli.models import LEAST_NAME, cut, table
 from shoal.cli.operate import OperatingParser, operate, seconds
 from shoal.cli.remote import RefusedError, RemoteServer, Row
 from shoal.cli.request_arguments import count
@@ -64,8 +64,6 @@ _COLUMNS = (
     _Column("MEMORY", "MEMORY", 5, is_rare=True),
     _Column("GPUS", "GPUS", 7, is_rare=True),
 )
-#: Characters of a model's name that are shown before further figures, where a terminal is narrow (ours).
-_LEAST_NAME = 16
 _MIB = 1 << 20
 #: Clears a terminal from its first place.
 _CLEAR = "\x1b[H\x1b[J"
@@ -125,7 +123,7 @@ def top(
             columns, lines = shutil.get_terminal_size() if is_terminal else (None, 0)
             if earlier is None:
                 told = server.finished_requests(model, NUM_SHOWN)
-                shown = json.dumps(told) if arguments.json else top_requests.as_text(told)
+                shown = json.dumps(told) if arguments.json else top_requests.as_text(told, columns or sys.maxsize)
             else:
                 sleep(arguments.interval)
                 later = sample(server, model)
@@ -221,7 +219,7 @@ def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
 
 def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
     """A table of the figures. One that is wider than `columns` has short heads, no columns that say nothing, and none
-    that there is no room for beside names of _LEAST_NAME characters; longer names are cut."""
+    that there is no room for beside names of LEAST_NAME characters; longer names are cut."""
     if not figures:
         return "The server has no models that are ready."
     cells = [_cells(each) for each in figures]
@@ -238,18 +236,13 @@ def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
     def room() -> int:
         return columns - sum([2 + widths[at] for at in shown])
 
-    least = min(_LEAST_NAME, max(map(len, names)))
+    least = min(LEAST_NAME, max(map(len, names)))
     for at in sorted([at for at in shown if _COLUMNS[at].rank], key=lambda at: -_COLUMNS[at].rank):
         if room() < least:
             shown.remove(at)
     width = max(room(), len(_COLUMNS[0].short))
     rows = [[name, *(row[at] for at in shown)] for name, row in zip(["MODEL", *names], short, strict=True)]
-    return table(rows[0], [[_cut(name, width), *row] for name, *row in rows[1:]])
-
-
-def _cut(name: str, width: int) -> str:
-    """A name of at most `width` characters, whose middle is left out if it is longer: ends tell models apart, too."""
-    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - 1) // 2 :]}"
+    return table(rows[0], [[cut(name, width), *row] for name, *row in rows[1:]])
 
 
 def _cells(figures: Figures) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.cli.top import Figures, StatisticsSample, as_text, compare, fitted, top
+from shoal.cli.top_requests import as_text as requests_text
 from tests.cli.answering import Answering
 
 STATS = "GET /v2/models/stats"
@@ -144,6 +145,20 @@ def test_single_requests_are_shown_with_where_their_time_went(
     assert "p parse, · queue, # compute" in shown
     assert shown.splitlines()[-3].split() == ["mlp", "1", "\\x1b[2J", "01:02:03", "1.000", "ms", "it", "is", "wrong"]
     assert shown.splitlines()[-1] == "5 more have failed."
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_single_requests_fit_a_terminal(columns: int) -> None:
+    slow = request(
+        "digits_of_a_long_name", id="01234567-89ab-cdef-0123-456789abcdef", queue={"busy": 700_000}, total_ns=3 * 10**9
+    )
+    failed = request("digits_of_a_long_name", id="01234567-89ab-cdef-0123-456789abcdef", error="it is \x1b wrong " * 9)
+    lines = requests_text({"slowest": [slow] * 2, "failed": [failed], "num_others_failed": 0}, columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert sum("waited 0.700 ms for a busy instance" in line for line in lines) == 2
+    assert " ".join(" ".join(lines).split()).count("it is \\x1b wrong") == 7  # of the first hundred characters
+    head = {60: "MODEL VER ID TIME WHERE", 200: "MODEL VERSION ID TIME WHERE IT WENT WHY"}
+    assert " ".join(lines[0].split()) == head.get(columns, " ".join(lines[0].split()))
 
 
 def test_single_requests_are_looked_at_again(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
