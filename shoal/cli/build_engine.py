@@ -10,6 +10,7 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.environments.cache import user_cache
 from shoal.errors import ShoalError
+from shoal.file_kinds import is_dir, is_file
 
 _HELP = """\
 Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of TensorRT that built it, so do
@@ -63,7 +64,7 @@ def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
             workspace_mib=given.workspace_mib,
         )
         target = Path(given.plan)
-        if not target.absolute().parent.is_dir():
+        if not is_dir(target.absolute().parent):
             raise CommandLineError(f"there is no directory '{target.parent}' to put '{target.name}' into")
         say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
         build(order, target, _cache_directory(given.cache_directory, environ), say)
@@ -75,7 +76,7 @@ def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _file(text: str) -> Path:
     path = Path(text)
-    if not path.is_file():
+    if not is_file(path):
         raise CommandLineError(f"there is no file '{text}'")
     return path
 

@@ -20,6 +20,7 @@ from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
 from shoal.cli.torchserve.properties import PropertiesError, read_properties
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
+from shoal.file_kinds import exists, is_dir, is_file
 from shoal.repository.found import FoundModel
 from shoal.store_settings import ALL, StoreSettings
 from shoal.torchserve_errors import torchserve_fault
@@ -64,10 +65,10 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from shoal.repository.torchserve.configuration import Machine
     from shoal.repository.torchserve.store import TorchServeStore
 
-    if arguments.output is not None and arguments.output.exists():
+    if arguments.output is not None and exists(arguments.output):
         raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
     source = _source(arguments.source, arguments.model_store, environ)
-    if not source.settings.directory.is_dir():
+    if not is_dir(source.settings.directory):
         raise CommandLineError(f"There is no model store '{source.settings.directory}'.")
     # All archives in the store, also those that the file does not load; nothing is downloaded.
     settings = replace(source.settings, load_models=(ALL,))
@@ -91,11 +92,11 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _source(path: Path, store: str | None, environ: Mapping[str, str]) -> _Source:
-    if path.is_dir():
+    if is_dir(path):
         if store is not None:
             raise CommandLineError(f"'{path}' is a store itself: --model-store belongs to a config.properties.")
         return _Source(StoreSettings(path), ())
-    if not path.is_file():
+    if not is_file(path):
         raise CommandLineError(absent("directory or file", path))
     given = read_properties(path, environ)
     values, warnings = read_values(given, {} if store is None else {"model_store": store}, environ)

@@ -20,6 +20,7 @@ from shoal.cli.request_arguments import divided
 from shoal.cli.serve import CommandLineError, parse
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
 from shoal.cloud_url import is_cloud
+from shoal.file_kinds import is_dir
 from shoal.options import Endpoint, ServerOptions, endpoints
 
 UNIT = Path("/etc/systemd/system/shoal.service")
@@ -174,7 +175,7 @@ def _repository(text: str) -> str:
     if is_cloud(text):
         return text
     directory = Path(text).absolute()
-    if not directory.is_dir():
+    if not is_dir(directory):
         raise CommandLineError(f"--model-repository: {directory} is not a directory")
     return str(directory)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
+from shoal.file_kinds import exists, is_dir, is_file
 from shoal.repository.torchserve.torch_use import BUILT_IN
 
 _HELP = """\
@@ -78,9 +79,9 @@ def _pack(arguments: argparse.Namespace) -> Path:
     if not _NAME.fullmatch(arguments.model_name):
         raise CommandLineError(f"'{arguments.model_name}' is no name of a model: letters, digits, '_', '-' and '.'.")
     archive = Path(arguments.export_path, f"{arguments.model_name}.mar")
-    if not arguments.export_path.is_dir():
+    if not is_dir(arguments.export_path):
         raise CommandLineError(f"There is no directory '{arguments.export_path}' to put '{archive.name}' into.")
-    if archive.exists() and not arguments.force:
+    if exists(archive) and not arguments.force:
         raise CommandLineError(f"'{archive}' exists already, and is left as it is; --force replaces it.")
     sources = dict(_sources(arguments))
     handler = Path(arguments.handler.partition(":")[0]).name
@@ -123,20 +124,20 @@ def _sources(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """Each file's path in the archive, and the file. Raises CommandLineError for one that is not there."""
     handler = Path(arguments.handler.partition(":")[0])
     given = [Path(getattr(arguments, flag)) for flag in _FILES if getattr(arguments, flag)]
-    if handler.suffix != ".py" and not handler.is_file():
+    if handler.suffix != ".py" and not is_file(handler):
         handler = handler.with_name(f"{handler.name}.py")  # as torch-model-archiver completes a name
-        given += [handler] if handler.is_file() else []
+        given += [handler] if is_file(handler) else []
     else:
         given.append(handler)
     extra = [Path(text) for text in arguments.extra_files.split(",") if text]
     for file in given:
-        if not file.is_file():
+        if not is_file(file):
             raise CommandLineError(f"There is no file '{file}'.")
         yield file.name, file
     for path in extra:
-        if path.is_file():
+        if is_file(path):
             yield path.name, path
-        elif path.is_dir():
+        elif is_dir(path):
             yield from _contents(path)
         else:
             raise CommandLineError(f"There is no file or directory '{path}'.")
@@ -148,6 +149,6 @@ def _contents(directory: Path) -> Iterator[tuple[str, Path]]:
         directories[:] = sorted(each for each in directories if each[0] != "." and each not in _SKIPPED)
         for name in names:
             file = Path(place, name)
-            if not file.is_file():
+            if not is_file(file):
                 raise CommandLineError(f"'{file}' is neither a file nor a directory.")
             yield file.relative_to(directory).as_posix(), file

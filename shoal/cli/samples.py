@@ -9,6 +9,7 @@ from shlex import quote
 
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show
+from shoal.file_kinds import exists
 
 _HELP = """\
 Write the sample models into a directory, which must not be there yet: a model repository to serve, read and change. Its
@@ -34,7 +35,7 @@ def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _write(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
-    if directory.exists():
+    if exists(directory):
         raise CommandLineError(f"'{directory}' is there already, and stays as it is: name another directory.")
     try:
         with as_file(files("shoal").joinpath("model_repository")) as installed:

@@ -300,9 +300,10 @@ def _parameters(model_type: str, *, is_classifier: bool) -> str:
 
 def archive_flags(paths: Sequence[Path]) -> list[str]:
     """The flags that serve TorchServe's archives; none without any. Raises PathError if they cannot be served."""
-    for path in paths:
-        if not path.is_file():
-            raise PathError(absent("file", path))
+    with _explained():
+        for path in paths:
+            if not is_file(path):
+                raise PathError(absent("file", path))
     stores = {path.absolute().parent for path in paths}
     if len(stores) > 1:
         raise PathError(f"Archives of one directory can be served, and these are of {len(stores)}: use --model-store.")

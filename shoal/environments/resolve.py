@@ -20,6 +20,7 @@ from shoal.environments.interpreter import Interpreter, ask, variables_of
 from shoal.environments.requirements import contents
 from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted, cannot_be_made
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.file_kinds import exists
 from shoal.process import die_with_parent
 
 #: How many of an installer's last lines are quoted when it fails.
@@ -62,8 +63,14 @@ def refuse_missing(wanted: Wanted, environ: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError if a file of which an environment is made is missing; makes and runs nothing."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
-    if wanted.execution_env and not (place := Path(wanted.execution_env).absolute()).exists():
-        raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
+    if wanted.execution_env:
+        place = Path(wanted.execution_env).absolute()
+        try:
+            fault = "" if exists(place) else " does not exist"
+        except OSError as error:
+            fault = f": {error.strerror}"
+        if fault:
+            raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}'{fault}")
     if wanted.interpreter and shutil.which(wanted.interpreter, path=environ.get("PATH")) is None:
         raise InvalidArgumentError(f"{PYTHON_INTERPRETER} '{wanted.interpreter}' is no program")
 

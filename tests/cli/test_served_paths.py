@@ -189,6 +189,8 @@ def test_archives_are_a_store(tmp_path: Path) -> None:
     assert archive_flags([tmp_path / "one.mar", tmp_path / "two.mar"]) == flags
     with pytest.raises(PathError, match=r"There is no file '.*three\.mar'\."):
         archive_flags([tmp_path / "three.mar"])
+    with pytest.raises(PathError, match=r"aaa\.mar': File name too long"):
+        archive_flags([tmp_path / f"{300 * 'a'}.mar"])
     touch(tmp_path / "more", "three.mar")
     with pytest.raises(PathError, match="these are of 2: use --model-store"):
         archive_flags([tmp_path / "one.mar", tmp_path / "more" / "three.mar"])

@@ -106,6 +106,7 @@ def test_an_installer_and_its_children_end_with_who_has_started_it(tmp_path: Pat
 def test_what_is_not_there_or_not_enough(tmp_path: Path, cache: Cache) -> None:
     nowhere = tmp_path / "nowhere"
     assert str(refused(cache, execution_env=str(nowhere))) == f"EXECUTION_ENV_PATH '{nowhere}' does not exist"
+    assert str(refused(cache, execution_env="/" + 300 * "a")).endswith("aaa': File name too long")
     assert "there is no bin/python in" in str(refused(cache, execution_env=str(tmp_path)))
     assert str(refused(cache, interpreter="no-such-python")) == "PYTHON_INTERPRETER 'no-such-python' is no program"
     assert "are both set" in str(refused(cache, interpreter="python", execution_env="/e"))

@@ -7,7 +7,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.properties import PropertiesError, format_properties, read_properties
 from shoal.errors import InvalidArgumentError
+from shoal.file_kinds import is_dir, is_file
 from shoal.options import ServerOptions, check
 from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, end_tidily, running_server
 from shoal.supervisor.upgrade.launch import VARIABLE
@@ -146,7 +147,7 @@ def resolve(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start
     values, warnings = read_values(given, _flags(arguments), environ)
     for kind in ("model", "workflow"):
         store = values[f"{kind}_store"]
-        if store is not None and not Path(store).is_dir():
+        if store is not None and not _is(is_dir, store):
             raise PropertiesError(f"--{kind}-store directory not found: {store}")
     said = [f"configuration is read from '{file}'"] if file is not None and arguments.ts_config is None else []
     ignored = {
@@ -192,7 +193,7 @@ def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> P
     """The file in force: the environment's, the flag's, the newest snapshot, or the one in the working directory."""
     named = environ.get("TS_CONFIG_FILE") or arguments.ts_config
     if named:
-        if not Path(named).is_file():
+        if not _is(is_file, named):
             raise PropertiesError(f"--ts-config file not found: {named}")
         return Path(named)
     if not arguments.no_config_snapshots:
@@ -200,7 +201,15 @@ def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> P
         if newest is not None:
             return newest
     here = Path("config.properties")
-    return here if here.is_file() else None
+    return here if _is(is_file, "config.properties") else None
+
+
+def _is(kind: Callable[[Path], bool], place: str) -> bool:
+    """Whether a file of this kind lies at a path. Raises PropertiesError where the system does not tell."""
+    try:
+        return kind(Path(place))
+    except OSError as error:
+        raise PropertiesError(f"'{place}': {error.strerror}") from None
 
 
 def _snapshots(environ: Mapping[str, str]) -> Path:

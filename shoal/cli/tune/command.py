@@ -19,6 +19,7 @@ from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteS
 from shoal.cli.request_arguments import add_requests, count, writable, write
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show_before
+from shoal.file_kinds import is_dir
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -109,7 +110,7 @@ class _Outcome(NamedTuple):
 def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if given.goal is None:
         raise CommandLineError(_QUESTION)
-    if not (given.model_repository / given.model).is_dir():
+    if not is_dir(given.model_repository / given.model):
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
     given.window = given.window or max(_LEAST_WINDOW_S, min(_WINDOW_S, given.budget / 100))
     from shoal.cli.tune import other_programs, report

@@ -140,6 +140,8 @@ def test_variables_of_log_files_that_are_not_written_are_named(here: Path) -> No
 
 REFUSED = [
     (["--ts-config", "gone.properties"], "--ts-config file not found: gone.properties"),
+    (["--ts-config", 300 * "a"], f"'{300 * 'a'}': File name too long"),
+    (["--model-store", 300 * "a"], f"'{300 * 'a'}': File name too long"),
     (["--model-store", "gone"], "--model-store directory not found: gone"),
     (["--ts-config", "variable.properties"], "Invalid Environment Variable GONE"),
     (["--ts-config", "large.properties"], "'large.properties' is larger than 1048576 bytes"),
