@@ -1,5 +1,6 @@
 """The URL of a server, as people give it to commands and to `shoal.Client`, and what is wrong with one. Pure."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
         raise refused(f"begins with {parts.scheme}://")
     if not parts.hostname:
         raise refused("names no host")
+    if re.search(r"[\0-\x20\x7f]", parts.netloc):  # http.client's rule
+        raise refused("names a host that cannot be one")
     try:
         parts.hostname.encode("idna")  # as Python looks names up
     except UnicodeError:

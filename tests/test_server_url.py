@@ -31,6 +31,7 @@ def test_urls_of_servers(url: str, host: str, port: int | None) -> None:
         ("http://[localhost", "names no host"),
         ("http://gpu..example", "names a host that cannot be one"),
         (f"http://{'a' * 64}", "names a host that cannot be one"),
+        ("http://a b:8000", "names a host that cannot be one"),
         ("http://\udcff", "names a host that cannot be one"),
         ("grpc://localhost:8001", "begins with grpc://"),
         ("ftp://localhost", "begins with ftp://"),

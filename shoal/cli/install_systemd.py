@@ -102,7 +102,7 @@ def render(
     arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str], path: Path
 ) -> dict[Path, str]:
     """The units' texts, by their paths. Raises CommandLineError for arguments with which no server could start."""
-    if not arguments.model_repository:
+    if "" in (arguments.model_repository or [""]):
         raise CommandLineError("Which models? Name their directory by --model-repository.")
     if arguments.instances and arguments.socket:
         raise CommandLineError("--socket has no place in a template: each instance has ports of its own")

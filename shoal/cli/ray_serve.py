@@ -137,7 +137,7 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 def application_arguments(arguments: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
     """The arguments of `shoal.ray.deployment` that the command line names. Raises CommandLineError."""
-    if not arguments.repository:
+    if "" in (arguments.repository or [""]):
         raise CommandLineError("Which model repository? Name a path that every node has, or a URL.")
     if not arguments.route_prefix.startswith("/"):
         raise CommandLineError(f"--route-prefix must begin with '/', got '{arguments.route_prefix}'.")

@@ -11,7 +11,7 @@ from shoal.cli.operate import client_at
 from shoal.cli.records import WHICH_RECORDING, complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError
-from shoal.cli.verb import EXIT_DONE, VerbParser, models_on_stderr, run_verb
+from shoal.cli.verb import EXIT_DONE, VerbParser, models_on_stderr, not_empty, run_verb
 from shoal.file_kinds import is_dir
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -59,7 +59,7 @@ def replay(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser = VerbParser("replay", "<file or folder>[#<number>] [options]", _HELP, server_flag="--against")
     parser.add_asked("recording", WHICH_RECORDING)
     parser.add_argument("--against")
-    parser.add_argument("--repo", type=Path)
+    parser.add_argument("--repo", type=not_empty("Which models? --repo names the directory above them.", Path))
     parser.add_argument("--exact-batches", action="store_true")
     parser.add_argument("--version", type=int)
     parser.add_argument("--speed", type=float, default=1.0)

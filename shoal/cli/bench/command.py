@@ -11,7 +11,7 @@ from shoal.cli.bench import arguments as values
 from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import add_requests, count, parameter, writable, write
 from shoal.cli.serve import CommandLineError
-from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, WHICH_MODEL, VerbParser, run_verb, show_before
+from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, WHICH_MODEL, VerbParser, not_empty, run_verb, show_before
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -87,7 +87,7 @@ def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--connections", type=count, default=256)
     parser.add_argument("--url")
     parser.add_argument("--protocol", choices=("http", "grpc", "shm"))
-    parser.add_argument("--compare")
+    parser.add_argument("--compare", type=not_empty("With which server? --compare <url> names the second one.", str))
     parser.add_argument("--compare-model")
     parser.add_argument("--version", default="")
     parser.add_argument("--shape", action="append", default=[], type=values.shape)

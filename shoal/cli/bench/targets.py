@@ -57,7 +57,7 @@ def target(url: str | None, protocol: str | None, model: str, version: str, time
 
 
 def _protocol_of(url: str) -> str:
-    scheme, mark, _ = url.partition("://")
+    scheme, mark, _ = url.lower().partition("://")
     if not mark:
         return MEMORY if "/" in url else HTTP
     if scheme not in (HTTP, GRPC):

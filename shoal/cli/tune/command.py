@@ -18,7 +18,7 @@ from shoal.cli.operate import seconds
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
 from shoal.cli.request_arguments import add_requests, count, writable, write
 from shoal.cli.serve import CommandLineError
-from shoal.cli.verb import EXIT_DONE, VerbParser, run_verb, show_before
+from shoal.cli.verb import EXIT_DONE, VerbParser, not_empty, run_verb, show_before
 from shoal.file_kinds import is_dir
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -78,7 +78,8 @@ def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Search, print, and apply; returns the exit code."""
     parser = VerbParser("tune", "<model> --model-repository <directory> --goal p99=20ms [options]", _HELP)
     add_requests(parser, _QUESTION, "random", is_whole=False)
-    parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
+    where = not_empty("Where does the model lie? --model-repository names the directory above it.", Path)
+    parser.add_argument("--model-repository", type=where, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
     parser.add_argument("--turns", type=count, default=3)
