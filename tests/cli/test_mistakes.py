@@ -159,7 +159,7 @@ WRONG = {
     "logs --lines -1": "argument --lines: expected a number from 1 on, got '-1'\n",
     "top --count 0": "argument --count: expected a number from 1 on, got '0'\n",
     "tune": "Which model, and which goal?",
-    "tune echo --goal p99=1ms --model-repository ''": "Where does the model lie? --model-repository names the ",
+    "tune echo --goal p99=1ms --model-repository folder": "There is no model 'echo' in folder (--model-repository).",
     "tune echo --goal 1ms": "argument --goal: a goal is p99=20ms",
     "completion": "Which shell? One of bash, zsh, fish.",
     "infer": "Which model? 'shoal models' lists those of a server.",
