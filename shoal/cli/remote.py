@@ -171,7 +171,7 @@ class RemoteServer:
         if response.status != 200:
             title = f"status {response.status} {response.reason}"
             text = answer[:200].decode(errors="replace").strip()
-            if text.startswith("<"):  # a page of a web server's, or of a proxy's
+            if text.startswith("<") or response.status < 400:  # a page of a web server's or proxy's, or a redirection
                 raise UnreachableError(f"What answers at {self.url} is not a model server: {title}.")
             if text and not text.startswith(("{", "[")):  # a proxy's words, or those of the port of gRPC
                 raise UnreachableError(f"What answers at {self.url} is not a model server: {text.rstrip('.')}.")

@@ -14,6 +14,8 @@ from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, 
 
 _BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if each.http_status != 400}
 
+#: tritonclient's words for an error without a body, as of a proxy, or a redirection.
+_NO_SENTENCE = "client received an empty response from the server."
 #: Words of geventhttpclient's errors for an answer that ends too early.
 _CUT_SHORT = ("closed", "EOF", "Incomplete")
 
@@ -72,6 +74,8 @@ class HttpClient(RemoteClient):
             words = details[:200].strip().rstrip(".")
             is_shown = not words.startswith(("<", "{", "["))  # neither a page nor JSON
             return self._no_model_server(words if is_shown else "")
+        if sentence == _NO_SENTENCE:
+            return self._no_model_server(f"status {status}")
         return _BY_STATUS.get(status, InvalidArgumentError)(sentence)  # 400 is most often a wrong argument
 
 

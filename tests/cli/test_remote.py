@@ -271,6 +271,13 @@ def test_the_page_of_a_web_server_is_not_shown(verb: str, title: str, capsys: py
 
 
 @pytest.mark.parametrize("verb", ["models", "load m", "bench m", "infer m"])
+def test_a_redirection_is_not_of_a_model_server(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(b"HTTP/1.1 301 Moved\r\nLocation: https://x/\r\nContent-Length: 0\r\n\r\n") as url:
+        assert main([*verb.split(), "--url", url]) == 3
+    assert " is not a model server: status 301" in capsys.readouterr().err.splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", ["models", "load m", "bench m", "infer m"])
 def test_the_words_of_another_server_are_shown(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As of the port of gRPC, or of a proxy that has no server."""
     with saying(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 27\r\n\r\nThis port speaks gRPC. Go.\n") as url:
