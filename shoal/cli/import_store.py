@@ -65,7 +65,7 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from shoal.repository.torchserve.configuration import Machine
     from shoal.repository.torchserve.store import TorchServeStore
 
-    if arguments.output is not None and exists(arguments.output):
+    if arguments.output is not None and (exists(arguments.output) or arguments.output.is_symlink()):
         raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
     source = _source(arguments.source, arguments.model_store, environ)
     if not is_dir(source.settings.directory):
@@ -81,8 +81,9 @@ def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
             notes.append(
                 f"no archive and no folder in '{settings.directory}'; `shoal check` looks at Triton's repositories"
             )
-        if arguments.output is not None:
-            notes += _write(arguments.output, [model for model in found if model.error is None])
+        served = [model for model in found if model.error is None]
+        if arguments.output is not None and served:
+            notes += _write(arguments.output, served)
             wrote.append(str(arguments.output))
     rows = [_row(model) for model in found]
     lines = [*source.sentences, *map(_line, rows), *notes, *(f"Wrote {path}" for path in wrote)]

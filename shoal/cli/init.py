@@ -86,7 +86,7 @@ def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     directory: Path = arguments.directory
     source: Path | None = arguments.source
-    if exists(directory):
+    if exists(directory) or directory.is_symlink():
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
     if source is not None:
         _check(source)

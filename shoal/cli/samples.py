@@ -35,7 +35,7 @@ def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 def _write(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
-    if exists(directory):
+    if exists(directory) or directory.is_symlink():
         raise CommandLineError(f"'{directory}' is there already, and stays as it is: name another directory.")
     try:
         with as_file(files("shoal").joinpath("model_repository")) as installed:

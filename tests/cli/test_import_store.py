@@ -77,6 +77,14 @@ def test_a_repository_is_written_that_the_server_reads(here: Path, capsys: pytes
     assert "exists already" in capsys.readouterr().err
 
 
+def test_of_an_empty_store_nothing_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "empty").mkdir()
+    assert main(["import", "empty", "--output", "models"]) == 0
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith("no archive and no folder in 'empty'")
+    assert not (here / "models").exists()
+
+
 def test_the_store_of_a_configuration_may_be_given_beside_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "config.properties").write_text("vmargs=-Xmx1g\n")
     assert main(["import", "config.properties", "--model-store", "store"]) == 0
