@@ -236,11 +236,11 @@ def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
     def room() -> int:
         return columns - sum([2 + widths[at] for at in shown])
 
-    least = min(LEAST_NAME, max(map(len, names)))
+    least = min(LEAST_NAME, max(map(len, [_COLUMNS[0].short, *names])))
     for at in sorted([at for at in shown if _COLUMNS[at].rank], key=lambda at: -_COLUMNS[at].rank):
         if room() < least:
             shown.remove(at)
-    width = max(room(), len(_COLUMNS[0].short))
+    width = max(room(), least)
     rows = [[name, *(row[at] for at in shown)] for name, row in zip(["MODEL", *names], short, strict=True)]
     return table(rows[0], [[cut(name, width), *row] for name, *row in rows[1:]])
 

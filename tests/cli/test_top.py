@@ -225,6 +225,12 @@ def test_a_narrow_terminal_is_shown_what_it_has_room_for(columns: int, shown: st
     assert max(map(len, text.splitlines())) <= columns
 
 
+def test_the_head_has_room_beside_a_short_name() -> None:
+    shown = [Figures("m", "1", 1234.5, 0.5, 8.0, 12.25, 100.5, 113.25, 0.5, 1500.0, 20000.0)]
+    for columns in range(40, 130):
+        assert max(map(len, as_text(shown, columns).splitlines())) <= columns
+
+
 def test_a_wide_terminal_is_shown_everything() -> None:
     assert as_text(NARROW, 200) == as_text(NARROW)
     assert max(map(len, as_text(NARROW, 10).splitlines())) < 40
