@@ -65,7 +65,13 @@ class LateClients:
         return self._clients.get(key >> NUMBER_BITS)
 
     def has(self, key: int) -> bool:
+        """Whether this request's client is late."""
         return key >> NUMBER_BITS in self._clients
+
+    def may_have_answer(self, key: int) -> bool:
+        """Whether a late client may have had the answer to this request from the dead batcher. The client then has the
+        request's block back, which may hold another request by now."""
+        return not self._has_begun and key >> NUMBER_BITS in self._clients
 
     def note_in_hand(self, key: int) -> None:
         """Note that a worker has this request of a late client, given by the dead batcher."""

@@ -104,10 +104,12 @@ class OpenRequests(dict[int, OpenRequest]):
         # Before the reply, after which the request's block is the client's again; the trace is still known.
         reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
-            self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
+            has_block = not (self._late.are_any and self._late.may_have_answer(key))
+            if has_block:
+                self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
             if model.split_id and self._answer_in_split(key, request, status, ref, header, compute, now_ns, running):
                 return
-            if model.mirror is not None and key not in self._responded:
+            if has_block and model.mirror is not None and key not in self._responded:
                 answer = status, ref, header, num_pieces
                 if model.mirror.note(request, answer, compute, now_ns, running):
                     reply = records.lent_reply_record(reply)

@@ -200,6 +200,19 @@ def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_
     star.exchange.step(now_ns=700)
     assert freed(worker) == [output_block(item)]
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
+    # The client has the request's block back, so another request's id may be in it by now.
+    assert star.model(MODEL).finished.recent(700) == ([], [], 0)
+
+
+def test_a_request_that_is_answered_after_the_take_over_is_among_the_slowest() -> None:
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    answer(worker, item)
+    star.exchange.step(now_ns=700)
+    (slowest,), failed, _ = star.model(MODEL).finished.recent(700)
+    assert (slowest.points.end_ns, failed) == (700, [])
 
 
 def test_a_block_that_another_client_held_with_it_is_not_freed() -> None:
