@@ -1,10 +1,10 @@
 """Prediction of a request's wait, learned from past executions; a request that would be late is refused at once.
 
-An execution is timed by the batcher: from when the instance was given it, or had finished the one before, until the
-instance is free again. The prediction divides queued rows so that each goes to the instance that is free first, after
-its present executions. Pure policy, runs in the batcher; models without deadlines have none. Rules: no request is
-refused before enough is known, nor while an instance is idle, so an estimate that is wrong, or has become so, is
-corrected by the executions that it permits.
+The batcher times an execution from when the instance was given the batch, or had finished the batch before, until the
+instance is free again. The prediction gives each queued row to the instance that will be free first. Only models with
+deadlines have a prediction. Rules: no request is refused before enough executions are known, nor while an instance is
+idle; so an estimate that is wrong is corrected by the executions that still take place. Pure policy, runs in the
+batcher.
 """
 
 from collections import deque
@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from shoal.errors import UnavailableError
 
-#: Executions that are remembered: after half as many a new speed is the typical one (ours).
+#: Executions that are remembered (ours). A lasting change of speed shows in the estimate after half as many.
 WINDOW = 16
-#: How many of the slowest executions per row, and of the quickest, are ignored: a pause of the machine is no speed
-#: (ours).
+#: How many of the slowest executions per row, and of the quickest, are ignored: a pause of the machine would distort
+#: the speed (ours).
 TRIM = 2
 #: With fewer executions known, no request is refused (ours).
 MIN_KNOWN = 4
-#: By this factor the predicted wait is raised: under overload each admitted request is the last one that could be in
-#: time, and a late one is executed in vain. (Simulated with executions of 10 ms that drift between 7 and 16, a load of
-#: 10 times the capacity of one instance and deadlines of 200 ms: with 1, 8 % of the capacity goes to late requests,
-#: with 1.25, 3 %; a higher factor refuses punctual requests.)
+#: The predicted wait is raised by this factor: under overload every admitted request is just in time by the estimate,
+#: and one that turns out to be late is executed in vain. (Simulated with executions of 10 ms that drift between 7 and
+#: 16, a load of 10 times the capacity of one instance and deadlines of 200 ms: with 1, 8 % of the capacity goes to late
+#: requests, with 1.25, 3 %; a higher factor refuses requests that would have been in time.)
 CAUTION = 1.25
 
 
@@ -49,8 +49,9 @@ class Admission:
     __slots__ = ("_execution_ns", "_executions", "_instances", "_is_stale", "_ns_per_row")
 
     def __init__(self) -> None:
-        # Changed by add_instance, remove_instance, begin and complete. Instance → when its first execution began, and
-        # the rows of all its executions, in order. An instance that was there before is added with its next execution.
+        # Changed by add_instance, remove_instance, begin and complete. Instance → when the first of its unfinished
+        # executions began, and the rows of each of them, in order. An instance that is older than this object is added
+        # with its next execution.
         self._instances: dict[int, tuple[int, deque[int]]] = {}
         self._executions: deque[_Execution] = deque(maxlen=WINDOW)
         # Derived from `_executions` when needed.
@@ -95,8 +96,8 @@ class Admission:
         frees_ns = sorted([self._free_in_ns(*each, now_ns) for each in self._instances.values()])
         if not frees_ns[0] and not rows_before:
             return 0
-        # The queued work is divided among the first `count` instances, those that are free before it is done, so that
-        # they end at one time: each has a part of it, behind its present executions (`busy_ns` of all).
+        # The queued work is divided among the first `count` instances, which are free before the work is done, so that
+        # all of them end at one time. `busy_ns` is the sum of their times until they are free.
         queued_ns, busy_ns = rows_before * self._ns_per_row, 0.0
         for count, free_ns in enumerate(frees_ns):
             if count and count * free_ns - busy_ns >= queued_ns:
@@ -105,8 +106,8 @@ class Admission:
         return int(CAUTION * (queued_ns + busy_ns) / len(frees_ns))
 
     def _free_in_ns(self, since_ns: int, executions: deque[int], now_ns: int) -> float:
-        """The time in ns until an instance ends all its executions; one that takes longer than usual is assumed to
-        end now."""
+        """The time in ns until an instance ends all its executions. An execution that takes longer than usual is
+        assumed to end now."""
         if not executions:
             return 0
         ahead_ns = self._ns_per_row * (sum(executions) - executions[0])

@@ -1,9 +1,9 @@
-"""How many rows arrive within a given time after a recurring event, such as the end of a batch: learned from its past
-occurrences.
+"""How many rows arrive within a given time after a recurring event, such as the end of a batch: learned from past
+occurrences of the event.
 
-A rate would suffice for arrivals that are independent of the server. Clients that wait for an answer before they send
-the next request are not: their requests come in a burst after each batch. So arrivals are counted by the time
-since the event, in spans that double, and each occurrence counts for less than the next one. Pure.
+A rate would suffice for arrivals that are independent of the server. But clients that wait for an answer before they
+send the next request send in a burst after each batch. So arrivals are counted by the time since the event, in spans
+each twice as long as the one before, and older occurrences of the event count less. Pure.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 _SHIFT = 14
 #: Number of spans: the last one ends after eight seconds.
 _NUM_SPANS = 20
-#: How much more an occurrence counts than the one before (ours): the last sixteen have two thirds of the weight.
+#: How much more an occurrence counts than the one before (ours): the last sixteen occurrences have two thirds of the
+#: weight.
 _GROWTH = 1 + 1 / 16
 #: Weights are scaled down beyond this, before floats lose precision.
 _MAX_WEIGHT = 1e100
@@ -30,7 +31,7 @@ class ArrivalProfile:
         # Changed by begin and add. By span: rows that came in it, each with the weight of its occurrence.
         self._rows = [0.0] * _NUM_SPANS
         self._weight = 1.0
-        self._total = 1.0  # one occurrence without arrivals
+        self._total = 1.0  # the profile begins as if the event had occurred once, without arrivals
         self.begun_ns = 0
 
     def begin(self, now_ns: int) -> None:
@@ -50,8 +51,8 @@ class ArrivalProfile:
             self._rows[span] += rows * self._weight
 
     def expected(self, now_ns: int, horizon_ns: float) -> Iterator[tuple[float, float, float]]:
-        """Predictions for times up to the horizon, which comes last: the time from now (ns), the number of rows that
-        arrive until then, and the sum of the times of their arrivals from now (ns)."""
+        """Predictions for several times, the last of which is the horizon. Each is the time from now (ns), the number
+        of rows that arrive until then, and the sum of these rows' arrival times, counted from now (ns)."""
         elapsed = now_ns - self.begun_ns
         span = (elapsed >> _SHIFT).bit_length()
         passed_ns = rows = moments = 0.0
@@ -88,7 +89,8 @@ class ArrivalRate:
             if passed_ns > 0:
                 self.per_ns = self._rows / passed_ns
             if passed_ns > RATE_NS:
-                # Earlier arrivals count as half of the next span, at the last rate, however long the pause was.
+                # The next span starts as if its first half had passed at the rate just computed: earlier arrivals keep
+                # that weight, however long the pause before this arrival was.
                 self._rows = self.per_ns * (RATE_NS // 2)
                 self._since_ns = now_ns - RATE_NS // 2
             self._num_arrivals = 0

@@ -1,4 +1,5 @@
-"""The reasons for the sizes of a model's last batches: an int for each, in a ring. Pure; kept by batching schedulers.
+"""The reasons for the sizes of a model's last batches: an int for each batch, in a ring. Pure; kept by batching
+schedulers.
 
 Reasons are counted only on request; forming a batch costs a single `append`, of `noted(rows, reason)`.
 """
@@ -15,7 +16,8 @@ NUM_LISTED = 32
 
 
 class BatchReason(IntEnum):
-    """Why a batch has no more rows, or why it was formed when it was. Programs read the names from `shoal explain`."""
+    """Why a batch has no more rows, or why it was formed at its time and not later. Programs read the names from `shoal
+    explain`."""
 
     INSTANCE_IDLE = 0
     FULL = 1
@@ -54,12 +56,14 @@ def account() -> deque[int]:
 
 
 def noted(rows: int, reason: int) -> int:
-    """The int to append for a batch. (Batching schedulers have this written out: a call costs as much as the rest.)"""
+    """The int to append for a batch. (Batching schedulers have this expression written out: a call costs as much as all
+    else that they do for it.)"""
     return rows << REASON_BITS | reason
 
 
 def summary(batches: deque[int]) -> dict[str, Any]:
-    """How many batches each reason had, the most frequent first, and the last batches; of msgpack's types."""
+    """The number of batches by reason, the most frequent reason first, and the last batches; of types that msgpack
+    packs."""
     mask = (1 << REASON_BITS) - 1
     counts = Counter(BatchReason(each & mask) for each in batches)
     last = list(batches)[-NUM_LISTED:]

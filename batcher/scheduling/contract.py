@@ -1,9 +1,9 @@
-"""The contract of a scheduler.
+"""The contract of a scheduler: the methods by which the batcher uses the policy of one model.
 
 Rules: a scheduler is given the time and reads no clock; it neither blocks nor logs, and knows nothing of tensors. Every
 request that was added leaves exactly once: in a batch, cancelled, expired or drained. The batcher uses a scheduler by
-its methods, never by its class: a policy may stand behind others (`forwarding.py`). One scheduler a model; runs in the
-batcher, which calls it after every burst of records:
+its methods, never by its class, since a policy may have other schedulers in front of it (`forwarding.py`). Each model
+has one scheduler. The batcher calls it after every burst of records:
 
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
@@ -20,9 +20,10 @@ from shoal.reasons import Reason
 class Sequences(Protocol):
     """The methods of a sequence batcher that other schedulers do not have."""
 
-    #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance reports so.
+    #: Whether an execution ends with its last response; otherwise (decoupled models) it ends when the instance says so
+    #: by READY.
     waits_for_answers: bool
-    #: Whether the model may give requests back for one execution more.
+    #: Whether the model may return requests to be executed once more.
     is_iterative: bool
     #: Slots with a new sequence or state, since the batcher last wrote them to the instances' slot tables.
     changes: list[SlotChange]
@@ -32,12 +33,11 @@ class Sequences(Protocol):
         ...
 
     def refused(self) -> list[tuple[int, Reason]]:
-        """Requests that will not be executed, and why; each is returned once."""
+        """Keys of requests that will not be executed, and why; each is returned once."""
         ...
 
     def add_again(self, request: QueuedRequest) -> None:
-        """Queue a request that is being executed for one execution more: as the next of its sequence, and without
-        START."""
+        """Queue a request once more while it is being executed: as the next of its sequence, and without START."""
         ...
 
     def end(self, instance: int, key: int) -> None:
@@ -51,7 +51,7 @@ class Sequences(Protocol):
 
     def miss(self, instance: int, key: int) -> None:
         """End the sequence of a request that an instance had been given and will not execute, since it was cancelled
-        before: the model has missed a part. Requests that wait behind it are refused."""
+        before: the model has missed a part. Requests of the sequence that wait behind it are refused."""
         ...
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
@@ -63,7 +63,7 @@ class Sequences(Protocol):
         ...
 
     def end_restoring(self) -> None:
-        """Note that all requests which waited in a dead batcher have been added again."""
+        """Note that all requests which waited in a dead batcher's queues have been added again."""
         ...
 
 
@@ -92,14 +92,15 @@ class Scheduler(Protocol):
         ...
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Accept a request again whose instance died: before all others, and in a batch of its own.
+        """Accept again a request whose instance died: before all others, and in a batch of its own.
 
         The request runs alone, because it may have killed the instance.
         """
         ...
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch, its instance busy from now on; None if no batch may run now. To be called until None."""
+        """The next batch, whose instance is busy from now on; None if no batch may run now. To be called until it
+        returns None."""
         ...
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
@@ -111,7 +112,8 @@ class Scheduler(Protocol):
         ...
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        """Note that an instance has executed a batch in `compute_ns`; no effect if it is idle or was removed."""
+        """Note that an instance has executed a batch in `compute_ns`; no effect if the instance is idle or was
+        removed."""
         ...
 
     def next_deadline_ns(self) -> int | None:
@@ -119,12 +121,12 @@ class Scheduler(Protocol):
         ...
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
-        """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if it is
-        known."""
+        """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if the
+        instance is known."""
         ...
 
     def remove_instance(self, instance: int) -> None:
-        """Give no more batches to an instance. Its running executions are the batcher's business."""
+        """Give no more batches to an instance. The batcher deals with the instance's running executions."""
         ...
 
     def drain(self) -> list[QueuedRequest]:
@@ -158,5 +160,6 @@ class Scheduler(Protocol):
         return None
 
     def explain(self) -> dict[str, Any]:
-        """How batches are formed, why the last ones had their size, and the learned figures; for msgpack."""
+        """How batches are formed, why the last batches had their sizes, and the learned figures, of types that msgpack
+        packs."""
         return {"scheduler": "other", "reasons": [], "last_batches": []}

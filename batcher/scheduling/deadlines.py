@@ -1,11 +1,10 @@
-"""Deadlines in front of any scheduler: a request that would be late is refused at once, one that has become late
-leaves.
+"""Deadlines in front of any scheduler: a request that would be late is refused at once, and a queued request that has
+become late is removed.
 
-This scheduler is put in front of a model's own with the first request that has a deadline, so that other models do not
-pay for it. Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any
-more, as far as execution times are known, and else at its deadline; a request that was given to an instance is
-executed. While an instance is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy,
-runs in the batcher.
+The batcher puts this scheduler in front of a model's own when the model gets its first request with a deadline, so that
+other models do not pay for it. Rules: a request leaves the queue when it could no longer be executed in time or, while
+execution times are not known, at its deadline. A request that was given to an instance is executed. While an instance
+is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy, runs in the batcher.
 """
 
 from heapq import heapify, heappop, heappush

@@ -1,9 +1,10 @@
 """The default scheduler, for models without `dynamic_batching`, and for TorchServe's with batches of one.
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
-instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; only the server's own
-bound applies, and TorchServe's jobQueueSize. If executions are so short that handing over the next one takes longer,
-an instance gets a few ahead, as Triton's prefetch. Pure policy, runs in the batcher.
+instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; the queue is bounded by
+the server's own limit and by TorchServe's jobQueueSize only. If executions are shorter than the hand-over of a request
+to an instance, the instance gets a few requests ahead, as Triton's instances prefetch. Pure policy, runs in the
+batcher.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ class DefaultScheduler(QueueScheduler[RequestQueue]):
     __slots__ = ()
 
     def __init__(self, max_total_queue: int, max_queue_size: int = 0) -> None:
-        """`max_queue_size` bounds the model's waiting requests, beside `max_total_queue`; 0 = it does not."""
+        """`max_queue_size` bounds the model's waiting requests, beside `max_total_queue`; 0 = no such bound."""
         super().__init__(RequestQueue(max_queue_size, max_total_queue))
 
     @property
@@ -33,7 +34,7 @@ class DefaultScheduler(QueueScheduler[RequestQueue]):
         self._queue.add(request)
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._queue.add_first(request)  # it runs alone anyway
+        self._queue.add_first(request)  # here every request runs alone
 
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:

@@ -5,7 +5,7 @@ is saturated or an instance takes it: later requests still join it. The numbers 
 dynamic batcher at one wake-up:
 
     1  requests that were cancelled do not count (the queue drops them at once)
-    2  walk the queue: mark the *best* prefix, which is preferred in size; stop where the batch cannot grow
+    2  walk the queue: the *best* prefix is the longest one of a preferred size; stop where the batch cannot grow
     3  the delay is exceeded once the oldest pending request has waited max_queue_delay_microseconds
     4  a best prefix, delay not exceeded: exactly that goes now
     5  nothing pending: done
@@ -74,7 +74,7 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         self._num_in_payloads = 0
         #: The last payload while requests may still join it; None if there is none.
         self._open: Payload | None = None
-        # Rule 9's sleep: until so many rows are queued, or a request of another shape. 0 = awake.
+        # The sleep of rule 9: until so many rows are queued, or a request of another shape is. 0 = awake.
         self._wake_rows = 0
         self._wake_shape_key = 0
         #: The reasons for batches' sizes (batch_account.py).
@@ -99,7 +99,8 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         return self._full_batches(self._queue.rows)
 
     def _full_batches(self, queued_rows: int) -> int:
-        """The rows of all full batches of the queue; the rest waits for later arrivals, too."""
+        """The rows of all full batches that queue and payloads make up; when the remaining rows run depends on later
+        arrivals."""
         size = self._max_preferred_rows or self._max_rows
         return (queued_rows + sum([payload.rows for payload in self._payloads])) // size * size
 
@@ -121,7 +122,7 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         queue = self._queue
         idle = self._instances.idle
         if queue.rows == 1 and idle and not self._payloads and not self._delay_ns:
-            # The fastest way on an idle server: a single request goes at once by rules 4, 6 and 7 alike.
+            # The shortest path on an idle server: rules 4, 6 and 7 all send a single request at once.
             self.account.append(_ONE)
             return make_batch((self._instances.take(), (queue.popleft(),), 1))
         if queue.rows and (queue.rows >= self._wake_rows or now_ns >= queue.oldest_arrival_ns() + self._delay_ns):
@@ -148,7 +149,7 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         return False
 
     def next_deadline_ns(self) -> int | None:
-        # Without a slot the delay has no effect: the event that frees one is followed by take().
+        # While no payload may be formed, the delay has no effect: take() follows the event that makes room for one.
         if self._queue.rows and self._has_slot():
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
@@ -166,13 +167,13 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         return {"scheduler": "dynamic", **summary(self.account)}
 
     def _has_slot(self) -> bool:
-        """Whether the batcher may form payloads; while it may not, the open one does not grow either."""
+        """Whether the batcher may form payloads; while it may not, the open payload does not grow either."""
         slots = 2 * len(self._instances) if self._prefetching else len(self._instances.idle)
         return len(self._payloads) < slots
 
     def _form(self, now_ns: int) -> bool:
-        """Do one wake-up of the batcher, with a queue that is not empty. Whether requests have moved; otherwise the
-        batcher sleeps."""
+        """Do one wake-up of the batcher, with a queue that is not empty. Returns True if requests have moved into a
+        payload; otherwise the batcher sleeps."""
         payload = self._open
         payload_rows, shape_key = (0, 0) if payload is None else (payload.rows, payload.shape_key)
         num_pending = pending_rows = num_best = 0
@@ -199,7 +200,7 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
             if batch_rows in self._preferred_rows:
                 num_best = num_pending
         batch_rows = payload_rows + pending_rows
-        is_alone = shape_key >= ALONE_KEY  # no other request has this key, so none can be waited for
+        is_alone = shape_key >= ALONE_KEY  # no other request has this key, so waiting for one is useless
 
         is_delayed = self._delay_ns > 0
         is_exceeded = is_delayed and now_ns - oldest_ns >= self._delay_ns  # 3
@@ -239,8 +240,8 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
     def _pick_up(self, now_ns: int) -> Payload:
         """The first payload, for an idle instance.
 
-        With a delay configured, Triton's instance also merges the payloads behind the first that have been waiting for
-        longer than the delay, up to max_batch_size, as long as all have one shape.
+        With a delay configured, the payloads behind the first that have been waiting for longer than the delay are
+        merged into it, as Triton's instance does: up to max_batch_size, as long as all have one shape.
         """
         payload = self._payloads[0]
         self._remove(payload)
@@ -269,7 +270,7 @@ class PolicyBatchScheduler(DynamicBatchScheduler[PolicyQueue]):
     """Dynamic batching with a queue in which requests expire and overtake each other: they stay in the queue until they
     run.
 
-    A class of its own, so that models without such a policy do not pay for it.
+    The class is separate from DynamicBatchScheduler, so that models without such a policy do not pay for it.
     """
 
     __slots__ = ()

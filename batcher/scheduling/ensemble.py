@@ -2,13 +2,14 @@
 batcher.
 
 Rules: a step starts once, as soon as all its tensors are there, and only if a requested output depends on it; steps
-that do not depend on each other run at once. A step's result is needed until the last step that reads it has ended, or,
-if it has a requested output in it, until the request is answered. Models, blocks and errors are unknown here.
+that do not depend on each other run at the same time. A step's result is needed until the last step that reads it has
+ended or, if a requested output is part of it, until the request is answered. Models, blocks and errors are unknown
+here.
 
-A decoupled step answers any number of times, and the steps that depend on it run once for each answer: it is their
-*origin*. So a request has one run of the steps without an origin, and one run more for each answer. A result that runs
-of answers may read is kept until all of them have ended. A decoupled step starts only when all other tensors that its
-followers read are there, too.
+A decoupled step answers any number of times, and the steps that depend on it run once for each answer: the decoupled
+step is their *origin*. So the steps without an origin run once for a request, and the steps with an origin run once for
+each of its answers. A result that such steps may read is kept until the last answer's steps have ended. A decoupled
+step starts only when all other tensors that its followers read are there, too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ class Step(NamedTuple):
 
 
 class Graph:
-    """The steps of an ensemble, compiled once. Its configuration was checked: a dataflow without cycles."""
+    """The steps of an ensemble, compiled once. The configuration was checked before: the steps' tensors make no
+    cycle."""
 
     def __init__(
         self, maps: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], decoupled: Collection[int] = ()
@@ -44,11 +46,12 @@ class Graph:
         self.reads = [frozenset([tensor for _, tensor in step.inputs]) for step in self.steps]
         self.sources = [self._writers_of(tensors) for tensors in self.reads]
         self.decoupled = frozenset(decoupled)
-        #: By step: the decoupled step on whose answers the step depends, or None. There is at most one, as was checked.
+        #: By step: the decoupled step on whose answers the step depends, or None. The configuration was checked before:
+        #: no step depends on two.
         self.origins: Sequence[int | None] = [None] * len(self.steps)
         if self.decoupled:
             self.origins = [self._origin(step) for step in range(len(self.steps))]
-        # Caches, since clients ask for the same outputs again. Changed by needed, kept and may_keep.
+        # Caches, since most requests want the same outputs. Changed by needed, kept and may_keep.
         self._needed: dict[frozenset[str], frozenset[int]] = {}
         self._stages: dict[object, Stage] = {}
         self._num_kept = 0
@@ -85,7 +88,7 @@ class Graph:
         }
 
     def start(self, outputs: Collection[str], origin: int | None = None) -> "Stage":
-        """The stage of a request in the steps of one origin before any tensor is there."""
+        """The first stage of the steps of one origin, before any tensor is there."""
         wanted = frozenset(outputs)
         mine = needed = self.needed(wanted)
         missing = wanted
@@ -103,12 +106,14 @@ class Graph:
         return self.kept(Stage(self, wanted, waiting, readers, missing, frozenset()))
 
     def there(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
-        """All tensors that are there once a decoupled step has answered: those that its followers do not write."""
+        """All tensors that are there once a decoupled step has answered: the inputs, the step's outputs, and what steps
+        that do not depend on it have written."""
         written = [tensor for tensor in self.writers if not self._follows(self.origin_of(tensor), step)]
         return (*inputs, *written, *[tensor for _, tensor in self.steps[step].outputs])
 
     def kept(self, stage: "Stage") -> "Stage":
-        """The kept stage with the same properties; this one if there is none, kept unless too many are."""
+        """The kept stage that has the properties of `stage`. If there is none, `stage` itself, which is kept from now
+        on if there is room."""
         key = stage.key()
         if (known := self._stages.get(key)) is not None:
             return known
@@ -136,7 +141,7 @@ class Graph:
 
 class Stage:
     """The progress of a request in the steps of one origin, as a value that many requests share. Transitions are
-    computed once and kept: requests repeat, and a lookup takes a tenth of the time."""
+    computed once and kept, since requests repeat: a lookup takes a tenth of the time."""
 
     __slots__ = ("_following", "_graph", "_readers", "_waiting", "_wanted", "missing", "running")
 
@@ -155,7 +160,7 @@ class Stage:
         #: have not ended.
         self._waiting = waiting
         self._readers = readers
-        #: The outputs that have not been written.
+        #: The requested outputs that no step has written yet.
         self.missing = missing
         #: Steps that are being executed.
         self.running = running
@@ -168,8 +173,8 @@ class Stage:
         return self._wanted, waiting, readers, self.missing, self.running
 
     def after(self, step: int | None, written: tuple[str, ...]) -> Following:
-        """The transition when a step has ended, having written these tensors. With `step` None: a request has come
-        with these tensors, which are all that the ensemble will have; optional inputs may be missing."""
+        """The transition when a step has ended, having written these tensors. With `step` None, the tensors are a
+        request's inputs, in which optional ones may be missing."""
         following = self._following.get((step, written))
         if following is None:
             following = self._follow(step, frozenset(written))

@@ -1,7 +1,7 @@
-"""A scheduler in front of another one: every call reaches the policy behind it.
+"""A scheduler in front of another scheduler, to which it passes every call on.
 
-Subclasses override the methods that they change. Each method of `Scheduler` must be forwarded here, or the policy would
-be hidden by its wrappers. Pure policy, runs in the batcher.
+Subclasses override the methods that they change. Each method of `Scheduler` must be forwarded here; otherwise the
+contract's default would hide the method of the policy behind. Pure policy, runs in the batcher.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 
 
 class ForwardingScheduler(Scheduler):
-    """A scheduler that forwards every method to another one. See `Scheduler` for the contract of each."""
+    """A scheduler that forwards every call to another one. See `Scheduler` for the contract of each method."""
 
     __slots__ = ("behind",)
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.behind = scheduler  # the policy behind this one
+        self.behind = scheduler  # the scheduler behind this one
 
     @property
     def pending(self) -> int:

@@ -2,14 +2,15 @@
 
 Two questions arise each time an instance is idle and requests wait:
 
-How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if the oldest request of the batch is
-answered within the target then; else, of the sizes that keep up with the arrivals, the one that answers the most
-requests in time per second: smaller batches answer a few in time, and make all later ones late.
+How many rows? The number that is fastest per row (`LatencyCurve`), if the oldest request of the batch is then answered
+within the target. Otherwise the number that answers the most requests in time per second, of the numbers that keep up
+with the arrivals: smaller batches would answer a few requests in time, and make all later ones late.
 
-Now, or later?  Later only if that shortens the total wait of the requests concerned. Queued requests wait longer, by
-the delay and by the longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need
-not wait for the instance to be idle again. Waiting never pays with random arrivals; it does with bursts, and with
-clients that send the next request when answered. A batch never waits so long that the target would be missed.
+Now, or later? Later only if a delay shortens the total wait of all requests concerned. A delay lengthens the wait of
+queued requests, by itself and by the longer execution of a larger batch; it spares requests that are expected meanwhile
+(`ArrivalProfile`) the wait until the instance is idle again. A delay does not pay with random arrivals; it pays with
+bursts, and with clients that send the next request when they have an answer. A batch never waits so long that the
+target would be missed.
 
 If latency grows in proportion to rows, one request at a time is best, and batching turns itself off. Rules:
 those of the dynamic batcher, with the same queue and instances. Pure policy, runs in the batcher.
@@ -29,14 +30,16 @@ from shoal.deterministic import ALONE_KEY
 
 #: The least share of all requests' wait that a delay must save (ours): expected requests may not come.
 _GAIN = 0.05
-#: The share of the target reserved for times that are not measured: the way to the client, slower executions (ours).
+#: The share of the target reserved for times that are not measured: the reply's way to the client, and executions
+#: slower than usual (ours).
 _RESERVE = 0.1
-#: The time in ns within which a backlog should be worked off (simulated: with half a second, a growing load is noticed
-#: too late; the latency target itself would be too strict if it is short and requests come in bursts).
+#: The time in ns within which a backlog should be worked off (simulated: half a second notices a growing load too late;
+#: the latency target would be too strict where it is short and requests come in bursts).
 _BACKLOG_NS = 250_000_000
 #: Arrivals are assumed to be at most this share of a model's capacity (ours).
 _MAX_LOAD = 0.95
-#: The worth of a late answer, as a share of one in time: if all are late, as many as possible are answered.
+#: The value of a late answer, as a share of that of an answer in time (ours). It is above 0, so that under overload,
+#: when all answers are late, as many as possible are given.
 _LATE = 0.1
 
 
@@ -53,8 +56,9 @@ class Goal:
         self._target_ns = target_ns * (1 - _RESERVE)
         self.max_rows = max_rows
         self.curve = LatencyCurve(max_rows)
-        # Changed by the methods below. Arrivals after one that found the queue empty; arrivals after a batch that left
-        # requests queued, and whether the last event was such a batch; instance → rows and start of its execution.
+        # Changed by the methods below. Arrivals after an arrival that found the queue empty; arrivals after a batch
+        # that left requests queued, and whether the last event was such a batch; instance → rows and start of its
+        # execution.
         self._after_first = ArrivalProfile()
         self._after_batch = ArrivalProfile()
         self._is_after_batch = False
@@ -70,11 +74,11 @@ class Goal:
         return self._rate.per_ns * 1e9
 
     def arrives(self, rows: int, now_ns: int, *, finds_queued: bool, finds_idle: bool) -> None:
-        """Note that a request of `rows` rows arrives. `finds_queued`: others are queued; `finds_idle`: an instance
-        could run it at once."""
+        """Note that a request of `rows` rows arrives. `finds_queued`: other requests are queued; `finds_idle`: an
+        instance is idle."""
         self._rate.add(rows, now_ns)
         if finds_queued or now_ns < self._after_first.begun_ns + self.curve.ns(1):
-            self._after_first.add(rows, now_ns)  # part of the same burst, though a batch may have gone meanwhile
+            self._after_first.add(rows, now_ns)  # part of the burst, though a batch may have begun since the burst did
         else:
             self._after_first.begin(now_ns)
         if self._is_after_batch:
@@ -86,9 +90,9 @@ class Goal:
         self._begun[instance] = rows, now_ns
 
     def ends(self, instance: int, now_ns: int, *, finds_queued: bool) -> None:
-        """Note that an instance has executed its batch; with `finds_queued` it could execute the next at once.
+        """Note that an instance has executed its batch; with `finds_queued`, requests are queued for its next batch.
 
-        The execution counts from when it was given until now, transfers included.
+        The execution is timed from when the batch was given to the instance until now, transfers included.
         """
         begun = self._begun.pop(instance, None)
         if begun is not None:
@@ -105,7 +109,7 @@ class Goal:
     ) -> tuple[int, BatchReason]:
         """How many of the rows of `requests` should be executed together, at least 1, and why not more.
 
-        `is_full`: as many rows wait as fit into a batch, or more.
+        `is_full`: at least as many rows wait as fit into a batch.
         """
         wanted = self._rows_that_pay(rows, queued_rows, is_full=is_full)
         left_ns = self._target_ns - (now_ns - requests[0].arrival_ns)
@@ -130,7 +134,7 @@ class Goal:
         return best, BatchReason.LATENCY_TARGET if best < wanted else BatchReason.NO_GAIN
 
     def _rows_that_pay(self, rows: int, queued_rows: int, *, is_full: bool) -> int:
-        """How many rows should be executed together, whether or not they are in time."""
+        """How many rows should be executed together, regardless of the latency target."""
         wanted, most = self.curve.best_rows(rows, any_gain=is_full), min(rows, self.curve.most_rows)
         if is_full or not 1 < wanted < most:
             return wanted
@@ -139,22 +143,22 @@ class Goal:
         return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, any_gain=True)
 
     def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
-        """How long (ns) the queued `rows` should wait for others; 0: not at all. Also sets `awaited_rows`."""
+        """How long (ns) the queued `rows` should wait for further ones; 0: not at all. Also sets `awaited_rows`."""
         curve = self.curve
         alone_ns = curve.ns(rows)
         left_ns = self._target_ns - (now_ns - oldest_ns)
         room = min(self.max_rows, curve.most_rows) - rows
         if room <= 0 or alone_ns >= left_ns:
             return 0
-        next_ns = alone_ns / max(1, self.num_instances)  # until an instance is idle again
+        next_ns = alone_ns / max(1, self.num_instances)  # until the next instance is idle
         best_ns, most = 0.0, 0.0
         for profile in (self._after_first, self._after_batch) if self._is_after_batch else (self._after_first,):
             expected = list(profile.expected(now_ns, next_ns))
             _, later, moments = expected[-1] if expected else (0.0, 0.0, 0.0)
             if later < 0.5:
                 continue
-            # The total wait if the batch goes now: requests that come during its execution run after it, together; and
-            # until there is a pause, later ones wait for those.
+            # The total wait if the batch begins now. Requests that come during its execution run together after it, and
+            # delay further requests (`beyond`) until the queue is empty.
             beyond = later * self._congestion(rows)
             now = self._cost(rows, alone_ns, later, 0.0, moments / later, beyond)
             for wait_ns, others, moment in expected:
@@ -176,7 +180,8 @@ class Goal:
         return rows * self.num_instances >= per_ns * self.curve.ns(rows)
 
     def _pays_to_split(self, rows: int, first: int) -> bool:
-        """Whether it is better to leave some of the rows for the next batch."""
+        """Whether the total wait is shorter if only `first` of the `rows` are executed now, and the rest with the next
+        batch."""
         all_ns, first_ns = self.curve.ns(rows), self.curve.ns(first)
         later = self._rate.per_ns * all_ns / max(1, self.num_instances)
         beyond = later * self._congestion(rows)
@@ -187,19 +192,18 @@ class Goal:
     def _cost(
         self, rows: float, took_ns: float, later: float, wait_ns: float, middle_ns: float, beyond: float
     ) -> float:
-        """The total wait of requests from now on: those of a batch that begins after `wait_ns`, and those that come
-        too late for that batch, about `middle_ns` from now, and run after it; a wait beyond the target counts
-        double."""
+        """The total wait (rows x ns) from now on: of `rows` rows in a batch that begins after `wait_ns` and takes
+        `took_ns`; of `later` rows that come about `middle_ns` from now, too late for that batch, and run after it, with
+        double weight if they miss the target; and of `beyond` rows after those."""
         next_ns = wait_ns + took_ns / max(1, self.num_instances)
         after_ns = next_ns + (self.curve.ns(min(self.max_rows, max(1, round(later)))) if later else 0.0)
         late_ns = self._target_ns if after_ns - middle_ns > self._target_ns else 0.0
         return rows * (wait_ns + took_ns) + later * (after_ns - middle_ns + late_ns) + beyond * after_ns
 
     def _congestion(self, rows: int) -> float:
-        """How many later requests a delay affects for each one that arrives during it: each of those makes the next
-        batch longer.
-
-        By how much is the slope of the curve or, if batches are full, the cost of a row in a full batch.
+        """For each row that arrives during an execution, the number of further rows that have to wait for it. A row
+        makes the next batch longer, and so more rows arrive during that batch, until the queue is empty. The time that
+        a row adds to a batch is the slope of the curve or, if batches are full, the time per row of a full batch.
         """
         curve = self.curve
         more = min(2 * rows, curve.most_rows)
@@ -218,7 +222,7 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
     def __init__(self, max_batch_size: int, target_ns: int, queue: Queue) -> None:
         DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, queue)
         self.goal = Goal(target_ns, max(1, max_batch_size))
-        #: Until this time (ns), or until `_wake_rows` rows are queued, the queue waits.
+        #: The queue waits until this time (monotonic ns), or until `_wake_rows` rows are queued.
         self._wake_ns = 0
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
@@ -263,7 +267,7 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
         self.goal.ends(instance, now_ns, finds_queued=bool(self._queue.rows))
 
     def next_deadline_ns(self) -> int | None:
-        # Without an idle instance nothing is due: the event that brings one is followed by take().
+        # Without an idle instance nothing is due: take() follows the event that makes one idle.
         return self._wake_ns if self._wake_rows and self._queue.rows and self._instances.idle else None
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
@@ -286,7 +290,8 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
         }
 
     def _fitting(self) -> tuple[list[QueuedRequest], int, BatchReason]:
-        """Requests that could be executed together now, their rows, and the limit reached; at least one request."""
+        """The first requests of the queue that fit into one batch, at least one; their rows; and the limit that ends
+        them."""
         requests: list[QueuedRequest] = []
         rows = 0
         for request in self._queue:
@@ -306,7 +311,7 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
 
 
 class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler[PolicyQueue]):
-    """Batching by a latency target with priorities and timeouts: decisions are renewed as requests expire or
-    overtake."""
+    """Batching by a latency target with priorities and timeouts: the decisions are made anew when requests expire, or
+    overtake others."""
 
     __slots__ = ()

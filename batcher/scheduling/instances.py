@@ -1,6 +1,6 @@
 """The instances of one model: which of them are idle, longest idle first, and how fast they are.
 
-Instances are numbers here; workers and their batches are the batcher's business. Pure policy, runs in the batcher.
+Instances are numbers here; only the batcher knows workers and their batches. Pure policy, runs in the batcher.
 """
 
 from collections import deque
@@ -9,13 +9,13 @@ from collections import deque
 #: wake takes 5 to 30 us, and three are needed per execution).
 FAST_NS = 250_000
 #: An execution shorter than this costs less than waking even one process: it goes to an instance that is awake, though
-#: another is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half of the worker's
-#: CPU time).
+#: another instance is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half of the
+#: worker's CPU time).
 TINY_NS = 50_000
 #: Executions that a fast instance may have at once: the running one and those that lie ready in its ring.
 MAX_AHEAD = 8
-#: An execution that takes longer than this is slow: those behind it in a ring would wait longer than for the wakes that
-#: work ahead saves, and cannot move to another instance (ours).
+#: An execution that takes longer than this is slow: executions behind it in the ring would wait for longer than work
+#: ahead saves them, and cannot move to another instance (ours).
 SLOW_NS = 1_000_000
 #: After a slow execution, the instances of a model with several do not work ahead for this many times its duration.
 #: With this value, work ahead is off for models whose slow executions take a tenth of the time, and still on if an
@@ -27,19 +27,19 @@ MAX_CALM_NS = 10_000_000_000
 
 
 class Instances:
-    """Idle and busy instances of a model. Taking and completing are O(1), or O(busy) for short executions; others
-    are rare."""
+    """Idle and busy instances of a model. Taking and completing are O(1), or O(busy) for short executions; adding and
+    removing are rare."""
 
     __slots__ = ("_begun_ns", "_busy", "_calm_until_ns", "_mean_ns", "idle")
 
     def __init__(self) -> None:
         # Changed by every method here. An instance is in exactly one of idle and busy.
-        #: Truthy while some instance is idle.
+        #: Idle instances, the longest idle first.
         self.idle: deque[int] = deque()
         self._busy: dict[int, int] = {}  # instance → number of executions it was given and has not completed
         #: Instance → when its running execution was given to it, or could begin; only if the instance may work ahead.
         self._begun_ns: dict[int, int] = {}
-        self._mean_ns = 2 * FAST_NS  # ns of an execution, mean of the last few; not fast until proven by six of them
+        self._mean_ns = 2 * FAST_NS  # mean of the last few executions; six short ones bring it below FAST_NS
         self._calm_until_ns = 0  # until then no instance works ahead, since an execution was slow
 
     def __len__(self) -> int:
@@ -70,12 +70,13 @@ class Instances:
         return instance
 
     def take_or_work_ahead(self, now_ns: int) -> int | None:
-        """An instance for one execution more: idle or, if executions are short, busy; None if that would not pay.
+        """An instance for one execution more: idle or, if executions are short, busy; None if no instance may take it
+        now.
 
-        An execution cannot move to another instance that becomes idle first, so only fast models work ahead. If none is
-        idle, the execution goes to the instance with the fewest; a tiny one goes to the fullest instance that may have
-        more, so that the others can sleep. Of several instances none works ahead behind an execution that is, or may
-        be, a slow one.
+        An execution cannot move to another instance that becomes idle first, so only fast models work ahead. If no
+        instance is idle, the execution goes to the instance with the fewest executions. If the model's executions are
+        tiny, it goes to the instance with the most that may have more, so that the others can sleep. Where a model has
+        several instances, nothing is put behind an execution that is, or may turn out, slow.
         """
         busy, idle = self._busy, self.idle
         if busy and (mean_ns := self._mean_ns) < FAST_NS:

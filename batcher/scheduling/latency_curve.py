@@ -1,36 +1,37 @@
 """A model's execution time by the number of rows in a batch, learned from executed batches.
 
-Rows are told apart one by one up to 63, then 32 to an octave: compiled models step at multiples of a tile, so that a
-straight line alone would not do. Each such size, or cell, has its last few times, and their median as its estimate,
-which a single hiccup does not move. Sizes between measured cells are interpolated; sizes beyond them are estimated by a
-line fitted through all. A size not executed for long is forgotten: so an unlucky one is tried again, and a changed
-model is learned again.
+Batch sizes are told apart one by one up to 63 rows, then 32 to each doubling: the times of compiled models rise in
+steps, at multiples of a tile, which a straight line does not describe. Each such size, a cell, has its last few times;
+their median, which a single outlier does not move, is its estimate. Sizes between measured cells are interpolated;
+sizes beyond them are estimated by a line fitted through all. A size that is not executed for long is forgotten: so a
+size with unlucky times is tried again, and a changed model is learned again.
 
-The pace follows the machine: if other programs slow it down, all sizes take longer, and the curve keeps its shape.
-Otherwise a size that was last seen in a slow moment would look bad next to one that was seen in a fast one. Pure.
+The pace is a factor for the whole curve, which follows the machine: if other programs slow the machine down, all sizes
+take longer. Without the pace, a size measured in a slow moment would look bad beside a size measured in a fast one.
+Pure.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-#: Times that a cell keeps (ours): five bad ones in a row do not move it.
+#: Times that a cell keeps (ours): five outliers in a row do not move the median.
 MAX_SAMPLES = 11
-#: Batches that determine the pace (ours): their median, so that three of them change it.
+#: Batches whose median determines the pace (ours): three of them change it.
 MAX_PACES = 5
-#: Times of a size after which its batches count for the pace (ours).
+#: Number of a cell's times from which on its batches count for the pace (ours).
 _SEEN = 3
 #: Batches after which the table is computed again; fewer while few are known. (Measured: 60 us for 64 cells.)
 REFRESH_BATCHES = 16
 #: The share of a cell's weight that is left after each batch: half after 550.
 _FADE = 0.98
-#: The weight of the fitted line, in times of a cell.
+#: The weight of the fitted line in a cell's estimate, in which each of the cell's times weighs 1 (ours).
 _LINE_WEIGHT = 0.25
 #: A cell of less weight counts as never seen.
 _FORGOTTEN = 0.05
-#: Times after which a size is known. A few slow executions in a busy moment must not keep a good size from use
-#: (measured: 32 rows never again, after one execution of 77 ms instead of 61; at 3, after the first second of a slow
-#: phase).
+#: Number of a cell's times from which on the size is known: a few slow executions in a busy moment must not end the use
+#: of a good size (measured: 32 rows were not used again after one execution of 77 ms instead of 61 or, with 3, after
+#: the first second of a slow phase).
 _KNOWN = 6
 #: The factor by which the rows of a batch may exceed the largest known size (ours): 1, 4, 16, 64.
 _STRIDE = 4
@@ -51,7 +52,8 @@ def rows_of(cell: int) -> int:
 
 
 def median(values: Collection[float]) -> float:
-    """The middle value, or the mean of the two middle ones. (Importing Python's own costs the batcher 9 ms.)"""
+    """The middle value, or the mean of the two middle ones. (To import Python's `statistics` would take the batcher 9
+    ms.)"""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -67,8 +69,9 @@ class LatencyCurve:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        # Changed by learn alone. By cell: the last times, their weight, the estimate, the cell that pays best of all up
-        # to this one, and the cell that is fastest per row of all up to this one.
+        # Changed by learn alone. By cell: the last times, their weight, the estimate, and the smallest cell up to this
+        # one that is nearly as fast per row as the fastest: within PAYS of it (`_best`), and within a fifth of PAYS
+        # (`_fastest`).
         self._samples: dict[int, deque[float]] = {}
         self._weights = [0.0] * (cell_of(max_rows) + 1)
         self._table: list[float] = []
@@ -147,10 +150,10 @@ class LatencyCurve:
         self._best, self._fastest = fastest(rates, PAYS), fastest(rates, PAYS / 5)
 
     def _hoped(self, seen: Sequence[int]) -> list[float]:
-        """How fast (ns) each size may be at best, in view of what is known: so sizes are tried, and steps are found.
+        """An optimistic estimate (ns) for each size, so that unknown sizes are tried, and steps of the curve are found.
 
-        If batching pays at all, an unseen size is assumed as slow as the next smaller size, and one that was seen too
-        rarely as slow as the line says.
+        If batching pays at all, an unseen size is assumed to take as long as the next smaller size, and a size that was
+        seen too rarely no longer than the line says.
         """
         table = self._table
         hoped = table.copy()
@@ -167,7 +170,8 @@ class LatencyCurve:
 def fit(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
     """Intercept and slope, neither below 0, of the line through (rows, ns, weight), least squares of relative errors.
 
-    One point leaves the slope open. Then half of its time is taken to be per row: so more rows are tried, with care.
+    Of a single point, half of the time is assumed to be fixed and half to be per row: so more rows are tried, with
+    care.
     """
     if len(points) == 1:
         rows, took_ns, _ = points[0]
@@ -202,7 +206,8 @@ def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def fastest(rates: Sequence[float], margin: float) -> list[int]:
-    """For each cell the smallest cell up to it whose rate is within the margin of the best rate up to it."""
+    """For each cell, the smallest cell whose rate is within the margin of the best rate of all cells up to that
+    cell."""
     found, best, least = [0], 0.0, 1
     for cell in range(1, len(rates)):
         best = max(best, rates[cell])

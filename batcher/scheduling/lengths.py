@@ -1,17 +1,18 @@
 """Batching by length: requests of different lengths share a batch as far as padding costs less than waiting.
 
-A request's shape key is its length. A batch is as long as its longest request, or as that one's bucket, and all its
-rows are padded to that length: `elements` are rows x length. The oldest request is always in the next batch. A request
-of another length is in it, too, if the padding that this adds takes less time than one more execution would: an
+A request's shape key is its length. A batch is as long as its longest request, or as the bucket of that request, and
+all its rows are padded to that length: `elements` are rows x length. The oldest request is always in the next batch. A
+request of another length joins that batch if the padding that it adds takes less time than one more execution would. An
 execution takes a fixed time and a time per element, both learned from earlier executions, and trusted for no more
-padding than the largest of these had elements. The others wait for a batch of their own.
+padding than the largest of those executions had elements. Requests that do not join wait for a batch of their own.
 
-    pad     as above
+    pad     as just described
     bucket  no request joins a batch of another bucket
     pack    nothing is padded, so all join: elements are the sum of the lengths
 
 Rules: a batch has at most max_batch_size rows and, unless its only request has more, max_batch_elements. With a queue
-delay a batch that could still grow waits until its oldest request has waited so long. Pure policy, runs in the batcher.
+delay, a batch that could still grow waits until its oldest request has waited for that delay. Pure policy, runs in the
+batcher.
 """
 
 from collections.abc import Iterable
@@ -25,11 +26,12 @@ from shoal.batcher.scheduling.queue_scheduler import QueueScheduler
 from shoal.deterministic import ALONE_KEY
 from shoal.model_config.ragged_batching import Lengths, Strategy
 
-#: The oldest requests, as many as LOOK_AHEAD largest batches have, are searched for those that fit together (ours).
+#: The oldest requests, as many as LOOK_AHEAD largest batches have, are searched for requests that fit into the next
+#: batch (ours).
 LOOK_AHEAD = 4
 #: Executions that are needed before the line through their times is used (ours).
 KNOWN = 8
-#: The share of the weight of all executions before that is left after each one (ours): half after 34.
+#: The factor by which each execution reduces the weight of all earlier executions (ours): to half after 34.
 FADE = 0.98
 
 
@@ -46,7 +48,7 @@ class CostLine:
         self._weight = self._elements = self._ns = self._squares = self._products = 0.0
 
     def learn(self, elements: int, ns: int) -> None:
-        """Note that an execution of so many elements took so long."""
+        """Note that an execution of `elements` elements took `ns` nanoseconds."""
         self._num += 1
         self.largest = max(self.largest, elements)
         self._weight = FADE * self._weight + 1
@@ -92,7 +94,7 @@ class _Forming:
         return self.real if self._is_packed else self.rows * self.length
 
     def add(self, requests: Iterable[QueuedRequest], bucket: int) -> bool:
-        """Add requests of one bucket, in their order, until one does not fit. Whether all have."""
+        """Add requests of one bucket, in their order, until one does not fit. Returns True if all were added."""
         for request in requests:
             rows, length = self.rows + request.rows, max(self.length, bucket)
             real = request.shape_key if self._is_packed else request.rows * request.shape_key
@@ -177,7 +179,7 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
         self._instances.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        # Without an idle instance the delay has no effect: the event that frees one is followed by take().
+        # Without an idle instance the delay has no effect: take() follows the event that makes one idle.
         if self._delay_ns and self._queue.rows and self._instances.idle:
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
@@ -208,8 +210,8 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
         return _Forming(self, request, 0 if is_alone else self.lengths.padded(request.shape_key))
 
     def _groups(self) -> tuple[dict[int, list[QueuedRequest]], bool]:
-        """The requests behind the oldest by bucket (0: packed), and whether one of them runs alone: such a request must
-        not be delayed, so the batch before it is not either."""
+        """The requests behind the oldest by bucket (0: packed), and whether one of them runs alone. Such a request must
+        not be delayed, so the batch in front of it does not wait."""
         groups: dict[int, list[QueuedRequest]] = {}
         padded, is_packed, has_alone = self.lengths.padded, self.lengths.strategy is Strategy.PACK, False
         for request in islice(self._queue, 1, LOOK_AHEAD * self.max_rows):
@@ -220,7 +222,8 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
         return groups, has_alone
 
     def _form(self, oldest: QueuedRequest, groups: dict[int, list[QueuedRequest]]) -> tuple[_Forming, BatchReason]:
-        """The next batch, and why it has no more requests; its requests are removed from `groups`."""
+        """The next batch, and why it has no more requests. Groups that are in the batch whole are removed from
+        `groups`."""
         is_packed = self.lengths.strategy is Strategy.PACK
         forming = self._forming(oldest)
         own = 0 if is_packed else forming.length
@@ -233,8 +236,8 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
         return forming, BatchReason.PADDING if groups else BatchReason.INSTANCE_IDLE
 
     def _join(self, forming: _Forming, groups: dict[int, list[QueuedRequest]]) -> None:
-        """Move groups of other lengths into the batch, longer ones first, as far as their padding is worth it; a group
-        that does not fit whole stays in `groups`."""
+        """Move groups of other lengths into the batch, longer ones first, as far as the padding pays. Of a group that
+        does not fit whole, the first requests join, and the group stays in `groups`."""
         own = forming.length
         longer = sorted(length for length in groups if length > own)
         shorter = sorted((length for length in groups if length < own), reverse=True)

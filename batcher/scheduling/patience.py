@@ -1,9 +1,9 @@
 """The time that a model's clients wait for an answer before they give up, learned from those that hang up.
 
-Once clients give up sooner than a queue (first come, first served) takes, the request at its front is about to be given
-up, too: the model computes answers for clients that have gone. If that becomes the usual case, later requests get a
-deadline, a little shorter than the time that most of those clients have waited, and are refused at once if they would
-miss it (deadlines.py).
+If clients give up sooner than the queue (first come, first served) takes, the client of each request at its front is
+about to give up: the model computes answers for clients that have gone. If that becomes the usual case, later requests
+get a deadline, a little shorter than the time that most of those clients have waited, and are refused at once if they
+would miss it (deadlines.py).
 
 Rules: there is no limit as long as more than half of the answers reach a client, however long the queue is and however
 many clients hang up: only answers that have become useless are a reason for a limit. A hang-up is a sample of how long
@@ -15,17 +15,19 @@ Pure policy, runs in the batcher: the time is handed in.
 
 from collections import deque
 
-#: A hang-up counts after so long in the queue (ns), and no limit is lower (ours: a client that hangs up sooner has
-#: most likely not waited at all, and a queue that takes less is no overload).
+#: The time in the queue (ns) from which on a hang-up counts, and the lowest limit (ours: a client that hangs up sooner
+#: has most likely not hung up for the wait, and a queue that takes less is no overload).
 LONG_NS = 250_000_000
 #: Samples of hang-ups that are needed for a limit; the most recent ones that count; and the least time between two in
 #: ns (ours: a client that drops many requests at once is one sample).
 LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
 #: There is a limit if USELESS of about ANSWERS answers in a row are useless (ours: a client can make useless only
-#: answers to its own requests, and would need half of the model's executions to have others refused; with 0.3 of them,
-#: one attempt in 2,000 succeeds by chance). USELESS_AGAIN of them confirm a limit (ours: a trial costs little).
+#: answers to its own requests, and would need half of the model's executions to have other clients' requests refused;
+#: with 0.3 of the executions, one attempt in 2,000 succeeds by chance). USELESS_AGAIN useless answers confirm a limit
+#: (ours: a wrong limit is soon raised, so a weaker proof will do).
 ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
-#: The limit is this part of the time that half of those clients waited at least: an answer has to arrive, too (ours).
+#: The limit is this part of the time that half of the samples exceed, so that an answer arrives before most clients
+#: give up (ours).
 PART = 0.9
 #: A limit that was not confirmed for TRIAL_NS is raised by the factor RAISED_BY, again every STEP_NS, and ends above
 #: END_NS (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).
@@ -46,7 +48,7 @@ class Patience:
         self._raise_at_ns = 0
         self._last_ns = 0  # when the last sample was taken
         self._waits_ns: deque[int] = deque(maxlen=WINDOW)  # samples
-        self._num_useless = 0  # of the answers since there were `_num_answered_before`
+        self._num_useless = 0  # useless ones of the answers after the first `_num_answered_before`
         self._num_answered_before = 0
 
     def answer_became_useless(self) -> None:
@@ -73,7 +75,7 @@ class Patience:
             self.limit_ns = max(LONG_NS, int(PART * sorted(waits_ns)[len(waits_ns) // 2]))
             self._raise_at_ns = now_ns + TRIAL_NS
             self._begin(num_answered)
-        elif num_meanwhile >= ANSWERS:  # the older half counts half as much
+        elif num_meanwhile >= ANSWERS:  # from now on the earlier answers count half
             self._num_answered_before += num_meanwhile // 2
             self._num_useless //= 2
 
@@ -83,7 +85,7 @@ class Patience:
 
     def current_ns(self, num_queued: int, now_ns: int) -> int:
         """The limit in ns for a request that comes now and finds `num_queued` in the queue; 0 = none. An empty queue
-        ends it; without hang-ups that confirm it, it is raised in steps."""
+        ends the limit; a limit that no hang-ups confirm is raised in steps."""
         if not num_queued:
             self.limit_ns = 0
             self._waits_ns.clear()

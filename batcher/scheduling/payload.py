@@ -32,13 +32,14 @@ class Payload:
         # Changed by the scheduler, until an instance takes the payload.
         self.requests: list[QueuedRequest] = []
         self.rows = 0
-        #: Whether a request of another shape came next: this payload must not be merged with its neighbours.
+        #: Whether a request of another shape came next: no later payload may be merged into this one, nor this one into
+        #: another.
         self.saturated = False
         #: The reason for the payload's size (batch_account.py).
         self.reason = 0
 
     def merge(self, other: "Payload") -> None:
-        """Append the requests of a payload of the same shape, which must not be used any more."""
+        """Append the requests of another payload of the same shape; the other payload must not be used afterwards."""
         self.requests += other.requests
         self.rows += other.rows
 

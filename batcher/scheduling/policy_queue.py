@@ -3,8 +3,8 @@
 The order of service is: level 1, late requests of level 1, level 2 and so on; first come, first served within each.
 Late are the requests that have expired under DELAY; they keep their level and expire only once.
 
-It is used as `RequestQueue` is (queue.py). Requests expire exactly in time, since the batcher sleeps no longer than
-until the next one does. Pure policy, runs in the batcher.
+The queue has the methods of `RequestQueue` (queue.py). Requests expire exactly in time, since the batcher does not
+sleep beyond the next expiry. Pure policy, runs in the batcher.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -102,8 +102,8 @@ class PolicyQueue:
 
     @classmethod
     def from_config(cls, batching: dict[str, Any], max_total_queue: int) -> "PolicyQueue":
-        """The queue for a model's `dynamic_batching`. Without levels there is one, and requests' priorities are
-        ignored."""
+        """The queue for a model's `dynamic_batching`. Without configured levels there is one level, and requests'
+        priorities are ignored."""
         rest = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
         num_levels = int(batching.get("priority_levels", 0))
         if not num_levels:
@@ -202,7 +202,7 @@ class PolicyQueue:
         return deadlines[0][0] if deadlines else None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Delay expired requests, or remove and return them, as their policy demands."""
+        """Make expired requests late, or remove and return them, as their policy demands."""
         rejected = []
         while (expiry_ns := self.next_expiry_ns()) is not None and expiry_ns <= now_ns:
             _, _, key = heappop(self._deadlines)

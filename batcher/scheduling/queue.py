@@ -2,7 +2,7 @@
 
 Rules: a refused request leaves the queue unchanged; one that is taken or cancelled leaves at once and for good;
 iteration is in order of service, however that order came about, so a queue with priority levels (policy_queue.py) can
-take this one's place. Pure policy, runs in the batcher.
+take the place of this one. Pure policy, runs in the batcher.
 """
 
 from collections import OrderedDict
@@ -16,16 +16,16 @@ from shoal.errors import UnavailableError
 class QueuedRequest:
     """A request as schedulers see it; never changed.
 
-    One is made for every request and then read: 2.7k instructions to make it, 50 to read a field. A NamedTuple made by
-    `tuple.__new__` takes 2.2k and 190.
+    Made once for each request (2.7k instructions), and read often (50 per field). A NamedTuple made by `tuple.__new__`
+    would take 2.2k and 190.
     """
 
     #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.
     key: int
     #: max(1, first dimension of the inputs); 1 if the model does not batch.
     rows: int
-    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape; from ALONE_KEY on
-    #: (shoal/deterministic.py) the request's own.
+    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape; a key from ALONE_KEY on
+    #: (shoal/deterministic.py) belongs to one request, which runs alone.
     shape_key: int
     #: Monotonic time at which the batcher accepted the request: the queue delay counts from here.
     arrival_ns: int
@@ -55,8 +55,9 @@ class RequestQueue:
         """`max_queue_size` is the queue policy's (0 = unlimited), `max_total_queue` the server's, always in force."""
         self._max_queue_size = max_queue_size or max_total_queue
         self._max_total_queue = max_total_queue
-        # Changed by add, popleft, cancel and drain. Ordered, keyed: a plain dict would crawl over the holes that
-        # popping leaves at its front (20 us a batch at a depth of 10,000), a deque would search to cancel.
+        # Changed by add, popleft, cancel and drain. An OrderedDict by key: a plain dict would step over the holes that
+        # popping leaves at its front (20 us a batch at a depth of 10,000), and a deque would be searched for each
+        # cancelled request.
         self._requests: OrderedDict[int, QueuedRequest] = OrderedDict()
         #: Rows of all waiting requests together; a request has at least one, so 0 means empty.
         self.rows = 0
@@ -71,8 +72,8 @@ class RequestQueue:
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
         """Append `request`. Raises UnavailableError, and changes nothing, if the queue is full.
 
-        `num_in_payloads`: requests that left this queue and have no instance yet; they count towards the server's bound
-        only, as in Triton, whose max_queue_size does not see them.
+        `num_in_payloads`: requests that left this queue for a payload and have no instance yet. As in Triton, they
+        count towards the server's bound, not towards max_queue_size.
         """
         num_waiting = len(self._requests)
         if num_waiting >= self._max_queue_size or num_waiting + num_in_payloads >= self._max_total_queue:

@@ -1,4 +1,4 @@
-"""A scheduler with one queue, from which the instances of the model take. Pure policy, runs in the batcher."""
+"""A scheduler with one queue, from which the model's instances are given requests. Pure policy, runs in the batcher."""
 
 from typing import Generic, TypeVar
 
@@ -11,13 +11,13 @@ Queue = TypeVar("Queue", bound=RequestQueue | PolicyQueue)
 
 
 class QueueScheduler(Scheduler, Generic[Queue]):
-    """The queue and the instances of a scheduler, which decides what is taken. See `Scheduler` for the contract of each
-    method."""
+    """The queue and the instances of a scheduler. Subclasses decide which requests leave the queue, and when. See
+    `Scheduler` for the contract of each method."""
 
     __slots__ = ("_instances", "_queue")
 
     def __init__(self, queue: Queue) -> None:
-        # Nearly every method of a scheduler changes these two.
+        # Changed by nearly every method of a scheduler.
         self._queue: Queue = queue
         self._instances = Instances()
 
@@ -25,7 +25,7 @@ class QueueScheduler(Scheduler, Generic[Queue]):
         return self._queue.oldest_arrival_ns() if self._queue.rows else 0
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # without a queue policy there is no timeout: Triton ignores that of the request here
+        return []  # no request expires without a queue policy: Triton ignores a request's own timeout then
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         self._instances.complete(instance, now_ns, compute_ns)

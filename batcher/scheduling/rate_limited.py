@@ -1,9 +1,9 @@
-"""A scheduler whose batches wait for the rate limiter, in front of every model's scheduler under
---rate-limit=execution_count.
+"""A scheduler whose batches wait for the rate limiter; with --rate-limit=execution_count, in front of every model's
+scheduler.
 
 A batch of the model's own scheduler is staged, and leaves when its instance has been allocated the resources that it
-needs. An instance with a staged batch is busy for its own scheduler. Staged requests can be cancelled, and expire as
-they would in the queue, and no others join them. Pure policy, runs in the batcher.
+needs. The model's own scheduler regards an instance with a staged batch as busy. Staged requests can be cancelled, and
+expire as they would in the queue; no further requests join a staged batch. Pure policy, runs in the batcher.
 """
 
 from collections import deque
@@ -29,7 +29,8 @@ class RateLimitedScheduler(ForwardingScheduler):
         self._staged: dict[int, deque[Batch]] = {}
         #: Key → when a staged request expires, and the request.
         self._expiring: dict[int, tuple[int, QueuedRequest]] = {}
-        #: Instances whose staged batches have lost all their requests; their scheduler believes them busy.
+        #: Instances whose staged batches have lost all their requests; the model's own scheduler still regards these
+        #: instances as busy.
         self._left_idle: list[int] = []
 
     @property
@@ -64,7 +65,7 @@ class RateLimitedScheduler(ForwardingScheduler):
                     del self._staged[instance]
                 return self._begin(batch)
         while self._left_idle:
-            self.behind.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # a time that does not change the mean
+            self.behind.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # this time counts as neither short nor long
         while (taken := self.behind.take(now_ns)) is not None:
             if not self._limiter.is_limited(taken.instance):
                 return self._begin(taken)
@@ -77,8 +78,8 @@ class RateLimitedScheduler(ForwardingScheduler):
         return None
 
     def _begin(self, batch: Batch) -> Batch:
-        """Forget the expiry of a batch's requests, which are executed now, perhaps by another instance than they
-        were staged for."""
+        """Forget the expiry of a batch's requests, which are executed now, perhaps by another instance than the one for
+        which they were staged."""
         if self._expiring:
             for request in batch.requests:
                 self._expiring.pop(request.key, None)
@@ -134,7 +135,7 @@ class RateLimitedScheduler(ForwardingScheduler):
     def remove_instance(self, instance: int) -> None:
         """Remove an instance: its staged batches return to the front of the queue; its execution goes on."""
         staged = self._staged.pop(instance, ())
-        if self.sequences is not None:  # those that have not begun do so on another instance
+        if self.sequences is not None:  # sequences that have not begun will begin on another instance
             for request in [request for batch in staged for request in batch.requests]:
                 self.sequences.give_back(instance, request)
         self.behind.remove_instance(instance)

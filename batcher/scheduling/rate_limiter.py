@@ -1,13 +1,15 @@
-"""The rate limiter: which of the instances with a staged batch may execute it, if they share resources.
+"""The rate limiter: which of the instances with staged batches may execute their next one, if they share resources.
 
 An instance with a batch is *staged* until it is *allocated* the resources that its execution needs, and *releases* them
-when the execution has ended. Of the staged instances the one with the lowest *scaled priority* comes first, which is
-how often it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in
+when the execution has ended. Of the staged instances, the one with the lowest *scaled priority* comes first: the number
+of its executions times its priority. The three words are Triton's. Loading and warming up count as executions, as in
 Triton, so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
 
-- The instance that comes first and has to wait keeps the resources it needs: others may take the rest.
-- When an instance is served, those that wait for a resource of its own are put behind it by no more than two turns of
-  theirs. So an instance that was idle, or has just been loaded, catches up on no more than these.
+- While the instance that comes first has to wait, the resources that it needs are kept for it: the instances behind it
+  may take only the rest.
+- When an instance is served, each instance that waits for one of the same resources is moved up until it is no more
+  than two of its own turns behind. So an instance that was idle, or was just loaded, is served at most two turns in
+  advance.
 
 Numbers only; pure policy, runs in the batcher.
 """
@@ -20,7 +22,7 @@ from shoal.model_config.rate_limiter import Demand, Limit, Resource, capacities
 #: Executions that a new instance begins with: for its initialization and its warm-up (Triton's).
 _AT_FIRST = 2
 #: Most turns by which a waiting instance may be behind the one that is served (ours: the least with which Triton's own
-#: test passes, in which the other models get back the turn of the model that was served first).
+#: test passes, in which the model that was served first has to let the other models catch up).
 _MOST_BEHIND = 2
 
 
@@ -33,20 +35,20 @@ class _Instance:
         self.demand = demand
         self.scaled_priority = _AT_FIRST * demand.priority
         self.num_staged = self.num_running = 0
-        #: True between the allocation of resources and the start of the batch for which they are.
+        #: True between the allocation of resources and the start of the batch for which they were allocated.
         self.is_allocated = False
 
 
 class RateLimiter:
-    """The resources that all instances of all models share. Allocating is O(waiting) for each allocated instance;
-    the rest is O(1)."""
+    """The resources that all instances of all models share. `allocate` is O(number of waiting instances) for each
+    allocated instance; staging, beginning and releasing are O(1)."""
 
     def __init__(self, limits: Sequence[Limit] = ()) -> None:
         self._limits = limits
         # Changed by every method.
         self._instances: dict[int, _Instance] = {}
-        #: Instances with a staged batch that execute none and have been allocated nothing: of two with equal scaled
-        #: priorities the earlier one comes first.
+        #: Instances with a staged batch that execute no batch and have no resources allocated. Of two with equal scaled
+        #: priorities, the one that was added here first comes first.
         self._waiting: dict[int, _Instance] = {}
         #: Free units of each resource; negative if a death has removed more than was free.
         self._free: dict[Resource, int] = {}
@@ -79,7 +81,7 @@ class RateLimiter:
         return known is not None and bool(known.demand.resources)
 
     def stage(self, instance: int) -> None:
-        """Note one more batch that the instance is to execute, after those staged before."""
+        """Note one more batch that the instance is to execute, after its batches that are staged already."""
         known = self._instances[instance]
         known.num_staged += 1
         if not (known.num_running or known.is_allocated):
@@ -106,8 +108,8 @@ class RateLimiter:
             self._use(known)
 
     def allocate(self) -> list[int]:
-        """Allocate resources to the instances that may execute their next batch. Returns them in the order in which
-        they may."""
+        """Allocate resources to the instances that may execute their next batch. Returns these instances, in the order
+        of allocation."""
         allocated: list[int] = []
         while self._waiting and (instance := self._next()) is not None:
             known = self._waiting.pop(instance)
@@ -140,8 +142,8 @@ class RateLimiter:
                 self._waiting[instance] = known
 
     def _next(self) -> int | None:
-        """The first instance for which there are enough free resources, besides those that the instances before it
-        wait for."""
+        """The first instance for which there are enough free resources, beside the resources that are kept for the
+        instances in front of it."""
         waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
         waiting.sort(key=itemgetter(0))
         kept: dict[Resource, int] = {}
@@ -153,7 +155,7 @@ class RateLimiter:
         return None
 
     def _keep_near(self, served: _Instance) -> None:
-        """Move instances that wait for a resource of the served one close behind it in turn."""
+        """Move up instances that wait for a resource of the served instance, until they are close behind it."""
         names = [name for name, _ in served.demand.resources]
         for each in self._waiting.values():
             most = served.scaled_priority + _MOST_BEHIND * each.demand.priority

@@ -35,7 +35,7 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
     preferred = tuple(map(int, batching.get("preferred_batch_size", ())))
     preferred = preferred or ((max_batch_size,) if max_batch_size > 0 else ())
     delay_ns = int(batching.get("max_queue_delay_microseconds", 0)) * 1000
-    if is_alone:  # no second request fits into one row; a single request may have more rows
+    if is_alone:  # no batch has room for a second request; a single request may have more rows than one
         max_batch_size, preferred, delay_ns = 1, (1,), 0
     policy = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
     if int(batching.get("priority_levels", 0)) > 0 or policy.default_timeout_ns > 0:
@@ -44,7 +44,8 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
             return GoalPolicyScheduler(max_batch_size, target_ms * 1_000_000, queue)
         return PolicyBatchScheduler(max_batch_size, preferred, delay_ns, queue)
     if config.get("backend") == "torchserve" and max_batch_size <= 1 and not (delay_ns or target_ms):
-        # Triton's rule below is not TorchServe's: an instance whose executions are short gets some ahead.
+        # The rule about prefetching below is Triton's. TorchServe's models get requests ahead whenever executions are
+        # short.
         return DefaultScheduler(max_total_queue, policy.max_queue_size)
     fifo = RequestQueue(policy.max_queue_size, max_total_queue)
     by_length = lengths(config)

@@ -1,22 +1,22 @@
 """The sequence batcher: the requests of one sequence run on one instance, one after the other.
 
 A sequence begins with a request that says START. It gets the lowest free slot of all instances, which spreads
-sequences over them; where all slots are taken it waits in the backlog, first come first served. Each request of a
-sequence waits until the one before has been executed, and then for its slot's turn (sequence_slots.py).
+sequences over them; while all slots are taken, new sequences wait in the backlog, first come first served. Each request
+of a sequence waits until the request before it has been executed, and then until its slot may run (sequence_slots.py).
 
 What ends a sequence:
 
     a request with END     its id is free at once, for another sequence; its slot once all requests have been executed
     max_idle               passed without a request of the sequence that waits or runs
-    max_lifetime           has passed since it began, where the model has such a bound; waiting requests are refused
-    the model              says so with an answer (TorchServe's handlers); waiting requests are refused
+    max_lifetime           passed since the sequence began, where the model has such a bound; waiting ones are refused
+    the model              says that it is over (a TorchServe handler, with its answer); waiting requests are refused
     a cancelled request    had not run, so the model has missed a part; waiting requests are refused
     a request's timeout    passed while the sequence was in the backlog; waiting requests are refused
-    its instance's death   unless the instance had not begun it: then it goes to the front of the backlog
+    its instance's death   but a sequence that the instance had not begun goes to the front of the backlog
 
-Rules: an instance has at most one batch, so that no request overtakes a running one; a slot has at most one sequence,
-and gets another when the last request of the first has been executed. Every request leaves once: in a batch, or
-refused.
+Rules: an instance has at most one batch, so that no request overtakes a running one. A slot has at most one sequence,
+and gets the next one when the last request of that sequence has been executed. Every request leaves once: in a batch,
+or refused.
 
 Pure policy, runs in the batcher.
 """
@@ -67,7 +67,7 @@ class SequenceScheduler(Scheduler):
     ) -> None:
         """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is a sequence by
         itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not. With
-        `waits_for_answers`, an execution ends with its answers, not with READY before them."""
+        `waits_for_answers`, an execution ends with its last answer; otherwise with READY, which may come before."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
@@ -76,9 +76,9 @@ class SequenceScheduler(Scheduler):
         self._begins_unasked = begins_unasked
         self.is_iterative = is_iterative
         # All mutable state. Instances; free slots, as (slot, instance) with the lowest first; sequences that requests
-        # may join, by id; sequences that wait for a slot, and sequences without requests, by number, longest first;
-        # waiting requests, in order; when sequences must leave the backlog, including some that have left; the ids of
-        # the last sequences that ended with their instance.
+        # may join, by id; sequences that wait for a slot, and sequences without requests, by number, the longest
+        # waiting first; waiting requests, in order; a heap of (when a sequence must leave the backlog, number), which
+        # may hold sequences that have left; the ids of the last sequences that ended with their instance.
         self._instances: dict[int, SequenceInstance] = {}
         self._free: list[tuple[int, int]] = []
         self._live: dict[int, Sequence] = {}
@@ -102,7 +102,7 @@ class SequenceScheduler(Scheduler):
         return next(iter(self._waiting.values()))[0].arrival_ns if self._waiting else 0
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        return None  # a request waits for its predecessor or a slot; and a sequence that misses a request is worthless
+        return None  # a request waits for its predecessor or a slot, and refusing it would break its sequence
 
     @property
     def sequences(self) -> "SequenceScheduler":
@@ -146,9 +146,10 @@ class SequenceScheduler(Scheduler):
             self._offer(sequence)
 
     def _with_start(self, request: QueuedRequest) -> QueuedRequest:
-        """A request without an open sequence as the first of a new one. Raises SequenceError if that is not allowed."""
+        """Make a request whose id has no open sequence the first of a new sequence. Raises SequenceError if that is not
+        allowed."""
         if request.correlation in self._lost:
-            if self._begins_unasked:  # once: the client knows now, and its next request begins the sequence again
+            if self._begins_unasked:  # refused once, so that the client knows; its next request begins a new sequence
                 self._lost.discard(request.correlation)
             raise SequenceError(Reason.SEQUENCE_LOST)
         if not self._begins_unasked:
@@ -156,7 +157,7 @@ class SequenceScheduler(Scheduler):
         return request.in_sequence(request.correlation, request.flags | START)
 
     def _is_full(self, sequence: Sequence | None, *, is_alone: bool) -> bool:
-        """Whether a request for a sequence, or for a new one, has no room to wait."""
+        """Whether there is no room for a further request of `sequence` or, if that is None, of a new sequence."""
         limits = self._limits
         if sequence is None:
             no_sequence = bool(limits.max_open) and not is_alone and len(self._live) >= limits.max_open
@@ -165,7 +166,7 @@ class SequenceScheduler(Scheduler):
         return no_sequence or len(self._waiting) >= self._max_total_queue
 
     def end(self, instance: int, key: int) -> None:
-        """End the sequence whose request an instance is executing: the model has said that it is over."""
+        """End the sequence whose request an instance is executing: the model has said that the sequence is over."""
         ended = self._instances.get(instance)
         sequence = None if ended is None else ended.running.get(key)
         if sequence is not None and not sequence.is_over:
@@ -183,10 +184,8 @@ class SequenceScheduler(Scheduler):
         self._refused.append((request.key, Reason.SEQUENCE_LOST))
 
     def add_first(self, request: QueuedRequest) -> None:
-        if (
-            request.key not in self._waiting
-        ):  # otherwise `give_back` has queued it, and it begins its sequence elsewhere
-            self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
+        if request.key not in self._waiting:  # otherwise `give_back` has queued it already
+            self._refused.append((request.key, Reason.SEQUENCE_LOST))  # the sequence has ended with its instance
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
         """Queue a request again that an instance, which is about to be removed, had been given and had not begun. If
@@ -267,7 +266,7 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     def next_deadline_ns(self) -> int | None:
-        # otherwise a client that always sends a timeout would fill the heap
+        # without this, a client that sends a timeout with each request would fill the heap
         if len(self._expiries) > 2 * len(self._waiting) + 64:
             self._expiries = [each for each in self._expiries if each[1] in self._backlog]
             heapify(self._expiries)
@@ -322,7 +321,7 @@ class SequenceScheduler(Scheduler):
         heapify(self._free)
 
     def end_restoring(self) -> None:
-        """End all sequences whose END was not added again, because its client has died."""
+        """End all sequences whose request with END was not added again, because its client has died."""
         ending, self._ending = self._ending, {}
         for sequence in [sequence for those in ending.values() for sequence in those]:
             sequence.is_over = True
@@ -342,7 +341,7 @@ class SequenceScheduler(Scheduler):
             return
         self._free = [each for each in self._free if each[1] != instance]
         heapify(self._free)
-        # Youngest first, so that the oldest ends up first in the backlog.
+        # The youngest sequence first, so that the oldest ends up at the front of the backlog.
         for sequence in sorted(gone.owners.values(), key=lambda each: each.number, reverse=True):
             sequence.instance = None
             sequence.is_running = False
@@ -362,7 +361,8 @@ class SequenceScheduler(Scheduler):
     def _of_id(self, request: QueuedRequest) -> Sequence | None:
         """The open sequence of a request's id; None if there is none.
 
-        After a batcher's death several sequences of one id may be waiting for their END: the oldest one is joined.
+        After a batcher's death several sequences of one id may be waiting for their END: the request belongs to the
+        oldest.
         """
         ending = self._ending.get(request.correlation)
         if not ending:
@@ -403,7 +403,8 @@ class SequenceScheduler(Scheduler):
             del self._live[sequence.correlation]
 
     def _clear(self, sequence: Sequence) -> list[QueuedRequest]:
-        """End a sequence now, or once its running request has been executed. Returns the requests that waited."""
+        """End a sequence now or, if a request of it is running, after that. Returns the requests of the sequence that
+        waited."""
         requests = list(sequence.requests)
         self._close(sequence)
         self._idle.pop(sequence.number, None)
@@ -420,7 +421,7 @@ class SequenceScheduler(Scheduler):
         return requests
 
     def _release(self, sequence: Sequence) -> None:
-        """Free a sequence's slot; the caller calls `_fill` when all slots are freed."""
+        """Free a sequence's slot. The caller calls `_fill` once it has freed all slots."""
         assert sequence.instance is not None
         del self._of(sequence).owners[sequence.slot]
         heappush(self._free, (sequence.slot, sequence.instance))

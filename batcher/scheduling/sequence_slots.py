@@ -1,9 +1,9 @@
 """The slots of one instance of a sequence batcher: which of the requests that may run now run together, and when.
 
-There is at most one request per slot, the next one of the sequence that has it. Triton's two strategies:
+A slot has at most one request that may run: the next one of the slot's sequence. Triton's two strategies:
 
-    direct   a slot is a row of the batch, the same one as long as a sequence lasts; rows below the highest one that
-             have nothing to run are in the batch, too, and the worker fills them
+    direct   a slot is a row of the batch, and so a sequence has one row as long as it lasts; rows without a request,
+             below the highest row with one, are in the batch, too, and the worker fills them
     oldest   the slots' requests go through a dynamic batcher, whose batches have no such rows
 
 Pure policy, runs in the batcher.
@@ -22,7 +22,7 @@ class Slots(Protocol):
     """A strategy for the slots of one instance, which has one batch at a time: `take` follows `complete`."""
 
     def offer(self, slot: int, request: QueuedRequest) -> None:
-        """Let a request run in a slot that has no request."""
+        """Let a request run in a slot in which no other request waits."""
         ...
 
     def withdraw(self, slot: int, key: int) -> None:
@@ -48,7 +48,8 @@ class DirectSlots:
     __slots__ = ("_delay_ns", "_num_wanted", "_ready")
 
     def __init__(self, max_queue_delay_ns: int, num_wanted: int) -> None:
-        """A batch runs at once with `num_wanted` or more requests, and with fewer when the delay has passed."""
+        """A batch runs at once with `num_wanted` or more requests, and with fewer once the oldest has waited for the
+        delay."""
         self._delay_ns = max_queue_delay_ns
         self._num_wanted = num_wanted
         self._ready: dict[int, QueuedRequest] = {}  # changed by offer, withdraw and take
@@ -63,7 +64,8 @@ class DirectSlots:
         ready = self._ready
         if not ready:
             return None
-        # The oldest determines the shape; in Triton the lowest slot does, and others may starve.
+        # The oldest request determines the batch's shape; in Triton the lowest slot does, and requests of another shape
+        # may starve.
         oldest = min(ready.values(), key=_age)
         if len(ready) < self._num_wanted and now_ns < oldest.arrival_ns + self._delay_ns:
             return None
@@ -80,7 +82,8 @@ class DirectSlots:
 
 
 class OldestSlots:
-    """The oldest strategy; see `Slots`. The oldest requests are joined, as many as fit and are preferred."""
+    """The oldest strategy; see `Slots`. The oldest requests form a batch, as many as the dynamic batcher's rules
+    say."""
 
     __slots__ = ("_batcher",)
 
@@ -115,7 +118,7 @@ class SequenceInstance:
 
     def __init__(self, slots: Slots, num_running: int) -> None:
         self.slots = slots
-        # Changed by the scheduler; by slot, and by the key of the request that runs.
+        # Changed by the scheduler. Slot → the sequence that has it; key of a running request → its sequence.
         self.owners: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.num_running = num_running
@@ -134,6 +137,6 @@ def slots_from_config(batching: dict[str, Any], num_slots: int, max_batch_size: 
         return lambda: OldestSlots(num_slots, max_batch_size, preferred, delay_ns)
     direct = batching.get("direct", {})
     delay_ns = int(direct.get("max_queue_delay_microseconds", 0)) * 1000
-    # Triton's rule: a batch waits only if both are set.
+    # Triton's rule: a batch waits only if both the delay and the utilization are set.
     num_wanted = ceil(direct.get("minimum_slot_utilization", 0.0) * num_slots) if delay_ns else 0
     return lambda: DirectSlots(delay_ns, num_wanted)

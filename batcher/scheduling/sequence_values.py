@@ -1,4 +1,5 @@
-"""The values of a sequence batcher (`sequence.py`): sequences, and slots as a batcher leaves them to its successor."""
+"""The values of a sequence batcher (`sequence.py`): sequences, and the states of slots, which a batcher leaves to its
+successor."""
 
 from collections import OrderedDict, deque
 from enum import IntEnum
@@ -17,19 +18,19 @@ class SequenceLimits(NamedTuple):
 
     max_idle_ns: int  # a sequence without requests ends after this time
     max_lifetime_ns: int = 0  # of a sequence, from its beginning
-    max_open: int = 0  # sequences that requests may join, over all instances; a further one is refused
-    max_waiting: int = 0  # waiting requests of one sequence; a further one is refused
+    max_open: int = 0  # sequences that requests may join, over all instances; a further sequence is refused
+    max_waiting: int = 0  # waiting requests of one sequence; a further request is refused
 
 
 class SlotState(IntEnum):
-    """A slot's state: without a sequence; with an open one; with one whose last request (END) is waiting; with one that
-    ends with its running request."""
+    """A slot's state: FREE: it has no sequence; LIVE: its sequence is open; ENDING: the last request (END) of its
+    sequence is waiting; CLOSED: its sequence ends with the running request."""
 
     FREE, LIVE, ENDING, CLOSED = 0, 1, 2, 3
 
 
 class SlotChange(NamedTuple):
-    """A new sequence or state of an instance's slot; `number` is the sequence's."""
+    """A new sequence or state of an instance's slot; `number` is the number of the sequence."""
 
     instance: int
     slot: int
@@ -60,7 +61,8 @@ class LostSequences:
         return correlation in self._ids
 
     def add(self, correlation: int) -> None:
-        """Add the id of a sequence that ended with its instance: its further requests are refused for that reason."""
+        """Add the id of a sequence that ended with its instance: further requests of the id are refused for that
+        reason."""
         self._ids[correlation] = None
         if len(self._ids) > MAX_LOST:
             self._ids.popitem(last=False)
@@ -71,7 +73,7 @@ class LostSequences:
 
 
 class SequenceError(InvalidArgumentError):
-    """The refusal of a request that belongs to no sequence; `reason` stands for the sentence that the client gets."""
+    """The refusal of a request that belongs to no sequence; the client gets the sentence of `reason`."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)
@@ -87,9 +89,9 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(self, number: int, correlation: int, began_ns: int) -> None:
-        self.number = number  # in order of their beginnings
+        self.number = number  # sequences are numbered as they begin
         self.correlation = correlation
-        self.began_ns = began_ns  # for a sequence of a dead batcher: when its successor took it over
+        self.began_ns = began_ns  # of a sequence of a dead batcher: when the successor took the sequence over
         # Changed by the scheduler.
         self.instance: int | None = None
         self.slot = 0
@@ -102,7 +104,7 @@ class Sequence:
 
     @property
     def slot_state(self) -> SlotState:
-        """The state of the sequence's slot, as long as its requests are run one after the other."""
+        """The state of the sequence's slot while further requests of the sequence may run."""
         return SlotState.ENDING if self.is_over else SlotState.LIVE
 
     def change(self, state: SlotState) -> SlotChange:

@@ -1,4 +1,4 @@
-"""The mirrored requests of one pair of versions: which are chosen, which wait, and when one is executed.
+"""The mirrored requests of one pair of versions: which requests are chosen, which wait, and when they are executed.
 
 Rules: a mirrored request never runs while a request of either version waits, and at most one batch runs for each idle
 instance of the primary. A request that has waited for PATIENCE_NS leaves; one for which there is no room is not added.
@@ -12,7 +12,7 @@ from shoal.batcher.scheduling.split import spread
 
 #: Mirrored requests of a pair that wait at once (ours: some batches).
 MAX_WAITING = 16
-#: How long a request waits for an idle instance (ours: longer than pauses between bursts, far below clients' patience).
+#: How long a request waits for an idle instance (ours: longer than a burst, far shorter than clients wait).
 PATIENCE_NS = 200_000_000
 
 
@@ -38,11 +38,13 @@ class ShadowQueue:
     __slots__ = ("_batches", "_max_nbytes", "_running", "_threshold", "_waiting", "nbytes")
 
     def __init__(self, share: float, max_nbytes: int) -> None:
-        """`share` of the requests is chosen; those that wait or run have at most `max_nbytes` bytes together."""
+        """`share` is the part of the requests that is chosen (0 to 1). Requests that wait or run have at most
+        `max_nbytes` bytes together."""
         self._threshold = round(share * (1 << 64))
         self._max_nbytes = max_nbytes
-        # Changed by every method but `chooses`, by key: the requests that wait, in the order of their arrival; of those
-        # that run the bytes, and the key of the first request of their batch; by that key, how many of a batch run.
+        # Changed by every method but `chooses`, by key. Waiting requests, in the order of their arrival; for each
+        # running request, its bytes and the key of the first request of its batch; by the key of a batch's first
+        # request, how many requests of the batch still run.
         self._waiting: dict[int, _Waiting] = {}
         self._running: dict[int, tuple[int, int]] = {}
         self._batches: dict[int, int] = {}
@@ -58,7 +60,7 @@ class ShadowQueue:
         return len(self._waiting)
 
     def chooses(self, number: int) -> bool:
-        """Whether the request with this number, by which requests are counted, belongs to the mirrored share."""
+        """Whether a request belongs to the mirrored share; requests are numbered consecutively."""
         return spread(number) < self._threshold
 
     def add(self, key: int, nbytes: int, now_ns: int, rows: int = 1, shape_key: int = 0) -> bool:
@@ -70,8 +72,9 @@ class ShadowQueue:
         return True
 
     def take(self, primary: Load, shadow: Load, batch_rows: int = 0) -> list[int]:
-        """The next requests to be executed as one batch: the oldest, and those of its shape with at most `batch_rows`
-        rows together. They are running from now on. Empty if none may run; to be called until then."""
+        """The next requests to be executed as one batch: the oldest, and those behind it of the same shape, up to
+        `batch_rows` rows together. They are running from now on. Empty if none may run; to be called until it returns
+        none."""
         if not self._waiting or primary.num_pending or shadow.num_pending:
             return []
         if primary.num_idle <= len(self._batches) or not shadow.num_idle:
@@ -117,5 +120,5 @@ class ShadowQueue:
             del self._batches[batch]
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` must be called again; None: not before another request waits."""
+        """When `expire` must be called again; None: no request waits."""
         return next(iter(self._waiting.values())).leave_ns if self._waiting else None

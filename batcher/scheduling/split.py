@@ -1,8 +1,8 @@
 """The split of a model's requests that name no version: a share of them goes to the canary version, the rest to the
 stable one. Pure policy, runs in the batcher.
 
-Requests with an equal sticky key go to one version for as long as the share does not change, and a share that grows
-takes no request back: a key that goes to the canary at 1 % goes there at 10 %, too.
+Requests with an equal sticky key go to one version for as long as the share does not change, and a growing share keeps
+the keys that it has: a key that goes to the canary at 1 % goes there at 10 %, too.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Final
 
 from shoal.latency_buckets import bucket
 
-#: A whole, in the unit of shares: hundredths of a percent.
+#: The whole, in the unit of shares: hundredths of a percent.
 WHOLE: Final = 10_000
 #: 2^64 divided by the golden ratio.
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -18,8 +18,8 @@ _MAX_UINT64: Final = (1 << 64) - 1
 
 
 def spread(number: int) -> int:
-    """A number of 64 bits for a number: those of consecutive numbers are spread evenly, so that almost exactly a share
-    of them is below that share of 2^64, however few they are (Knuth, The Art of Computer Programming, 6.4)."""
+    """Hash a number to 64 bits. The hashes of consecutive numbers are spread evenly: of any few of them, almost exactly
+    the fraction p lies below p * 2^64 (Knuth, The Art of Computer Programming, 6.4)."""
     return number * _GOLDEN & _MAX_UINT64
 
 
@@ -34,8 +34,8 @@ class VersionFigures:
     __slots__ = ("latencies", "num_errors", "num_requests")
 
     def __init__(self) -> None:
-        # Changed by the batcher's code that counts.
-        self.num_requests = 0  # that have ended
+        # Changed by `answered` and `failed`.
+        self.num_requests = 0  # ended requests
         #: Requests that the version failed; for a canary whose failed requests the stable version executes, only those
         #: that the stable version then answered.
         self.num_errors = 0

@@ -1,14 +1,16 @@
-"""Suspects: the contents of requests during whose execution an instance died, and which of them are refused.
+"""Suspects: the contents of requests during whose execution an instance died. Requests with convicted contents are
+refused.
 
     first death        a suspect: equal requests run alone from now on (trials.py)
-    a death alone      convicted, if it was not the first: equal requests are refused
+    a death alone      convicted, if it is not the content's first death: equal requests are refused
     an answer          acquitted: the instance that executed the request is alive
 
-A request that was executed with others is convicted by its third death, if it was the only suspect among them each
-time. A refusal ends after `refusal_ns`, and the content is a suspect again, which one more death convicts; each refusal
-is twice as long as the one before. Pure policy, runs in the batcher; the time is handed in.
+A content that was executed with others is convicted by its third death, if it is the only suspect among them. A refusal
+ends after `refusal_ns`; then the content is a suspect again, and one more death convicts it. Each refusal is twice as
+long as the one before. Pure policy, runs in the batcher; the time is handed in.
 
-Contents are compared by a sample of their bytes, which is cheap; only the digest of all bytes has a request refused.
+Contents are compared by a sample of their bytes, which is cheap. A request is refused only if the digest of all its
+bytes is that of the convicted content.
 """
 
 from collections import OrderedDict
@@ -20,11 +22,12 @@ from shoal.errors import UnavailableError
 #: A digest of 128 bits as two words: of a content's sample, or of all its bytes.
 Digest = tuple[int, int]
 
-#: Suspects of one model; beyond that the one that has not been seen for longest is forgotten (ours).
+#: Most suspects of one model; beyond that, the suspect whose last death is the longest ago is forgotten (ours).
 MAX_SUSPECTS = 256
-#: Deaths that convict a request which was executed alone, and one executed with requests that are no suspects.
+#: The number of deaths that convicts a content executed alone, and the number for one executed beside contents that are
+#: not suspects.
 DEATHS_ALONE, DEATHS_BESIDE_OTHERS = 2, 3
-#: A refusal is at most this many times as long as the first (ours: 16 minutes for one).
+#: A refusal is at most this many times as long as the first (ours: 16 minutes if the first takes one).
 MAX_FACTOR = 16
 
 
@@ -46,8 +49,8 @@ class Content(Protocol):
 
 
 class PoisonError(UnavailableError):
-    """The refusal of a request whose content is convicted: how many instances it has ended, and the time in ns until it
-    is executed again."""
+    """The refusal of a request whose content is convicted: how many instances the content has ended, and the time in ns
+    until such requests are executed again."""
 
     def __init__(self, num_deaths: int, left_ns: int) -> None:
         super().__init__(f"it has ended {num_deaths} instances, and is refused for another {left_ns} ns")
@@ -78,7 +81,7 @@ class Suspects:
     def __init__(self, refusal_ns: int) -> None:
         """`refusal_ns` is the time for which a content is refused first, and for which a suspect is remembered."""
         self._refusal_ns = refusal_ns
-        # Changed by every method but `is_suspect` and `refusal`; the one that was seen last is the last.
+        # Changed by every method but `is_suspect` and `refusal`. In the order of their last deaths.
         self._suspects: OrderedDict[Digest, Suspect] = OrderedDict()
 
     def __len__(self) -> int:
@@ -99,7 +102,7 @@ class Suspects:
 
     def died(self, contents: Iterable[Content], num_executed: int, now_ns: int) -> list[tuple[Content, Suspect]]:
         """Note a death of an instance that was executing requests with these contents, `num_executed` requests in all.
-        Returns the content that is convicted by it, if any, with its suspect."""
+        Returns the contents that this death convicts, with their suspects."""
         by_sample = {content.sample: content for content in contents}
         known = [sample for sample in by_sample if sample in self._suspects]
         convicted = []
@@ -132,8 +135,8 @@ class Suspects:
         self._suspects[sample] = suspect
 
     def lived(self, sample: Digest, now_ns: int) -> None:
-        """Note that a request with this sample was answered: it is no suspect, unless another one with the same sample
-        is refused now."""
+        """Note that a request with this sample was answered: it is no suspect any more, unless a content with this
+        sample is refused now."""
         suspect = self._suspects.get(sample)
         if suspect is not None and now_ns >= suspect.refused_until_ns:
             del self._suspects[sample]

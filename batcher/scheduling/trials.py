@@ -1,10 +1,10 @@
 """Trials in front of a model's scheduler: requests whose contents are suspects run alone, one after another.
 
-A model gets this in front of its scheduler with the first death that a request may be the reason for (poison.py), so
-other models do not pay for it. Rules: one trial at a time, so that other instances serve ordinary requests meanwhile;
-after a death ordinary requests are served first; requests with a content that is on trial wait for the outcome: then
-they are refused, or queued like others. A waiting request can be cancelled and expires as in the queue. See `Scheduler`
-for the contract of each method. Pure policy, runs in the batcher.
+The batcher puts this scheduler in front of a model's own at the first death that a request may be the reason for
+(poison.py), so that other models do not pay for it. Rules: one trial at a time, so that other instances serve ordinary
+requests meanwhile; after a death, ordinary requests are served first; requests whose content is on trial wait for the
+outcome, and are then refused or queued. A waiting request can be cancelled, and expires as in the queue. See
+`Scheduler` for the contract of each method. Pure policy, runs in the batcher.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.suspects import Content, Digest, PoisonError, Suspects
 from shoal.errors import UnavailableError
 
-#: Most requests that wait for a trial (ours); further ones are refused like those that find the queue full.
+#: Most requests that wait for a trial (ours); further ones are refused as if the queue were full.
 MAX_WAITING = 1024
-#: A trial that takes longer does not keep the next one waiting (ours).
+#: A trial delays the next one for at most this time (ours).
 LONGEST_NS = 10_000_000_000
 #: Later than any time.
 NEVER = 1 << 63
-#: Suspects are looked through for old ones this often (ours).
+#: How often old suspects are looked for and forgotten (ours).
 _LOOK_NS = 1_000_000_000
 
 
@@ -41,7 +41,7 @@ class TrialScheduler(ForwardingScheduler):
         tried: "dict[int, TrialScheduler | None]",
     ) -> None:
         """`read` returns the content of an open request, by its key; None if it cannot be read. `tried` gets the keys
-        of the requests that are tried: `ended` is to be called for these."""
+        of requests on trial, each with this scheduler, whose `ended` is to be called for it."""
         super().__init__(scheduler)
         self.suspects = suspects
         self._read = read
@@ -50,7 +50,7 @@ class TrialScheduler(ForwardingScheduler):
         self._waiting: dict[int, tuple[QueuedRequest, Digest]] = {}
         #: Requests on trial: key → the sample, and when an instance was given the request; 0 = not yet.
         self.trials: dict[int, tuple[Digest, int]] = {}
-        #: Requests whose wait has ended and that the queue refuses.
+        #: Requests that waited for a trial, may be executed now, and found the queue full.
         self._late: list[QueuedRequest] = []
         self._are_others_first = False
         self._look_ns = 0
@@ -89,8 +89,8 @@ class TrialScheduler(ForwardingScheduler):
         self.behind.add(request, now_ns)
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Accept again a request whose instance died. If its content is a suspect, it waits for a trial, unless
-        `refused` returns it."""
+        """Accept again a request whose instance died. If its content is a suspect, the request waits for a trial,
+        unless `refused` returns it."""
         self._withdraw(request.key)
         content = self._read(request.key)
         if content is not None and self.suspects.is_suspect(content.sample):
@@ -99,16 +99,17 @@ class TrialScheduler(ForwardingScheduler):
             self.behind.add_first(request)
 
     def _withdraw(self, key: int) -> None:
-        """End the trial of a request that was given back without an outcome."""
+        """End the trial of a request that returns to the queue without an outcome."""
         if self.trials.pop(key, None) is not None:
             self._tried[key] = None
 
     def died(self) -> None:
-        """Note the death of an instance: requests that are no suspects are served before the next trial."""
+        """Note the death of an instance: requests whose contents are not suspects are served before the next trial."""
         self._are_others_first = True
 
     def refused(self, now_ns: int) -> list[tuple[QueuedRequest, PoisonError]]:
-        """Remove and return the waiting requests that are refused now; to be called after every death."""
+        """Remove and return the waiting requests whose contents are convicted now, with their refusals. To be called
+        after every death."""
         refused = []
         for key, (request, sample) in tuple(self._waiting.items()):
             content = self._read(key) if self.suspects.is_suspect(sample) else None
@@ -146,7 +147,8 @@ class TrialScheduler(ForwardingScheduler):
                     self._late.append(request)
 
     def _due_ns(self) -> int:
-        """When the next trial may begin, in monotonic ns; NEVER while other requests, or a trial, must start first."""
+        """When the next trial may begin, in monotonic ns; NEVER while ordinary requests, or the last trial, have not
+        been given to an instance."""
         if self._are_others_first and self.behind.pending:
             return NEVER
         began_ns = [began_ns for _, began_ns in self.trials.values()]
