@@ -35,9 +35,9 @@ class Arrivals:
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
         self._send_cancel = send_cancel
-        # Used only by a dead batcher's successor. `_in_hand`: keys of requests that workers have; `_resent_keys`: of
-        # those that clients have sent again; `_resent`: requests of sequences with the times when their clients began
-        # to receive them, kept until all front ends have sent their open requests again.
+        # Used only by a dead batcher's successor. `_in_hand`: keys of requests that workers have; `_resent_keys`: keys
+        # of requests that clients have sent again; `_resent`: requests of sequences with the times when their clients
+        # began to receive them, kept until all front ends have sent their open requests again.
         self.is_resuming = False
         self._resent: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
@@ -45,16 +45,16 @@ class Arrivals:
         self._resent_keys: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
-        """Begin to take over a dead batcher's requests, which clients send again, after the records that they had
-        written for it. `in_hand` are keys of requests that workers have, `answered` of requests that were answered
-        before the take-over."""
+        """Begin to take over a dead batcher's requests. Clients send their open requests again, behind the records that
+        they had written for the dead batcher. `in_hand` are keys of requests that workers have, `answered` keys of
+        requests that were answered before the take-over."""
         self.is_resuming = True
         self._in_hand = in_hand
         self._answered = answered
 
     def keep_sequences_back(self) -> None:
-        """Queue no request of a sequence before `queue_sequences`: an earlier one may still come from another front
-        end."""
+        """Queue no request of a sequence before `queue_sequences`: an earlier request of the same sequence may still
+        come from another front end."""
         self._resent = []
 
     def queue_sequences(self, now_ns: int) -> None:
@@ -91,7 +91,7 @@ class Arrivals:
         if number > client.last_number:
             client.last_number = number
         elif not self.is_resuming or key in self._resent_keys:
-            return  # sent again to a batcher that has it already
+            return  # a client has sent again a request that this batcher has already
         if self.is_resuming:
             self._resent_keys.add(key)
             if key in self._answered:
@@ -103,7 +103,7 @@ class Arrivals:
                 return
             flags = own_flags(flags)
             if key in self._requests.splits.routed:
-                low = high = 0  # a canary's answers are not cached: they go with its version
+                low = high = 0  # the response cache knows no splits: a canary's requests pass it by
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
         if flags >= ALONE:
@@ -135,8 +135,9 @@ class Arrivals:
     def _choose_version(
         self, client: ClientPeer, model: ScheduledModel | None, record: Record, now_ns: int
     ) -> ScheduledModel | None:
-        """The version that executes a request whose model id is a split's. None if the id is not, or if `model` has
-        failed: the request is turned away, unless a worker has it from a dead batcher."""
+        """The version that executes a request whose model id is a split's. None if no version does, because the id is
+        no split's or `model` has failed. Such a request is turned away, unless a successor has it already from a
+        worker's ring."""
         key = client.first_key + record[Q.NUMBER]
         if model is None:
             holder = None
@@ -153,8 +154,8 @@ class Arrivals:
         return None
 
     def _was_begun(self, key: int, model: ScheduledModel, now_ns: int) -> bool:
-        """Whether a request that was sent again need not be queued: a worker has it from the dead batcher, or it may
-        have been begun and must not be executed a second time, so that it fails."""
+        """Whether a request that was sent again need not be queued: a worker has the request from the dead batcher, or
+        the request may have been begun, must not be executed a second time, and is failed here."""
         if key in self._in_hand:
             if model.order is not None:
                 model.order.begin((key,))
@@ -167,7 +168,8 @@ class Arrivals:
         return False
 
     def _keep_from_sequence(self, model: ScheduledModel, queued: QueuedRequest, start_ns: int, now_ns: int) -> None:
-        """Fail a request to a sequence model that asks to run alone; keep any other back until `queue_sequences`."""
+        """Fail a request to a sequence model that asks to run alone; keep any other request back until
+        `queue_sequences`."""
         if queued.shape_key >= ALONE_KEY:
             self._requests.fail(queued.key, Reason.NOT_ALONE, now_ns, REJECTED)
         elif self._resent is not None:
@@ -178,15 +180,15 @@ class Arrivals:
         the record."""
         if client.is_guest:
             raise LayoutError(f"guest {client.owner} asks on behalf of {record[Q.PARENT]:#x}")
-        # requests that were open before stay in the trace that they were in
+        # a request that was sent again, and is open already, stays in its trace
         is_new = record[Q.NUMBER] > client.last_number
         self.accept(client, record, now_ns)
         if is_new:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
 
     def _smallest(self, deadline_ns: int, start_ns: int, patience_ns: int) -> int:
-        """The earliest of a request's deadlines: the client's (`deadline_ns`), the server's, and the end of the
-        `patience_ns` for which clients wait; 0 if there is none."""
+        """The earliest of a request's deadlines: the client's (`deadline_ns`), the server's, and the time
+        (`patience_ns` after the start) at which clients are expected to give up; 0 if there is none."""
         deadlines_ns = [deadline_ns] if deadline_ns else []
         deadlines_ns += [start_ns + limit_ns for limit_ns in (self._deadline_ns, patience_ns) if limit_ns]
         return min(deadlines_ns, default=0)

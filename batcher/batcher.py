@@ -1,9 +1,9 @@
 """The batcher's loop: waits for its bells, then has the exchange handle the records that came.
 
 One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
-connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. The supervisor
-announces all clients and workers to a dead batcher's successor, which reads a client's ring only after that client has
-sent its open requests again.
+connection. Segments and bells arrive as descriptors over the control connection and are acknowledged once mapped. The
+supervisor announces all clients and workers to a dead batcher's successor, which reads a client's ring only after that
+client has sent its open requests again.
 """
 
 import select
@@ -62,7 +62,8 @@ SHORT_SLEEP_S = 0.001
 FINE_SLEEP_S = 0.01
 #: Most events per epoll call (epoll would make room for a thousand each time); the rest are first in the next call.
 MAX_EVENTS = 64
-#: With more open requests than this the batcher does not spin: they wait for their models, and wakes are few.
+#: With more open requests than this the batcher does not spin: the requests wait for their models, and the batcher
+#: wakes rarely.
 SPINS_BESIDE = 1
 
 
@@ -212,7 +213,7 @@ class Batcher:
                 is_front_end=not (is_guest or message.is_caller),
             )
         except LayoutError:
-            self._exchange.distrust(owner)  # a guest has overwritten it before a successor could read it
+            self._exchange.distrust(owner)  # the guest has overwritten its segment before a successor could map it
             return
         self._rung.add(owner, bell if message.clients_bell is None else Doorbell(message.clients_bell))
         if message.is_late:
@@ -261,7 +262,7 @@ class Batcher:
         self._record(model)
 
     def _on_memory(self, message: to_batcher.BatcherMemoryMade) -> None:
-        # A cache's memory is reserved as it fills.
+        # A cache's memory is reserved as the cache fills.
         self._exchange.ensembles.connect(Segment.attach(message.segment, populate=self._exchange.cached is None))
 
     def _on_ensemble(self, message: to_batcher.EnsembleAdded) -> None:
@@ -351,13 +352,13 @@ class Batcher:
         try:
             blocks.add_payload(message.owner, message.writer, SegmentView.attach(message.segment))
         except LayoutError:
-            return  # a guest has overwritten it
+            return  # a guest has overwritten the segment
         if message.is_result:
             blocks.add_result(message.owner, message.writer)
 
     def _on_worker(self, message: to_batcher.WorkerJoined) -> None:
         model = self._exchange.models.get(message.model_id)
-        if model is None:  # a dead worker's, announced to a successor
+        if model is None:  # the model is gone: a worker that has died was announced to a successor
             close_descriptors(message)
             return
         link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)

@@ -1,6 +1,7 @@
 """The bells that peers ring: one per peer, so that the batcher reads only the rings of peers that have rung.
 
-Bells wait in the batcher's epoll for edges, so only guests' bells need be cleared. Lives in the batcher.
+The batcher's epoll reports bells edge-triggered, so that eventfds need not be cleared. Guests' bells, which are
+sockets, must be. Lives in the batcher.
 """
 
 import select
@@ -24,8 +25,8 @@ class Bells:
         self.guests: dict[int, GuestBell] = {}
 
     def add(self, owner: int, bell: Doorbell | GuestBell) -> None:
-        """Wait for a peer's bell, which this object owns and closes. The wait is for edges: a guest's bell that hangs
-        up stays readable for ever."""
+        """Wait for a peer's bell, which this object owns and closes. The wait is edge-triggered: a guest's bell whose
+        other end is closed stays readable for ever."""
         self._by_owner[owner] = bell
         self.owners[bell.fd] = owner
         if isinstance(bell, GuestBell):

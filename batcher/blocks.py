@@ -99,13 +99,14 @@ class Blocks:
         return own.open(ref) if own is not None and own.is_taken(ref) else None
 
     def nbytes(self, ref: int) -> int:
-        """The size of a block in bytes; of one that is gone, that of the smallest block."""
+        """The size of a block in bytes; the size of the smallest block if the block is gone."""
         memory = self.open(ref)
         return UNIT if memory is None else len(memory)
 
     def opener(self, client: ClientPeer, own: memoryview) -> Callable[[int], memoryview | None]:
-        """A function that opens the blocks which the header of a client's request names, 0 being the block `own` that
-        it lies in; None for one that is gone, or named by a guest that does not own it."""
+        """A function that opens the blocks which the header of a client's request names; reference 0 is `own`, the
+        block that the header lies in. The function returns None for a block that is gone, or that does not belong to
+        the guest who named it."""
 
         def open_block(ref: int) -> memoryview | None:
             if not ref:

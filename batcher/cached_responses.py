@@ -1,9 +1,9 @@
 """Requests that need no execution of their own: an equal request has been answered, or is being executed.
 
-An answer is copied once, into the batcher's own memory, and each hit is a reference to that copy, held like any other.
-Requests that wait for an equal one get a reference to that one's block. Which answers are kept and which requests wait
-is decided in `response_cache`. If answers are shared with other servers (`shared_answers`), the first of equal requests
-is looked up there before it is executed. Lives in the batcher.
+An answer is copied once, into the batcher's own memory, and each hit is a reference to that copy, held as a worker's
+block is. Requests that wait for an equal one get references to the block of its answer. Which answers are kept and
+which requests wait is decided in `response_cache`. If answers are shared with other servers (`shared_answers`), the
+first of equal requests is looked up in their store before it is executed. Lives in the batcher.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,8 @@ class CachedResponses:
         self._figures = figures
         self._clock_ns = clock_ns
         self._shared = shared
-        # Changed by name: the revision of each model version. By all methods: kept answers, and waiting requests.
+        # The revision of each model version, changed by `name`; kept answers and waiting requests, changed by all
+        # methods.
         self._revisions: dict[int, str] = {}
         self._cache = ResponseCache(figures["total_bytes"])
 
@@ -76,8 +77,8 @@ class CachedResponses:
         self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int, *, is_executed: bool
     ) -> None:
         """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with
-        it; without a response (None), have the next waiting request executed. An execution counts as a miss, as in
-        Triton even one that fails, but that of an ensemble."""
+        it; without a response (None), have the next waiting request executed. Each execution counts as a miss, even one
+        that fails (as in Triton), except an ensemble's."""
         ended = self._cache.end(key)
         if ended is None:
             return
@@ -85,7 +86,7 @@ class CachedResponses:
         if answer is None:
             if is_executed and not isinstance(model, Ensemble):
                 statistics.count_cache_miss(model.row, 0)
-            for each in waiting:  # the leader's failure says nothing about theirs
+            for each in waiting:  # the executed request's failure says nothing about the waiting ones
                 if self._begin(coalescing_key, self._requests[each][-1]):
                     self._figures["num_misses"] += 1
                     self._execute(each, now_ns)
@@ -206,7 +207,7 @@ class CachedResponses:
             lies = ResponseBlocks(pieces or [ref], self._blocks.open)
             outputs, parameters = unpack_response(block[offset : offset + nbytes], lies.nbytes)
         except InternalError:
-            return  # malformed: the client that reads it reports so
+            return  # malformed: the client reports that when it reads the answer
         place, refs = 0, []
         for name, datatype, shape, _, size in outputs:
             refs.append(TensorRef(name, datatype, shape, place, size))

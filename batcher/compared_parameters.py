@@ -1,6 +1,6 @@
 """The parameters by which suspected requests are compared: those about the content, not those about the caller. Pure.
 
-A request of TorchServe's protocol has one parameter, `ts`, with all that a handler may know of it as JSON
+A request of TorchServe's protocol has one parameter, `ts`, with all that a handler may know about the request, as JSON
 (frontend/torchserve/predictions.py): an id that no other request has, and all header fields. Fields about the caller,
 the time or the route, and the boundary of a form, are left out, so that requests with equal bodies are equal.
 """
@@ -25,7 +25,7 @@ _PREFIXES = (
     ":", "ce-", "cf-", "sec-", "x-amz-", "x-amzn-", "x-b3-", "x-cloud-trace-", "x-datadog-", "x-envoy-", "x-forwarded-",
     "x-ot-",
 )  # fmt: skip
-#: The ends of names of header fields that proxies and clients invent.
+#: Suffixes of header fields that proxies and clients add: ids and times of a request.
 _ENDS = re.compile(
     r"(?:request|correlation|trace|span|session|transaction|message|invocation|idempotency|client)[-_]?(?:id|key)$"
     r"|[-_](?:date|time|timestamp|start)$"

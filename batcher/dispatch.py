@@ -87,8 +87,8 @@ class Dispatch:
         # Changed by form_batches, and by all code that queues or removes a model's requests.
         self.awake = requests.awake
         self.deadlines = DueModels()
-        #: Workers whose rings are read without a bell: such a worker has several batches, and may ring only after a
-        #: long one.
+        #: Workers whose rings are read without a bell: such a worker has several batches, and may ring only at the end
+        #: of a long execution.
         self.busy: dict[int, WorkerPeer] = {}
 
     def forget(self, model_id: int) -> None:
@@ -99,7 +99,7 @@ class Dispatch:
     def wake_due(self, now_ns: int) -> None:
         """Add models whose time has come to `awake`."""
         for model_id in self.deadlines.take(now_ns):
-            if (model := self._models.get(model_id)) is not None:  # otherwise it is no longer served
+            if (model := self._models.get(model_id)) is not None:  # otherwise the model is no longer served
                 self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
@@ -147,7 +147,7 @@ class Dispatch:
         if model.latest_ns is not None:
             running.overtaken = _overtaken(model.latest_ns, requests)
         if model.order is not None and model.order.begin([request.key for request in requests]):
-            worker.note_overlap()  # responses may be kept back for order: a successor cannot know which
+            worker.note_overlap()  # `preserve_ordering` may keep responses back, and a successor cannot know which
         for index, request in enumerate(requests):
             key = request.key
             _, _, _, block, header, _, _, _ = self._requests[key]
@@ -167,8 +167,8 @@ class Dispatch:
 
 
 def _overtaken(latest_ns: dict[int, int], requests: Sequence[QueuedRequest]) -> frozenset[int]:
-    """The keys of those of a batch's requests that later ones of a higher priority have overtaken; notes the arrivals
-    of all."""
+    """The keys of a batch's requests that later requests of a higher priority have overtaken. Notes the arrival of each
+    request of the batch in `latest_ns`."""
     overtaken = [
         request.key
         for request in requests

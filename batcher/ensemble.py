@@ -1,7 +1,7 @@
 """Ensembles as values: a model without instances, its requests in progress, and the client that submits steps.
 
-Two classes stand in for others: `EnsembleScheduler` is the scheduler of an ensemble, and `StepClient` is the client of
-the requests to the steps' models. Requests are driven by `ensembles`.
+`EnsembleScheduler` is an ensemble's scheduler, and `StepClient` is the client of the requests to the steps' models.
+`ensembles.py` drives the requests from step to step.
 """
 
 import logging
@@ -72,10 +72,10 @@ class Iteration:
     ) -> None:
         self.parent = parent
         self.slab = slab  # memory for headers
-        self.origin = origin  # the decoupled step whose response began this iteration; None for the request's own
+        self.origin = origin  # the decoupled step whose response began this iteration; None: the request began it
         # Changed as steps begin and end: the stage reached; tensors available; parameters that models have added to the
-        # response; results that are held, by step; the number of unfinished iterations that were begun by this one; the
-        # numbers of open steps, and their headers.
+        # response; results that are held, by step; the number of unfinished iterations that this iteration has begun;
+        # the numbers of open steps, and their headers.
         self.stage = stage
         self.tensors = tensors
         self.parameters = parameters
@@ -86,7 +86,8 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step runs in this iteration or in those begun by it, so that none will start."""
+        """Whether no step runs in this iteration or in the iterations begun by it, so that no further step will
+        start."""
         return not (self.stage.running or self.num_beneath)
 
     @property
@@ -136,7 +137,8 @@ class EnsembleRun:
         client: ClientPeer,
         asker: "EnsembleRun | None" = None,
     ) -> None:
-        """`asker` is the ensemble's request that this one is a step of, if any."""
+        """`asker` is the run of the outer ensemble that this request is a step of; None if a client sent the
+        request."""
         self.ensemble = ensemble
         self.client = client
         #: The client of the outermost ensemble's request.
@@ -216,13 +218,13 @@ class EnsembleScheduler(Scheduler):
         self.on_news()
 
     def add_first(self, request: QueuedRequest) -> None:
-        self.add(request, 0)  # not from a dead instance: an ensemble has none
+        self.add(request, 0)  # an ensemble has no instances that could die
 
     def take(self, now_ns: int) -> Batch | None:
         return None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # its steps expire in their models' queues
+        return []  # only steps expire, in their models' queues
 
     def cancel(self, key: int) -> bool:
         run = self.open.pop(key, None)
@@ -352,7 +354,7 @@ class Ensemble(ScheduledModel):
     def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
         """The outputs that steps have written; the others are missing from the response, as in Triton.
 
-        The log warns once for each missing one.
+        The log warns once for each missing output.
         """
         for name in outputs:
             if name not in written and name not in self.left_out:

@@ -1,8 +1,9 @@
 """Requests to ensembles: each is answered by requests to other models, whose tensors are passed on by reference.
 
 The batcher is its own client here: a step's request has a header in the batcher's own slab, goes into its model's queue
-like any other, and its reply is handled in the same process. A step's result is held until the last step that reads it
-has ended, and by the client whose response it is part of. `scheduling.ensemble` decides which step runs when.
+like a client's, and its reply is handled in the same process. A step's result is held until the last step that reads
+the result has ended, and by the client whose response it is part of. `scheduling/ensemble.py` decides which step runs
+when.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -65,7 +66,7 @@ class Ensembles:
         self._ensembles: dict[int, Ensemble] = {}
         self._news: list[Ensemble] = []  # ensembles with new or cancelled requests
         self._number = 0
-        #: Whether there is no ensemble, and no request of one in progress: then the exchange need not call `advance`.
+        #: Whether there is no ensemble, and no step in progress: then the exchange need not call `advance`.
         self.are_idle = True
         self._steps: Steps = {}
         # Set by connect.
@@ -87,7 +88,7 @@ class Ensembles:
         self.are_idle = False
 
     def remove(self, model_id: int, now_ns: int) -> None:
-        """Accept no more requests for an ensemble; those in progress have been refused."""
+        """Accept no more requests for an ensemble; its requests in progress have been refused before."""
         ensemble = self._ensembles.pop(model_id, None)
         for run in () if ensemble is None else ensemble.runs.abandoned:
             self._drop(run, now_ns)
@@ -101,7 +102,7 @@ class Ensembles:
 
     @property
     def in_use(self) -> set[int]:
-        """Ids of the models to which requests in progress go, and of their steps' models."""
+        """Ids of the ensembles with requests in progress, and of the models of their steps."""
         open_runs = [each for ensemble in self._ensembles.values() for each in ensemble.runs.open.values()]
         used = {model_id for each in open_runs for model_id in each.models}
         return used | {each.ensemble.id for each in open_runs}
@@ -114,7 +115,7 @@ class Ensembles:
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
 
     def lose(self, owners: set[int], reason: Reason, detail: int, model: ScheduledModel, now_ns: int) -> None:
-        """Fail the requests that still need a result in the segments `owners`, which were a dead instance's."""
+        """Fail the requests that still need a result in the segments `owners`, which a dead instance wrote."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():
             for run in tuple(ensemble.runs.open.values()):
@@ -130,7 +131,8 @@ class Ensembles:
         return not (self._client.replies or self._news)
 
     def advance(self, now_ns: int) -> None:
-        """Begin new requests and continue answered ones, until all of them wait for other processes."""
+        """Begin new requests, and continue those whose steps were answered, until all requests wait for other
+        processes."""
         while not self.have_no_news:
             while self._news:
                 ensemble = self._news.pop()
@@ -194,7 +196,7 @@ class Ensembles:
             self._end(run, iteration, now_ns)
 
     def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
-        """Note that a request to a step has ended, and begin one that waits for its place, if any."""
+        """Note that a request to a step has ended, and start the step for iterations that wait for such a place."""
         ensemble.num_inflight[step] -= 1
         parked = ensemble.parked[step]
         while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
@@ -203,8 +205,8 @@ class Ensembles:
                 self._start(run, iteration, [step], now_ns)
 
     def _ask(self, run: EnsembleRun, iteration: Iteration, step: int, now_ns: int) -> None:
-        """Put a step's request into its model's queue. Raises ShoalError if the model is not served or its inputs do
-        not fit."""
+        """Put a step's request into its model's queue. Raises ShoalError if the model is not served, or the step's
+        inputs do not fit the model."""
         ensemble, model = run.ensemble, self._models.get(run.models[step])
         if model is None or model.is_failed:
             failed = model is not None and model.is_failed
@@ -237,7 +239,8 @@ class Ensembles:
         iteration.asked.add(number)
         if ensemble.max_inflight:
             ensemble.num_inflight[step] += 1
-        # The header of a step does not say whether it runs alone, so its digest is that of any equal request.
+        # A request that runs alone is not answered by the cache: its header, and so its digest, does not say that it
+        # runs alone.
         if sharing is not None and not is_alone and sharing.take(model, mine, digest):
             return
         self._requests.enqueue(model, mine, now_ns)
@@ -245,7 +248,7 @@ class Ensembles:
     # --- replies of steps ---
 
     def _receive(self, reply: Record, now_ns: int) -> None:
-        """Handle one reply to a step: the only one, or, of a decoupled step, one of several."""
+        """Handle a reply to a step's request: the only one or, if the step is decoupled, one of several."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
         run, iteration, step, model, asked_ns = self._steps[number]
         ensemble = run.ensemble
@@ -267,7 +270,7 @@ class Ensembles:
             self._requests.send_child_trace(trace, key, model, times, now_ns, is_decoupled_step=is_decoupled)
         if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
             self._results.release(result)
-            self._advance(run, iteration, step, (), now_ns)  # only the end of a decoupled step
+            self._advance(run, iteration, step, (), now_ns)  # a reply without a response: the end of a decoupled step
             return
         reader = run.branch(iteration, step) if is_decoupled else iteration
         reader.results[step] = result
@@ -284,7 +287,7 @@ class Ensembles:
             run.computed.append(reply[_START_NS:_MORE])
         if parameters:
             reader.parameters = {**reader.parameters, **parameters}
-        if is_last:  # first, so that the iteration which the last response starts can be the request's last
+        if is_last:  # before `_advance`, so that the iteration which the last response starts can be the request's last
             self._advance(run, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
             _, started = run.plan.branches[step]
@@ -305,8 +308,8 @@ class Ensembles:
     # --- ends of requests ---
 
     def _end(self, run: EnsembleRun, iteration: Iteration, now_ns: int) -> None:
-        """End an iteration if no step runs in it or in those begun by it: its part of the request is answered. Then
-        end the iterations that were waiting for this one."""
+        """End an iteration if no step runs in it or in the iterations begun by it: the outputs that come from it are
+        sent. Then end the iterations that have waited for its end only."""
         while iteration.is_over and not run.is_over:
             if iteration.origin == run.plan.origin:
                 try:
@@ -343,7 +346,8 @@ class Ensembles:
             self._close(run, now_ns)  # the client's backlog is too large
 
     def _finish(self, run: EnsembleRun, now_ns: int) -> None:
-        """Send the final reply. It is empty if the last response was sent before it was known to be the last."""
+        """Send the final reply. The final reply is empty if the last response was sent before it was known to be the
+        last."""
         compute = run.compute()
         statistics.count_execution(run.ensemble.row, run.queued.rows, compute, now_ns + self._wall.offset_ns)
         ref, span, num_pieces = run.answer
@@ -375,7 +379,7 @@ class Ensembles:
         self._drop(run, now_ns)
 
     def _drop(self, run: EnsembleRun, now_ns: int) -> None:
-        """Cancel a request's steps; steps that are executed already end without effect."""
+        """Cancel a request's steps; the results of steps that instances are executing are dropped when they come."""
         run.is_over = True
         for iteration in run.iterations:
             for number in iteration.asked:

@@ -16,20 +16,21 @@ from shoal.request import ON_GPU, PLACED, TensorRef, open_lent_request, pack_req
 from shoal.shm.layout import WORD, pack_span, unpack_span
 
 _ASKERS = {name: number for number, name in enumerate(ASKERS)}
-#: Tensors begin at multiples of this in a request that is put together of several blocks.
+#: Tensors begin at multiples of so many bytes in a request that is put together from several blocks.
 _ALIGNMENT = 64
 #: Status, block, header and number of pieces of a worker's answer.
 Answer = tuple[int, int, int, int]
 #: Reason and detail of a request that the batcher did not refuse.
 NO_REFUSAL = (0, 0)
-#: When a batch was formed, its instance, worker, number, the request's position there, and its requests and rows.
+#: Of a batch: when it was formed, its instance, worker and number, the request's position in it, and its numbers of
+#: requests and rows.
 BatchWords = tuple[int, int, int, int, int, int, int]
 NO_BATCH: BatchWords = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Noted(NamedTuple):
-    """A request that is to be copied; `words` are RequestWords without the last four, which begin with
-    `input_nbytes`."""
+    """A request that is to be copied; `words` are the fields of RequestWords before `input_nbytes`; the others are
+    known when the request is copied."""
 
     client: ClientPeer | None  # None: its inputs are not copied
     block: int
@@ -44,7 +45,7 @@ def words_of(
     outcome: Outcome, request: OpenRequest, status: int, compute: statistics.Compute, refusal: tuple[int, int],
     now_ns: int, batch: BatchWords = NO_BATCH,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The words of a request that ends now, as Noted has them; `refusal` has reason and detail."""
+    """The `words` of a Noted request that ends now; `refusal` is the reason and its detail."""
     client, model, _, _, _, start_ns, queue_ns, queued = request
     return (
         queued.key, outcome, status, *refusal, _ASKERS.get(client.kind, 0), queued.rows, queued.priority,
@@ -80,8 +81,8 @@ class EntryPacker:
         return parts, nbytes, len(found)
 
     def _input(self, each: Noted) -> tuple[bytes | memoryview, int] | None:
-        """A request's tensors with its header after them, and the header's span; None if they cannot be read, as in an
-        oversize segment that the batcher has not mapped."""
+        """A request's tensors with its header after them, and the header's span; None if the tensors cannot be read,
+        for instance because they lie in an oversize segment that the batcher has not mapped."""
         client = each.client
         if client is None:
             return b"", 0

@@ -61,9 +61,9 @@ class Exchange:
         poison_refusal_ns: int = 0,
     ) -> None:
         """`wall_offset_ns`: wall clock minus monotonic clock now. `deadline_ns`: time limit of every request, 0 = none.
-        `poison_refusal_ns`: how long requests equal to a poisonous one are refused, 0 = not at all."""
+        `poison_refusal_ns`: how long requests equal to a poisonous one are refused, 0 = never."""
         self.wall = WallClock(wall_offset_ns)
-        self._max_in_flight = max_in_flight  # per client; front ends keep to this limit, a guest may not
+        self._max_in_flight = max_in_flight  # per client; only a guest can exceed this limit
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
         # by owner id, models by model id.
         self.clients: dict[int, ClientPeer] = {}
@@ -106,7 +106,7 @@ class Exchange:
         self._read: list[Peer] = []  # peers whose records this step has read
         self._retirement = Retirement()
         self.reports: list[Message] = []  # to the supervisor; the loop sends them
-        #: Finds requests that end their instances, and has equal ones refused; None: none are refused for that.
+        #: Finds requests that end their instances, and has equal requests refused; None if that is off.
         self.poison = (
             Poison(
                 self._requests, self.workers, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports
@@ -202,8 +202,8 @@ class Exchange:
             self.blocks.free(ref)
 
     def change_split(self, message: SplitChanged, now_ns: int) -> None:
-        """Divide a model's requests as a message says from now on. Requests queued for a version that no longer gets
-        any are executed by the stable one."""
+        """Divide a model's requests as a message says from now on. Requests queued for a canary that gets no more
+        requests are executed by the stable version."""
         for canary in self.splits.change(message):
             self._requests.fall_back_queued(canary, now_ns)
 
@@ -239,7 +239,7 @@ class Exchange:
         self.mirror.adopt(now_ns)
         self.succession.begin(now_ns)
         self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
-        self._counted.update(self.models.values())  # the last published figures may be of queues that were not empty
+        self._counted.update(self.models.values())  # the figures that were published last may be too high
         # The dead batcher may have published a batch without ringing for it.
         for worker in self.workers.values():
             worker.must_ring = True
@@ -252,11 +252,12 @@ class Exchange:
     # --- the loop's body ---
 
     def step(self, now_ns: int, rung_by: Iterable[int] | None = None) -> None:
-        """Handle the records that are there, form batches, publish the written records and ring the peers that they are
-        for.
+        """Handle the records that are there, form batches, publish the written records and ring the peers that are to
+        read them.
 
-        `now_ns` is monotonic. `rung_by` are the owner ids of peers that have rung: only their rings are read, and those
-        of workers in `busy`; while the batcher's own memory is short, all clients' too. None: all peers' rings.
+        `now_ns` is monotonic. `rung_by` are the owner ids of peers that have rung: only their rings and the rings of
+        workers in `busy` are read and, while the batcher's own memory is short, the rings of all clients. None: the
+        rings of all peers.
         """
         own = self.blocks.own
         if rung_by is None or not (own is None or own.is_roomy):
@@ -285,7 +286,8 @@ class Exchange:
         if self.mirror.is_busy:
             while self.mirror.step(now_ns):
                 self._dispatch.form_batches(now_ns)
-        # Workers first: their requests take longest. Statistics before replies: an answered request is found counted.
+        # Workers first: executions take longest. Statistics before replies: a client that has its answer finds it
+        # counted.
         if self._written_workers:
             flush_all(self._written_workers)
         if self.recording is not None and self.recording.noted:
@@ -309,12 +311,13 @@ class Exchange:
         if self._retirement.models or self._retirement.workers:
             in_use = self.ensembles.in_use | (set() if self.cached is None else self.cached.in_use)
             if self._late.has_front_end:
-                in_use |= self.models.keys()  # the unread requests of a late client may be for any of them
+                in_use |= self.models.keys()  # the unread requests of a late client may be for any model
             self.reports += self._retirement.reports(self.workers.values(), in_use)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether replies wait for room in a client's ring. (A worker whose ring was full is busy, and rings.)"""
+        """Whether replies wait for room in a client's ring. (For room in a worker's ring the batcher need not look: the
+        worker rings at the end of its execution.)"""
         return bool(self._written_clients)
 
     def may_miss_answers(self, now_ns: int) -> bool:
@@ -344,7 +347,7 @@ class Exchange:
         try:
             for record in client.reader.read():
                 kind = record[0]
-                if record[_NUMBER] > _MAX_NUMBER:  # its key would be another client's
+                if record[_NUMBER] > _MAX_NUMBER:  # with such a number, the request's key would be another client's
                     raise LayoutError(f"client {client.owner} sent the number {record[_NUMBER]}")
                 if kind == REQUEST:
                     self._arrivals.accept(client, record, now_ns)

@@ -36,7 +36,7 @@ class Executions:
         """Handle a RESCHEDULE: the request leaves the worker unanswered, and is queued again."""
         key = record[D.KEY]
         running = worker.missing.get(key)
-        # A dead batcher may have read the same record, and have given the request to the worker a second time.
+        # A dead batcher may have read this record before, and may have given the request to the worker a second time.
         if running is None or running.number != record[D.BATCH]:
             return
         del worker.missing[key]
@@ -48,7 +48,7 @@ class Executions:
             self.finish(worker, running, (now_ns, 0, 0, 0), now_ns)
 
     def finish(self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int) -> None:
-        """End a batch of which nothing is missing any more; `compute` has the times of its execution."""
+        """End a batch whose last request has been answered; `compute` has the times of its execution."""
         worker.num_finished = running.number
         running.ahead = None
         if not running.is_executed:

@@ -1,8 +1,8 @@
 """Log lines about requests that failed by a fault of a model or of its instance. Runs in the batcher.
 
-Of each model, only the first failures of a minute are logged (finished_requests.py). A line names what other lines and
-other programs have, too: the client's id of the request, the id of its trace (OpenTelemetry's) if it is traced, and
-the batch, by the instance, its pid and the batch's number there, as in the worker's own lines about that batch.
+Of each model, only the first failures of a minute are logged (finished_requests.py). So that a line can be matched with
+other logs and traces, it names the client's id of the request, the id of its trace (OpenTelemetry's) if it is traced,
+and the batch by instance, pid and number, as the worker's own lines about the batch do.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """The slowest and the failed requests of a model's last minutes. Lives in the batcher; bounded by time and number.
 
 Time is cut into windows of a minute. A request is kept if it is among the slowest of its window so far: for each
-answered request that is one comparison, with `slow_ns`. Of the failed requests the first of each window are kept, and
-the others are counted: a server that refuses everything must not spend its time on this. A batcher's successor begins
-without any.
+answered request that is one comparison, with `slow_ns`. The first failed requests of each window are kept, and further
+ones are only counted: a server that refuses every request must not spend its time on keeping them. A dead batcher's
+successor begins with an empty list.
 """
 
 from collections import deque
@@ -17,10 +17,11 @@ from shoal.shm.layout import unpack_span
 
 #: The minutes that are kept, and the requests of each kind in each of them (ours).
 WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
-#: A full window takes only requests that are slower by a sixteenth than the quickest one in it (ours): else, while a
-#: queue grows and each request is the slowest so far, each would be written down.
+#: A full window takes only requests that are slower by a sixteenth than the quickest request in it (ours). While a
+#: queue grows, each request is slower than all before it; without the margin, each would cost a description.
 _MARGIN_BITS = 4
-#: Less than any time that a request takes, even one whose start is later than the batcher's last look at the clock.
+#: Less than any time that a request takes. A time is negative if the request's start is later than the batcher's
+#: `now_ns`.
 _NONE_NS = -(1 << 62)
 
 Make = Callable[[], FinishedRequest]
@@ -72,12 +73,13 @@ class FinishedRequests:
         self.slow_ns = _NONE_NS if self.notes_all else least_ns
 
     def note_slow(self, total_ns: int, now_ns: int, make: Make) -> None:
-        """Keep an answered request that took longer than `slow_ns`, if it is slow."""
+        """Keep an answered request if it is among the slowest of its window. To be called if the request took longer
+        than `slow_ns`."""
         self.turn(now_ns)
         if total_ns <= self._least_ns:
             return
         slowest = self._windows[-1].slowest
-        self._num_noted = number = self._num_noted + 1  # so that the heap never compares two requests
+        self._num_noted = number = self._num_noted + 1  # so that the heap never compares FinishedRequests
         if len(slowest) < NUM_KEPT:
             heappush(slowest, (total_ns, number, make()))
         else:
@@ -87,7 +89,8 @@ class FinishedRequests:
             self._set_least(least_ns + (least_ns >> _MARGIN_BITS))
 
     def note_failed(self, now_ns: int, make: Make) -> FinishedRequest | None:
-        """Keep a failed request and return it, or count it where its window has kept enough."""
+        """Keep a failed request and return it; if its window has kept NUM_KEPT already, only count it and return
+        None."""
         self.turn(now_ns)
         window = self._windows[-1]
         window.num_failed += 1
@@ -97,8 +100,8 @@ class FinishedRequests:
         return failed
 
     def recent(self, now_ns: int) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
-        """The slowest requests of the last NUM_WINDOWS minutes, the slowest first; the failed ones, the last first;
-        and the number of further failed requests."""
+        """The slowest requests of the last NUM_WINDOWS minutes, the slowest first; the failed requests, the last first;
+        and the number of failed requests that were only counted."""
         windows = [each for each in self._windows if now_ns < each.end_ns + (NUM_WINDOWS - 1) * WINDOW_NS]
         kept = [(request, number) for window in windows for _, number, request in window.slowest]
         slowest = sorted(kept, key=lambda each: (each[0].total_ns, each[1]), reverse=True)
@@ -127,13 +130,14 @@ _MAX_READ = 4096
 
 
 def text_of(block: memoryview, span: int) -> bytes:
-    """The part of a block that a span names, up to a bound."""
+    """The part of a block that a span names, cut off after _MAX_READ bytes."""
     offset, nbytes = unpack_span(span)
     return bytes(block[offset : offset + min(nbytes, _MAX_READ)])
 
 
 def id_of(block: memoryview | None, span: int) -> str:
-    """The client's id of a request; empty if it has none, or its header is long or damaged: guests write it."""
+    """The client's id of a request; empty if it has none, or if its header, which a guest may have written, is too long
+    or damaged."""
     if block is None or unpack_span(span)[1] > _MAX_READ:
         return ""
     try:

@@ -1,7 +1,7 @@
 """Checks of guests' requests, which any process may have written. Pure; lives in the batcher.
 
-A front end is our own code, so its records are believed. A guest may lie in each word: words that could affect other
-clients' requests are checked here, and words on which only the guest's own answer depends are not.
+A front end is our own code, so its records are believed. A guest may write anything into each word: words that could
+affect other clients' requests are checked here; words that affect only the guest's own answer are not.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from shoal.shm.ring import Record
 MAX_HEADER_BYTES = 1 << 20
 #: How long (ns) a guest may hold replies while their worker has no memory for the next result (ours).
 GUEST_HOLDS_NS = 2_000_000_000
-#: How long ago (ns) a guest may claim that a request began, for the statistics (ours).
+#: Greatest age (ns) that a guest may claim for a request's start, which counts in the statistics (ours).
 _MAX_AGE_NS = 60_000_000_000
 _MAX_INT64 = 2**63 - 1
 _looked_at = itemgetter(R.NUMBER, R.BLOCK, R.HEADER, R.ROWS, R.SHAPE_KEY, R.PRIORITY, R.TIMEOUT_US, R.START_NS)
@@ -28,8 +28,8 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
     """The shape key and start time (monotonic ns) to use for a guest's REQUEST. Raises LayoutError for an invalid
     record.
 
-    The block must be the guest's own, since others' blocks hold others' requests. The worker that reads the header
-    checks whether it agrees with the record.
+    The block must be the guest's own, since other clients' blocks hold other clients' requests. The worker that reads
+    the header checks whether header and record agree.
     """
     number, block, header, rows, shape_key, priority, timeout_us, start_ns = _looked_at(record)
     if ref_owner(block) != client.owner:
@@ -43,9 +43,9 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
     if not now_ns - _MAX_AGE_NS < start_ns <= now_ns:
         start_ns = now_ns
     if model.signature.lengths:
-        return min(max(1, shape_key), MAX_LENGTH), start_ns  # the worker pads to the lengths that it sees
+        return min(max(1, shape_key), MAX_LENGTH), start_ns  # a false length is harmless: the worker pads to real ones
     # A false shape key would batch tensors that do not fit together; so a guest's requests are batched with its own
-    # only, unless the model has only one key.
+    # requests only, unless the model has only one shape key.
     shape_key = 0 if model.is_fixed else hash((client.owner, shape_key)) & _MAX_INT64 or 1
     return shape_key, start_ns
 
@@ -67,8 +67,9 @@ def must_end_guest(worker: WorkerPeer, now_ns: int, *, is_urgent: bool) -> bool:
 
 
 def most_holding_guest(held: Mapping[int, int], clients: Mapping[int, ClientPeer], half: float) -> int:
-    """Owner id of the guest that holds most, if guests hold at least `half` together; else 0. `held` has, by owner id,
-    what each client holds: where it is little, to end a guest would help no other process."""
+    """Owner id of the guest that holds most, if all guests together hold at least `half`; else 0, since ending a guest
+    that holds little would help no other process. `held` has the number of blocks or bytes that each client holds, by
+    owner id."""
     guests = {owner: share for owner, share in held.items() if owner in clients and clients[owner].is_guest}
     return max(guests, key=lambda owner: guests[owner]) if guests and sum(guests.values()) >= half else 0
 

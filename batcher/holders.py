@@ -2,8 +2,9 @@
 
 One block holds the outputs of a whole executed batch, so it has as many holders as there are replies not yet released.
 A holder is the key of such a reply's request. Sending a reply adds a holder; a RELEASE or the client's death removes
-it; when the last one is removed, the block's owner is sent FREE. If a request gets several replies, all but the last
-are parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY frees it.
+the holder; when the last holder is removed, the block's owner is sent FREE. If a request gets several replies, all but
+the last are parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY
+frees it.
 """
 
 from collections.abc import Container
@@ -12,13 +13,13 @@ from shoal.shm.layout import NUMBER_BITS, ref_owner
 
 
 class Holders:
-    """The holders of each block. Methods that remove a holder return the blocks that have none left."""
+    """The holders of each block. Methods that remove a holder return the blocks that are left without one."""
 
     __slots__ = ("_counts", "_held", "_parts")
 
     def __init__(self) -> None:
-        # Changed by every method: block reference → number of holders; holder → its block; (holder, block)
-        # of parts → how many.
+        # Changed by every method: block reference → number of holders; holder → block of its final reply; (holder,
+        # block) → number of parts in that block.
         self._counts: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._parts: dict[tuple[int, int], int] = {}
@@ -66,7 +67,7 @@ class Holders:
         return ref
 
     def held_in(self, segments: Container[int]) -> dict[int, set[int]]:
-        """Per client (owner id), the blocks of these segments in which it holds replies."""
+        """Per client (owner id), the blocks of these segments in which the client holds replies."""
         held: dict[int, set[int]] = {}
         for key, ref in (*self._held.items(), *self._parts):
             if ref_owner(ref) in segments:

@@ -9,7 +9,7 @@ from shoal.batcher.statistics import Compute
 from shoal.shm.layout import NUMBER_BITS, P, record
 from shoal.shm.ring import Record
 
-#: The first words of a reply, which are kept.
+#: Number of words of a reply that are kept: all up to PIECES.
 NUM_WORDS = P.PIECES + 1
 
 
@@ -27,7 +27,7 @@ class InnerClient(ClientPeer):
         self.backlog = deque()
         self.traced = {0: TraceParent(TraceRoot(0), 0)}  # never empty, so that replies carry their times
         self.is_guest = self.is_front_end = False
-        #: Replies that were sent and not handled yet.
+        #: Replies that were sent to this client and not yet handled by its owner.
         self.replies: list[Record] = []
 
     def send(self, reply: Record) -> None:

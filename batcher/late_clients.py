@@ -3,13 +3,13 @@
 Such a client may be in users' code that holds its interpreter for minutes. The successor serves all other clients
 meanwhile, and
 - leaves the late client's ring unread: the records there are handled once the client has sent its open requests again;
-- counts those of its requests as open that workers have, as the workers' rings describe them: an answer goes into the
-  client's ring at once, so that it is not lost where this batcher dies, too. (One that `preserve_ordering` keeps back
-  for another request is lost, as any client's is.) Their times in the statistics begin when the dead batcher accepted
-  them; an answer that the dead batcher had passed on without noting so is counted again and sent again, and the client
-  drops it;
-- frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; a block in which a
-  worker has answered since then has its holders, as always.
+- counts those of its requests as open that workers have, as the workers' rings describe the requests: an answer goes
+  into the client's ring at once, so that the answer is not lost if this batcher dies, too. (An answer that
+  `preserve_ordering` keeps back for another request is lost, as any client's is.) The requests' times in the statistics
+  begin when the dead batcher accepted them. The dead batcher may have passed an answer on and not have noted that: then
+  the answer is counted again and sent again, and the client drops the second one;
+- frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; the holders of a
+  block in which a worker has answered since then are known.
 
 Changed by the exchange; lives in the batcher.
 """
@@ -34,9 +34,10 @@ class LateClients:
         self._clients: dict[int, ClientPeer] = {}
         #: Owner id → keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}
-        self._answered_since: set[int] = set()  # blocks in which workers have answered since
-        self._withheld: set[int] = set()  # blocks that have no holder, unless a late client is one
-        #: Blocks without a holder, unless the client whose ring is being read holds them; None: no ring is being read.
+        self._answered_since: set[int] = set()  # blocks in which workers have answered since `begin`
+        self._withheld: set[int] = set()  # blocks without a known holder, which late clients may hold
+        #: Blocks without a known holder, which the client whose ring is being read may hold; None: no ring is being
+        #: read.
         self._unheld: set[int] | None = None
         #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
         self._listed_replies: set[int] = set()
@@ -56,12 +57,12 @@ class LateClients:
         self.are_any = True
 
     def begin(self) -> None:
-        """Note that all records written for the dead batcher have been read: it has passed on no answer that comes
-        from now on."""
+        """Note that all records written for the dead batcher have been read: the dead batcher has passed on none of the
+        answers that come from now on."""
         self._has_begun = True
 
     def client_of(self, key: int) -> ClientPeer | None:
-        """The late client that a request belongs to; None if its client is not late."""
+        """The late client that a request belongs to; None if the request's client is not late."""
         return self._clients.get(key >> NUMBER_BITS)
 
     def has(self, key: int) -> bool:
@@ -88,7 +89,7 @@ class LateClients:
 
     def pop(self, owner: int) -> ClientPeer | None:
         """Remove and return a client that has sent its open requests again, or is dead; None if it was not late.
-        `settle` follows."""
+        To be followed by `settle`."""
         return self._clients.pop(owner, None)
 
     def note_blocks(self, records: Sequence[Record]) -> None:
@@ -103,14 +104,15 @@ class LateClients:
         self.are_any = bool(self._clients or self._claimed)
 
     def claim(self, ref: int) -> None:
-        """Keep a block that a guest claims to hold from being freed until its worker has named it."""
+        """Keep a block that a guest claims to hold from being freed until the block's worker has named the block."""
         if ref not in self._withheld and not self.holders.is_held(ref):
             self._claimed.add(ref)
             self.are_any = True
 
     def drop_claim(self, ref: int) -> bool:
-        """Whether a block without a holder was claimed by guests alone. Then it must not be freed: the worker may be
-        writing another result there. If the claim is true, the block is freed when the worker names it."""
+        """Forget a guest's claim to a block without a holder. True if no worker has named the block since the claim:
+        then it must not be freed, because the worker may be writing another result there. If the claim is true, the
+        block is freed when the worker names it."""
         if ref not in self._claimed:
             return False
         self._claimed.remove(ref)
@@ -118,7 +120,8 @@ class LateClients:
         return True
 
     def withholds(self, ref: int) -> bool:
-        """Whether a block without a holder must not be freed yet; `settle` returns it later."""
+        """Whether a block without a known holder must be kept, because a client that has not listed the replies that it
+        holds may hold it. `settle` returns the kept blocks that nothing holds."""
         if self._unheld is not None:
             self._unheld.add(ref)
             return True  # the next record may say that the client holds it
@@ -136,12 +139,13 @@ class LateClients:
         self._unheld = set()
 
     def begin_again(self, owner: int) -> None:
-        """Discard the held replies that a client has listed so far: it lists them again, for another batcher."""
+        """Discard the held replies that a client has listed so far: the client lists them again, for a further
+        successor."""
         released = self.holders.release_owner(owner, self.in_hand_of(owner))
         (self._withheld if self._unheld is None else self._unheld).update(released)
 
     def is_counted(self, key: int) -> bool:
-        """Whether the reply of a HOLD is known already, because this batcher sent it."""
+        """Whether the reply that a HOLD names is counted as held already, because this batcher sent the reply."""
         if key not in self.in_hand_of(key >> NUMBER_BITS):
             return False
         self._listed_replies.add(key)

@@ -1,6 +1,7 @@
 """The batcher process: a standby until it is activated, then the batcher's loop.
 
-Forked by a zygote, or exec'd as `python -m shoal.batcher.main`: `-m` runs no compiled module, so this one is not.
+Forked by a zygote, or exec'd as `python -m shoal.batcher.main`: `-m` cannot run a compiled module, so this module stays
+uncompiled.
 """
 
 import faulthandler

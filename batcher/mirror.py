@@ -1,11 +1,11 @@
 """Mirroring: answered requests of a version are executed by its shadow, too, and both answers go to the comparator.
 
-A front end's request that was answered is chosen as its reply is sent: the reply says that the request's block is
-lent, and the front end frees it once RETURN has come. The request waits, with a hold on the block of its answer, until
+A request of a front end is chosen when its reply is sent: the reply says that the request's block is lent, and the
+front end frees the block once RETURN has come. The request waits, with a hold on the block of its answer, until
 shadow_queue.py lets it run; then it is a request of the batcher to itself, in the queue of the shadow's scheduler. When
-it has ended, both answers and the inputs are copied into the ring to the comparator, behind the replies of that step,
-and all blocks are given back. No client waits for any of this: what fails, finds no room or takes too long is dropped
-and counted. Lives in the batcher.
+the shadow has answered, both answers and the inputs are copied into the ring to the comparator, after the step's
+replies to clients were sent, and all blocks are given back. No client waits for any of this: what fails, finds no room
+or takes too long is dropped and counted. Lives in the batcher.
 """
 
 from collections import Counter
@@ -35,13 +35,13 @@ from shoal.shm.layout import MIRROR_OWNER, NUMBER_BITS, B, P, ref_owner, unpack_
 from shoal.shm.ring import Record
 
 #: Bytes of all inputs and answers that the mirror keeps at once, shared by the pairs equally (ours: an eighth of a
-#: front end's slab as it is by default); and the part of any front end's slab that is lent at most.
+#: front end's default slab); and the part, one in so many, of a front end's slab that is lent at most.
 MAX_NBYTES, CLIENT_PARTS = 8 << 20, 8
 #: Bytes that one step copies, beyond which the rest waits for the next step (ours: 0.1 ms).
 STEP_NBYTES = 512 << 10
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
-#: Numbers of mirrored requests are at least the time in units of 2^10 ns: a successor's first one is then greater than
-#: all of the dead batcher's, which mirrored fewer than one request per unit.
+#: Numbers of mirrored requests are at least the time in units of 2^10 ns: the first number of a successor is then
+#: greater than all numbers of the dead batcher, which mirrored fewer than one request per unit.
 _TICK_BITS = 10
 #: Reasons for which the batcher refuses a request of any model, and which count as drops, not as disagreements.
 _REFUSALS = frozenset(
@@ -64,8 +64,8 @@ class Drop(str, Enum):
 
 
 class _Mirrored:
-    """A mirrored request: the client's block and the primary's answer that it holds, and the words about the primary's
-    execution that are copied into the comparator's ring."""
+    """A mirrored request. It keeps the client's block, the block of the primary's answer, and the words about the
+    primary's execution that are copied into the comparator's ring."""
 
     __slots__ = (
         "answer", "block", "client", "given_ns", "header", "is_executed", "key", "number", "pair", "queued", "reply",
@@ -84,8 +84,9 @@ class _Mirrored:
         self.header = header
         self.queued = queued
         self.words = words
-        # Changed by the mirror: the block of the first answer, 0 once that was given back; the shadow whose scheduler
-        # got the request, and when, 0 before; whether an instance is known to have it; and the reply.
+        # Changed by the mirror: the block of the first answer, 0 once the block was given back; the shadow whose
+        # scheduler got the request, and when that was (0 before); whether an instance is known to have the request; and
+        # the shadow's reply.
         self.answer = answer
         self.span = span
         self.shadow: ScheduledModel | None = None
@@ -112,8 +113,8 @@ class _PairMirror:
         self, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None,
     ) -> bool:  # fmt: skip
-        """Decide whether an answered request is mirrored; called before its reply is sent. Returns True if it is: the
-        client's block is lent to the mirror then, until RETURN is sent."""
+        """Decide whether an answered request is mirrored; called before its reply is sent. Returns True if the request
+        is mirrored: the client's block is lent to the mirror then, until RETURN is sent."""
         status, ref, _, num_pieces = answer
         client, queued = request[0], request[7]
         if status or not ref or num_pieces or not client.is_front_end or not self.queue.chooses(queued.key):
@@ -138,7 +139,7 @@ class Mirror:
         self._written = written
         self._packer = EntryPacker(blocks, wall)
         self._client = InnerClient(MIRROR_OWNER, "shadow")
-        # Changed by bind and connect: pairs by their versions, their shadows if these are served, and the ring to the
+        # Changed by bind and connect: pairs by their versions, the shadows that are served, and the ring to the
         # comparator.
         self._pairs: dict[Pair, _PairMirror] = {}
         self._shadows: dict[Pair, ScheduledModel] = {}
@@ -149,7 +150,7 @@ class Mirror:
         self._ended: list[_Mirrored] = []
         self._lent: Counter[int] = Counter()  # bytes by client
         self._counts: dict[Pair, Counter[str]] = {}
-        #: Keys of requests that workers execute for a dead batcher, and clients that have blocks lent to it.
+        #: Keys of requests that workers execute for a dead batcher, and clients that have lent blocks to that batcher.
         self._adopted: set[int] = set()
         self._owed: set[int] = set()
         #: Whether any mirrored request waits or runs; otherwise no method need be called. An attribute, since each step
@@ -182,7 +183,8 @@ class Mirror:
         self._shadows = {pair: each for pair, each in shadows.items() if each is not None}
         for model_id, name in names.items():
             model = self._models[model_id]
-            # The block of an answer that is kept back for its order would be returned before the answer is sent.
+            # Not with `preserve_ordering`: the block of an answer that is kept back would be returned before the answer
+            # is sent.
             is_suitable = self._ring is not None and model.order is None and model.sequences is None
             model.mirror = by_primary.get((name, model.version)) if is_suitable else None
             model.note_ends()
@@ -268,7 +270,7 @@ class Mirror:
         queued = QueuedRequest(each.key, before.rows, before.shape_key, now_ns)
         number = each.key & _NUMBER_MASK
         self._requests[each.key] = self._client, shadow, number, each.block, each.header, now_ns, now_ns, queued
-        self._requests.last_chances[each.key] = None  # it is not executed again if an instance dies
+        self._requests.last_chances[each.key] = None  # the request is not executed again if an instance dies
         each.shadow, each.given_ns = shadow, now_ns
         try:
             shadow.scheduler.add(queued, now_ns)
@@ -280,8 +282,8 @@ class Mirror:
         return True
 
     def _hindrance(self, each: _Mirrored) -> Drop | None:
-        """Why a request cannot be executed a second time, or None: its memory or its answer's is gone, or a tensor is
-        in a client's GPU memory, which the client may have changed since."""
+        """Why a request cannot be executed a second time: the block of the request or of its answer is gone, or a
+        tensor is in a client's GPU memory, which the client may have changed since. None if it can be executed."""
         client = each.client
         if client is None or not each.answer or self._blocks.open(each.answer) is None:
             return Drop.GONE
@@ -426,7 +428,7 @@ class Mirror:
 
     def adopt(self, now_ns: int) -> None:
         """Take over the mirrored requests that workers execute for a dead batcher: front ends keep the blocks that they
-        have lent until all of these have ended."""
+        have lent until all those requests have ended."""
         for worker in self._workers.values():
             for item in worker.given():
                 key = item[B.KEY]
@@ -440,8 +442,8 @@ class Mirror:
                 self.is_busy = True
 
     def return_all(self, client: ClientPeer | None = None) -> None:
-        """Return the blocks that clients have lent to a dead batcher, once no worker reads any for it; `client` is one
-        more that has such blocks."""
+        """Return the blocks that clients have lent to a dead batcher, once no worker reads such a block for the dead
+        batcher; `client` is a further client that has lent such blocks."""
         if client is not None:
             self._owed.add(client.owner)
         if self._adopted:

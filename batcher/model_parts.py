@@ -1,7 +1,7 @@
 """The parts of a model that most models lack, as the table of open requests sees them: a cache, a recording, a mirror.
 
-Each is implemented and described in a file of its own. Models (ScheduledModel), open requests and running batches are
-passed through: peers.py, which defines them, has these parts in its models. Live in the batcher.
+Each part is implemented and described in a file of its own. ScheduledModel, OpenRequest and RunningBatch are `Any`
+here: peers.py, which defines them, imports this file. Live in the batcher.
 """
 
 from typing import Any, Protocol, TypeAlias

@@ -1,7 +1,8 @@
 """The table of requests that were accepted and not answered, and every way in which one of them ends.
 
 Each request leaves the table once, by one `pop`: with its worker's answer, with a refusal, or silently with its client.
-It is queued again instead if its worker dies before executing it, or returns it. Lives in the batcher.
+A request that its worker returns, or has not begun when the worker dies, stays and is queued again. Lives in the
+batcher.
 """
 
 from shoal.batcher import statistics
@@ -28,7 +29,7 @@ from shoal.shm.layout import NUMBER_BITS, REPLY, P, Record
 from shoal.timing import Points
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
-#: (ours). Also the most that `preserve_ordering` keeps of a stream.
+#: (ours). Also the most responses of a stream that `preserve_ordering` keeps back.
 MAX_BACKLOG = 65536
 
 
@@ -54,15 +55,16 @@ class OpenRequests(dict[int, OpenRequest]):
         self._holders = holders
         self._written = written
         self._counted = counted
-        #: Models that may have a batch to form, by id; this class adds those in whose queue others may have waited for
-        #: a request that has left. Changed by all code that queues or removes a model's requests.
+        #: Models that may have a batch to form, by id; this class adds the models in whose queue requests may have
+        #: waited for one that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, ScheduledModel] = {}
-        #: Keys of requests that are not executed again if their instance dies: they were being executed when one died,
-        #: or are on trial, executed alone by the TrialScheduler given here, which is notified of their end.
+        #: Keys of requests that are not executed again if their instance dies: they were being executed when an
+        #: instance died, or are on trial, executed alone by the TrialScheduler given here, which is notified of their
+        #: end.
         self.last_chances: dict[int, TrialScheduler | None] = {}
         #: Keys of requests whose clients have been sent responses, but not the last one.
         self._responded: set[int] = set()
-        #: Finds requests that end their instances; None if that is off. Set once.
+        #: Finds requests that end their instances; None if requests are not refused for that. Set once.
         self.poison: Poison | None = None
 
     def respond(
@@ -101,7 +103,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
-        # Before the reply, after which the request's block is the client's again; the trace is still known.
+        # Noted before the reply is sent, with which the block is the client's again, and the trace is forgotten.
         reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
             has_block = not (self._late.are_any and self._late.may_have_answer(key))
@@ -143,7 +145,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.recording is not None:
             model.recording.note(request, (0, ref, header, num_pieces), NO_COMPUTE, now_ns)
         self._holders.hold(ref, key)
-        times = queue_ns, *NO_COMPUTE  # always filled: the client's TRACE may come later
+        times = queue_ns, *NO_COMPUTE  # sent without a trace, too: the client's TRACE record may come later
         if client.traced:
             self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
@@ -183,11 +185,13 @@ class OpenRequests(dict[int, OpenRequest]):
         self, key: int, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute,
         now_ns: int, running: RunningBatch | None,
     ) -> bool:  # fmt: skip
-        """Whether a request that one of a split's versions has answered is ended, or goes to the other version."""
+        """Handle the answer of one of a split's versions. True if the request was ended here or goes to the stable
+        version; False if `answer` is to send the reply."""
         return False
 
     def _fail_in_split(self, key: int, request: OpenRequest, reason: Reason, now_ns: int, cell: int) -> bool:
-        """Whether a request that one of a split's versions will not answer goes to the other one."""
+        """Handle a request that one of a split's versions will not answer. True if the request goes to the stable
+        version; False if `fail` is to refuse it."""
         return False
 
     def _is_held_back(self, key: int, request: OpenRequest, status: int) -> bool:
@@ -248,8 +252,7 @@ class OpenRequests(dict[int, OpenRequest]):
             client.traced[number] = TraceParent(TraceRoot(key, is_shown=bool(is_shown), trace_id=(high, low)), 0)
 
     def trace_child(self, client: ClientPeer, number: int, parent: int) -> None:
-        """Put a new call into the trace of its parent request, if that is open and traced. `parent` is the parent's
-        key."""
+        """Put a new call into the trace of its parent request (key `parent`), if the parent is open and traced."""
         asked = self.get(parent)
         if asked is None or not asked[0].traced:
             return
@@ -268,8 +271,8 @@ class OpenRequests(dict[int, OpenRequest]):
         is_call: bool = False,
         is_decoupled_step: bool = False,
     ) -> None:
-        """Send an ended child's times to the front end whose traced request caused the child; not after that
-        request's end, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
+        """Send an ended child's times to the front end whose traced request caused the child; not after the end of the
+        traced request, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
         root, parent = trace
         asked = self.get(root.key)
         if asked is None or not asked[0].is_front_end:
@@ -288,8 +291,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self, client: ClientPeer, number: int, model: ScheduledModel, start_ns: int, times: tuple[int, ...],
         now_ns: int, running: RunningBatch | None = None,
     ) -> None:  # fmt: skip
-        """Forget the trace of a request that has ended; a child's times go to the front end of the root request, and
-        the execution of a shown one to its client.
+        """Forget the trace of a request that has ended; a child's times go to the front end of the trace's root
+        request, and the execution of a root that `is_shown` to its client.
 
         `start_ns`, from a client that may run users' code, is clamped to now.
         """
@@ -310,7 +313,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> ScheduledModel | None:
-        """Cancel a request. Without `is_sure`, its client may still wait, and a queued request stays in its queue.
+        """Cancel a request. Without `is_sure`, the client may still wait for the answer, and a queued request stays in
+        its queue.
 
         Returns the request's model if one of the model's workers has the request.
         """
@@ -390,8 +394,8 @@ class OpenRequests(dict[int, OpenRequest]):
     def take_back(self, worker: WorkerPeer, reason: Reason, detail: int, now_ns: int) -> None:
         """Queue a dead worker's unbegun requests again; requests that it was executing run once more, or fail.
 
-        A request in execution runs once more if the model may, alone, so that a request that kills instances is found;
-        otherwise, and the second time, it fails. A request that exceeded a limit is not tried again.
+        A request in execution runs once more, alone, so that a request that kills instances is found. It fails if its
+        model may not run a request again, if this is its second time, or if the execution exceeded a limit.
         """
         model, poison = worker.model, self.poison
         begun = _batch_begun(worker, reason)
@@ -401,12 +405,12 @@ class OpenRequests(dict[int, OpenRequest]):
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             poison.note_death(worker, begun, reason, detail, now_ns)
-        for key, running in reversed(worker.missing.items()):  # reversed, since each goes to the front
+        for key, running in reversed(worker.missing.items()):  # reversed, since each is queued before all others
             if running.number > begun:
                 self._queue_again(key)
             elif model.split_id and self._is_expendable(key, reason):
-                self.fail(key, reason, now_ns, BACKEND, detail)  # another instance might come up only in seconds
-            # Not one that was executed before, or whose client has responses of this execution.
+                self.fail(key, reason, now_ns, BACKEND, detail)  # the stable version executes it at once
+            # Not again if it was executed before, or if its client has responses of this execution.
             elif (
                 reason is Reason.INSTANCE_DIED
                 and model.may_run_again
@@ -441,8 +445,8 @@ class OpenRequests(dict[int, OpenRequest]):
             model.end_trials()
 
     def drop(self, key: int) -> None:
-        """Remove a request that its client has not sent again: no worker has it any more, or its client does not
-        wait for it. If the client does send the request later, it is queued then."""
+        """Remove a request that its client has not sent again: no worker has the request any more, or the client does
+        not wait for it. A request that the client sends later nevertheless is queued then."""
         model = self.pop(key)[1]
         self._responded.discard(key)
         self.splits.forget(key)
@@ -455,7 +459,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def forget(self, client: ClientPeer) -> list[tuple[int, ScheduledModel]]:
         """Remove a dead client's requests. Returns the running ones (key and model), which end without effect."""
-        # Only the orders of open requests' models: a response is kept back for an open request before it.
+        # Only the orders of models with open requests: a response is kept back only while an earlier request is open.
         orders = {request[1].order for request in self.values()}
         running = []
         for key in [key for key, request in self.items() if request[0] is client]:
@@ -479,7 +483,7 @@ class OpenRequests(dict[int, OpenRequest]):
     def _send(
         self, model: ScheduledModel, key: int, client: ClientPeer, reply: Record, *, is_last: bool = True
     ) -> None:
-        """Send a reply to the client; if the model keeps responses in order, once it is this request's turn."""
+        """Send a reply to the client; if the model keeps responses in order, when it is this request's turn."""
         if model.order is None:
             client.send(reply)
             self._written.add(client)
@@ -493,6 +497,6 @@ class OpenRequests(dict[int, OpenRequest]):
 
 
 def _batch_begun(worker: WorkerPeer, reason: Reason) -> int:
-    """Number of the batch that a dead worker began last; the worker's own figure is ignored if it has damaged its
-    memory."""
+    """Number of the batch that a dead worker began last. If the worker has damaged its memory, its own figure is
+    ignored, and all its batches count as begun."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun

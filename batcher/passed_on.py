@@ -1,8 +1,9 @@
 """Headers of tensors that the batcher passes on without reading them: parsed, and written anew for steps of ensembles.
 
 The header of a request lies in a client's block, that of a response in a worker's. Steps of ensembles get a header that
-the batcher writes, which names the blocks of the tensors. Since requests repeat, parsed and written headers are kept,
-by their bytes or by the types of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
+the batcher writes, which names the blocks of the tensors. Since requests repeat, parsed headers are kept by their
+bytes, and written headers by the types of their tensors: a lookup takes a tenth of the time of parsing or writing.
+Lives in the batcher.
 """
 
 from bisect import bisect_right
@@ -44,7 +45,7 @@ MAX_KEPT_HEADER_BYTES = 4096
 #: Parsed or written headers of each kind that are kept (ours).
 MAX_KEPT = 256
 
-#: Parameters of a response that are replaced together.
+#: Parameters of a response that belong to its sequence, and are replaced together.
 _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 
 
@@ -104,7 +105,7 @@ class EnsembleRequests:
             return nbytes_of(lender) if lender else nbytes
 
         refs, outputs = unpack_lent_layout(layout, nbytes_there)
-        if any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):  # front ends refuse it, callers copy it
+        if any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):  # neither front ends nor callers send it
             raise InternalError("an ensemble's input lies on a GPU")
         inputs = [
             (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
@@ -133,13 +134,13 @@ Checked = tuple[int, int, Template]
 
 
 class StepRequests:
-    """Writer of requests to one step's model, which are checked as a client's are."""
+    """Writer of requests to one step's model. A step's request is validated as a client's is."""
 
     def __init__(
         self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str], stays: Callable[[], tuple[Stay, ...]]
     ) -> None:
-        """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs, and `stays`
-        returns those that may stay on a GPU, the same each time."""
+        """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are the model's outputs that the
+        ensemble reads. `stays` returns those that may stay on a GPU, at each call the same."""
         self._inputs = inputs
         self._outputs = outputs
         self._stays = stays
@@ -176,7 +177,7 @@ class StepRequests:
         for name, (wire, shape, nbytes) in inputs:
             spec = signature.inputs.get(name)
             shape = shape if spec is None else _batched(shape, spec.dims, batches=batches)
-            # Only the size is checked here. Strings were counted by their writer, and are again by their reader.
+            # Only the size is checked here: the writer of a BYTES tensor has counted its strings, and the reader will.
             data = cast("memoryview", range(nbytes))
             parsed.append(ParsedInput(name, BY_WIRE[wire & ~PLACED], shape, data, prod(shape)))
         outputs = () if len(self._outputs) == len(signature.outputs) else tuple(self._outputs)
@@ -228,8 +229,8 @@ def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: A step's response, parsed: the tensors in it, each by its name in the ensemble, type and offset; the names of all
-#: outputs that the step could have had, so that steps which need an absent one do not wait for it; parameters.
+#: A step's response, parsed: the tensors in it, each by its name in the ensemble, type and offset; the ensemble's names
+#: of all outputs of the model, so that no step waits for an output that is absent; the parameters.
 Answered = tuple[Sequence[tuple[str, TensorType, int]], tuple[str, ...], Parameters]
 
 
@@ -243,8 +244,8 @@ class StepResponses:
         self._kept = Memo[tuple[int, bytes, int], Answered]("step_response", MAX_KEPT)
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
-        """Parse a response's header; its tensors have `nbytes` bytes in all, its shapes are as clients see them.
-        Raises InternalError for a malformed header."""
+        """Parse a response's header; the response's tensors have `nbytes` bytes in all, and their shapes are as clients
+        see them. Raises InternalError for a malformed header."""
         found = self._kept.entries.get((model_id, header, nbytes))
         if found is None:
             response = unpack_placed_response(header, nbytes)
@@ -255,7 +256,7 @@ class StepResponses:
                     _, wire, shape, offset, size = outputs[name]
                     written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
             parameters = response.parameters
-            if parameters.keys() & _SEQUENCE:  # a response's sequence parameters replace all of the request's
+            if parameters.keys() & _SEQUENCE:  # these replace all sequence parameters of the request
                 parameters = {"sequence_start": False, "sequence_end": False, **parameters}
             found = written, names, parameters
             if len(header) <= MAX_KEPT_HEADER_BYTES:

@@ -1,6 +1,6 @@
 """The batcher's peers in the star, as values: clients, workers, and the models that workers are instances of.
 
-These have little behaviour; `exchange.py` changes them. Live in the batcher.
+Peers and models have little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
 from collections import deque
@@ -104,7 +104,7 @@ class ClientPeer(Peer):
         super().__init__(owner, link, segment, bell)
         self.first_key = owner << NUMBER_BITS
         self.is_guest = is_guest
-        #: A front end runs no foreign code, so its digests are believed.
+        #: A front end runs only Shoal's code, so the digests that it sends are believed.
         self.is_front_end = is_front_end
         #: The greatest number of the client's requests so far; numbers ascend.
         self.last_number = 0
@@ -115,8 +115,8 @@ class ClientPeer(Peer):
         self._recalled = 0  # position in the ring behind the last RECALL
 
     def send(self, reply: Record) -> None:
-        """Send a reply, behind all earlier ones. The ring has room for one reply per request, once it is wide; others
-        wait in the backlog, as all do where there is no memory to widen the ring."""
+        """Send a reply, behind all earlier ones. A widened ring has room for one reply per request; further replies, or
+        all where there is no memory to widen the ring, wait in the backlog."""
         self.must_ring = True
         if self.backlog:
             self.backlog.append(reply)
@@ -140,7 +140,7 @@ class ClientPeer(Peer):
             self.must_ring = True
 
     def send_child_trace(self, record: Record, max_unread: int) -> bool:
-        """Send a CHILD_TRACE unless `max_unread` records are unread, or there is no room. Whether it was sent.
+        """Send a CHILD_TRACE unless `max_unread` records are unread, or there is no room. Returns whether it was sent.
 
         The client reads the record with its next reply; it is woken only once half of the room is taken.
         """
@@ -149,7 +149,7 @@ class ClientPeer(Peer):
             return False
         try:
             self.writer.push(record)
-        except RingFullError:  # there is no memory to widen it
+        except RingFullError:  # there is no memory to widen the ring
             return False
         self.must_ring = self.must_ring or num_unread >= layout.MAX_UNREAD_CHILD_TRACES // 2
         return True
@@ -164,7 +164,7 @@ class ClientPeer(Peer):
         return "front end" if self.is_front_end else "client" if self.is_guest else "model"
 
     def block(self, ref: int) -> memoryview | None:
-        """A block of the client's own slab; None for another one."""
+        """A block of the client's own slab; None for any other block."""
         return self.slab.open(ref) if ref >> OWNER_SHIFT == self.owner else None
 
     def times(
@@ -211,7 +211,7 @@ class ScheduledModel:
         #: The most rows of one request, and whether requests differ only in their number of rows (guests.py).
         self.max_rows = max_rows
         self.is_fixed = is_fixed
-        #: Used by ensembles that have the model as a step: its inputs and outputs, and its name and version for errors.
+        #: Used by ensembles that have the model as a step: its inputs and outputs; name and version are for errors.
         self.signature = signature
         self.version = version
         self.groups = groups
@@ -222,7 +222,7 @@ class ScheduledModel:
             self.heed_deadlines()
         #: The trials in front of the scheduler while there are suspects, since an instance died of a request.
         self.trials: TrialScheduler | None = None
-        #: How long clients wait before they give up: requests that would take longer are refused.
+        #: How long clients wait before they give up; requests that would take longer are refused.
         self.patience = Patience()
         #: The model's sequence batcher; None if its requests belong to no sequences.
         self.sequences = scheduler.sequences
@@ -237,18 +237,18 @@ class ScheduledModel:
         self.is_failed = False
         #: The slowest and the failed requests of the last minutes.
         self.finished = FinishedRequests()
-        #: How its requests are recorded; None: they are not.
+        #: How the model's requests are recorded; None: they are not recorded.
         self.recording: RequestRecording | None = None
-        #: How its answered requests are mirrored to a shadow; None: they are not.
+        #: How the model's answered requests are mirrored to a shadow; None: they are not mirrored.
         self.mirror: RequestMirror | None = None
         #: The id of the split in which this version is stable or canary (splits.py); 0: in none.
         self.split_id = 0
-        #: By priority, when the last request given to an instance had arrived, in ns; None if all have one priority.
+        #: Priority → arrival (ns) of the latest request that was given to an instance; None with a single priority.
         self.latest_ns: dict[int, int] | None = {} if has_priorities else None
 
     def note_ends(self) -> None:
-        """Note how each request ends while a recording, a shadow or a split concerns all; otherwise slow and failed
-        ones only."""
+        """Have the ends of all requests noted while the model is recorded, mirrored or in a split; otherwise only the
+        ends of slow and failed ones."""
         self.finished.note_all(is_on=self.recording is not None or self.mirror is not None or self.split_id != 0)
 
     def end_trials(self) -> None:
@@ -275,11 +275,11 @@ OpenRequest = tuple[ClientPeer, ScheduledModel, int, int, int, int, int, QueuedR
 class RunningBatch:
     """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
-    It was formed at `formed_ns`, on a `worker` that had been free since `free_ns`, and may have waited there for the
-    batch `ahead`, which is known until this one is finished. Requests whose keys are in `overtaken` have seen later
-    ones of a higher priority go first. `is_executed` is set once the execution is over and the instance is free, though
-    answers are missing. `compute` are the times of the execution that ended at `end_ns`. `positions`, for a batch whose
-    answers come one by one: key → position in the ring of each request that is not marked as answered.
+    The batch was formed at `formed_ns`, for a `worker` that had been free since `free_ns`, and may have waited there
+    for the batch `ahead`, which is known until this batch is finished. Requests whose keys are in `overtaken` have been
+    overtaken by later ones of a higher priority. `is_executed` is set once the execution is over and the instance is
+    free, though answers are missing. `compute` are the times of the execution that ended at `end_ns`. `positions`, for
+    a batch whose answers come one by one: key → position in the ring of each request that is not marked as answered.
     """
 
     __slots__ = (
@@ -333,7 +333,8 @@ class WorkerPeer(Peer):
         self.model = model
         self.instance = instance  # pid, group and number, as in DeathDetail (shoal/reasons.py)
         self.is_limited = is_limited  # its batches wait for the rate limiter
-        #: The last batch that it was given, and when an execution last ended, or the worker came up (ns).
+        #: The last batch that the worker was given, and when its last execution ended or, before the first, the worker
+        #: came up (monotonic ns).
         self.last: RunningBatch | None = None
         self.free_ns = 0
         self.missing: dict[int, RunningBatch] = {}
@@ -343,7 +344,7 @@ class WorkerPeer(Peer):
         self.freed: list[int] = []
         #: Cancelled requests whose CANCEL has not been sent to the worker, each once.
         self.cancelled: set[int] = set()
-        #: Whether the worker waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
+        #: Whether the worker waits for freed blocks, and since when it lacks memory for a result (ns; 0: it does not).
         self.lacks_memory = False
         self.short_since_ns = 0
         #: A batch of which one request or more were answered in this step.
@@ -355,8 +356,8 @@ class WorkerPeer(Peer):
         self._link_words = link.words
 
     def forget_batches(self) -> None:
-        """Remove all references from batches to this worker, which has ended: its segment would stay mapped until
-        Python looks for cycles of references."""
+        """Remove all references from batches to this worker, which has ended. Otherwise its segment would stay mapped
+        until Python's garbage collector finds the cycle."""
         for running in (self.last, *self.missing.values()):
             if running is not None:
                 running.worker = running.ahead = None
@@ -377,12 +378,12 @@ class WorkerPeer(Peer):
         its end."""
         since_ns = self._words[BUSY_SINCE_WORD]
         if not self.missing or self.overlaps or 0 < since_ns < now_ns - RING_AFTER_NS:
-            return self.reader.has_unread()  # in this order, so that answers from before this execution are seen
+            return self.reader.has_unread()  # read after BUSY_SINCE: no earlier answer is missed
         return True
 
     def flush(self) -> bool:
-        """Publish, after pushing FREEs that travelled with no batch, and as many CANCELs as blocks and batches leave
-        room for."""
+        """Publish pushed records, after pushing FREEs of blocks that no batch has carried, and as many CANCELs as the
+        ring has room for beside blocks and batches. False if CANCELs are left."""
         if self.freed:
             for ref in self.freed:
                 self.writer.push(records.free_record(ref))
@@ -402,7 +403,7 @@ class WorkerPeer(Peer):
     def end_shortage(self, ref: int) -> None:
         """Note a result in block `ref` (0: without a block): the worker does not wait for memory any more."""
         self.short_since_ns = 0
-        # a block of its own slab means that the slab has room again
+        # a result in the worker's own slab shows that the slab has room again
         self.lacks_memory = layout.ref_owner(ref) != self.owner
 
     def note_overlap(self) -> None:
@@ -411,7 +412,7 @@ class WorkerPeer(Peer):
 
     def acknowledge(self) -> None:
         """Free the slots of the worker's records. For a successor, the link then has the number of the batch up to
-        which all answers were passed on, and marks on the answered requests of the batch behind that."""
+        which all answers were passed on, and marks on the answered requests of the batch behind that one."""
         if (running := self.partly_answered) is not None:
             self.partly_answered = None
             if running.num_missing and not self.overlaps:
@@ -425,8 +426,8 @@ class WorkerPeer(Peer):
         self.reader.acknowledge()
 
     def note_returned(self, running: RunningBatch, key: int) -> None:
-        """Mark, for a successor, that the worker has returned a request of this batch: it need not wait for
-        an answer, and may find the request in a later batch. To be called before the request is queued again."""
+        """Mark, for a successor, that the worker has returned a request of this batch: the successor need not wait for
+        an answer here, and may find the request again in a later batch. To be called before it is queued again."""
         if not self.overlaps:
             self._mark(running, key)
 
@@ -453,17 +454,17 @@ class WorkerPeer(Peer):
                 yield position, record
 
     def given(self) -> list[Record]:
-        """The requests that a dead batcher gave this worker and saw no answer to, in order, as far as known."""
+        """The requests that a dead batcher gave this worker and saw no answer to, as far as known, oldest first."""
         if not self.missing:
             return []
         items = [record for _, record in self.items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]
         return [record for record in reversed(items) if record[B.KEY] in self.missing]
 
     def take_over(self) -> None:
-        """Find the requests that a dead batcher gave this worker and saw no answer to, in the ring between them.
+        """Find, in the ring to this worker, the requests that a dead batcher gave the worker and saw no answer to.
 
-        Such requests of a worker whose executions overlap cannot be told from requests whose responses clients have had
-        already: that worker's records about earlier batches are ignored.
+        If the worker's executions overlap, such requests cannot be told from those whose responses clients have had
+        already: then the records of earlier batches are ignored.
         """
         finished = self._link_words[PROGRESS_WORD]
         self.num_finished = self.num_batches = finished
@@ -487,7 +488,7 @@ class WorkerPeer(Peer):
                 self.missing[record[B.KEY]] = running
                 given[(record[B.FLAGS] >> SLOT_SHIFT) - 1] = record
         if self.missing:
-            # Batches finish in order, so all before the first one with missing answers have finished.
+            # Batches finish in order, so all batches before the first one with missing answers have finished.
             self.num_finished = next(iter(self.missing.values())).number - 1
         for slot, correlation, number, state in slots:
             record = given.get(slot, _NO_ITEM)

@@ -1,8 +1,9 @@
-"""Poison: requests that end the instances which execute them. They are noted at a death, tried alone, then refused.
+"""Poison: requests that end the instances which execute them. Such requests are noted when an instance dies, tried
+alone, then refused.
 
 The policy is in scheduling/suspects.py and scheduling/trials.py; this file reads requests' contents and decides which
-deaths count. A model without suspects pays nothing: contents are read at a death, and of arriving requests while their
-model has suspects. Lives in the batcher.
+deaths count. Contents are read when an instance dies, and of a model's arriving requests while the model has suspects;
+a model without suspects pays nothing. Lives in the batcher.
 """
 
 import logging
@@ -25,8 +26,8 @@ from shoal.star.request_digest import RequestContent, request_content
 _log = logging.getLogger(__name__)
 
 _FOUND = CELL["poison_found"]
-#: Signals that come from outside: an operator's, or the kernel's for want of memory that is not known to be the
-#: worker's own. Such a death says nothing about the requests.
+#: Signals that come from outside the worker: an operator's, or the kernel's when memory is short, if the worker is not
+#: known to be the reason. A death by such a signal says nothing about the requests.
 _FROM_OUTSIDE = frozenset(
     {
         -signal.SIGKILL,
@@ -39,15 +40,16 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT})
-#: Contents of clients that run foreign code are compared among themselves only: such a client can change its block
-#: while a worker reads it, so that the batcher reads another content than the one that ended the instance.
+#: Contents from clients that run foreign code are compared only with each other: such a client can change its block
+#: after a worker has read it, so that the batcher reads other contents than those that ended the instance.
 _FOREIGN = b"foreign"
-#: Most queued requests that are compared with a dead instance's (ours: 30 ms); further ones are executed as they come.
+#: Most queued requests that are compared with the requests of a dead instance (ours: 30 ms); further ones are executed
+#: without a trial.
 _MAX_COMPARED = 4096
 
 
 class Poison:
-    """The suspects of all models."""
+    """Notes the contents of requests when an instance dies, and puts trials in front of the model's scheduler."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Poison:
         self._noted: set[int] = set()
 
     def read(self, key: int) -> RequestContent | None:
-        """The content of an open request; None for one of a sequence, or one that the batcher cannot read."""
+        """The content of an open request; None for a request of a sequence, with tensors on a GPU, or with memory that
+        the batcher cannot read."""
         request = self._requests.get(key)
         if request is None:
             return None
@@ -89,9 +92,10 @@ class Poison:
     def note_death(self, worker: WorkerPeer, begun: int, reason: Reason, detail: int, now_ns: int) -> None:
         """Note that an instance died, which had begun its batches up to the number `begun`.
 
-        Where the death counts, the requests that other instances of its process were executing are noted with it, and
-        their deaths are not noted again. A death that does not count notes nothing: that of another instance of the
-        process may count, if the process was killed because that instance was over its limit.
+        If the death counts, the requests that other instances of the process were executing are noted, too, and those
+        instances' deaths are not noted again. A death that does not count is not noted. If several instances shared the
+        process, the death of another one may still count: that of the instance because of whose limit the process was
+        killed.
         """
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)
@@ -135,7 +139,7 @@ class Poison:
         if not trials.behind.pending:
             return
         queued = [key for key, request in self._requests.items() if request[1] is model][:_MAX_COMPARED]
-        for key in reversed(queued):  # reversed, since each goes to the front
+        for key in reversed(queued):  # reversed, since each is queued before all others
             content = self.read(key)
             if content is not None and trials.suspects.is_suspect(content.sample) and trials.behind.cancel(key):
                 trials.add_first(self._requests[key][-1])
@@ -161,7 +165,8 @@ class Poison:
         )  # fmt: skip
 
     def restore(self, model: ScheduledModel, known: PoisonFound) -> None:
-        """Refuse requests that a dead batcher refused, as the supervisor remembers them, until the time it had set."""
+        """Refuse requests that a dead batcher refused, until the time that it had set; `known` is what the supervisor
+        remembers."""
         suspect = Suspect()
         suspect.convicted = known.digest_low, known.digest_high
         suspect.num_deaths, suspect.num_refusals = known.num_deaths, known.num_refusals

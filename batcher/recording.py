@@ -1,9 +1,9 @@
 """Recording: requests and their outcomes are copied into a ring that the recorder reads. Lives in the batcher.
 
-A request is noted as it ends, and copied at the end of the step: after workers' next batches are published, and before
-its reply is, since the reply frees its blocks. Copies need no place in clients' or workers' slabs, so that a recorder
-whose disk is slow takes nothing from them: what the ring has no room for is dropped and counted. Only requests to
-models that are recorded come here.
+A request is noted when it ends, and copied at the end of the step: after workers' next batches are published, and
+before the request's reply is published, since the reply frees its blocks. A recorder with a slow disk takes no room in
+clients' or workers' slabs: requests for which the ring has no room are dropped and counted. Only requests to recorded
+models are noted.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from shoal.shm.layout import B
 
 _RECORDED, _DROPPED = CELL["recorded"], CELL["record_dropped"]
 _STEP = "ensemble"
-#: Orders of batches that are kept for batches whose requests are answered one by one (ours).
+#: Batches, answered one request at a time, whose requests' positions are kept (ours).
 _MAX_ORDERS = 256
 
 
@@ -44,7 +44,7 @@ class Recording:
         self._ring = ring
         self._packer = EntryPacker(blocks, wall)
         self._counted = counted
-        # Changed by the notes and by write.
+        # Changed by add and write.
         self.noted: list[_Chosen] = []
         self._orders: dict[tuple[int, int], dict[int, int]] = {}
 
@@ -73,11 +73,12 @@ class Recording:
         self.noted.append(
             _Chosen(recording, model, Noted(asker, block, header, ref, span, num_pieces, words), is_sampled)
         )
-        if client.kind == _STEP:  # the ensemble frees its blocks before this step of the batcher ends
+        if client.kind == _STEP:  # an ensemble frees its steps' blocks before the batcher's step ends
             self.write()
 
     def _index(self, worker: WorkerPeer, running: RunningBatch, key: int) -> int:
-        """The position of a request in its batch: the ring to the worker has it for as long as answers are missing."""
+        """The position of a request in its batch, from the ring to the worker, which keeps the batch's records while
+        answers are missing."""
         if running.count == 1:
             return 0
         name = worker.owner, running.number
@@ -93,7 +94,7 @@ class Recording:
         return index
 
     def write(self) -> None:
-        """Copy what was noted, before any of its blocks may be freed."""
+        """Copy the noted requests into the ring. To be called before any of their blocks may be freed."""
         noted, self.noted = self.noted, []
         groups: dict[tuple[int, int, bool], list[_Chosen]] = {}
         for number, each in enumerate(noted):
@@ -125,8 +126,8 @@ _ALWAYS = frozenset({Outcome.FAILED, Outcome.DIED})
 
 
 class ModelRecording:
-    """The recording of one model version: its description, and which share of its batches is sampled. The arguments of
-    its methods are as for `Recording.add`; they are called before the reply is sent."""
+    """The recording of one model version: its description, and which share of its batches is sampled. Its methods are
+    to be called before the reply is sent; their arguments are as for `Recording.add`."""
 
     __slots__ = ("_recording", "description", "threshold")
 
@@ -147,6 +148,7 @@ class ModelRecording:
         self._recording.add(self, Outcome.PART, request, None, answer, statistics.NO_COMPUTE, NO_REFUSAL, now_ns)
 
     def note_death(self, request: OpenRequest, running: RunningBatch, refusal: tuple[int, int], now_ns: int) -> None:
-        """Note a request that an instance was executing when it died; what becomes of it is noted later."""
+        """Note a request that an instance was executing when the instance died. The end of the request is noted later,
+        by itself."""
         answer = InternalError.wire, 0, 0, 0
         self._recording.add(self, Outcome.DIED, request, running, answer, statistics.NO_COMPUTE, refusal, now_ns)

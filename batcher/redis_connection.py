@@ -22,7 +22,7 @@ from shoal.cache_settings import RedisSettings
 
 _log = logging.getLogger(__name__)
 
-#: Most bytes that wait to be sent; beyond them values are not stored. A gigabit link takes 34 ms for them (ours).
+#: Most bytes that wait to be sent; further values are not stored. So many bytes take 34 ms on a gigabit link (ours).
 MAX_UNSENT_BYTES = 4 * MAX_VALUE_BYTES
 #: Pause before a Redis that could not be reached, or did not answer, is tried again (ours).
 RETRY_NS = 1_000_000_000
@@ -30,7 +30,7 @@ RETRY_NS = 1_000_000_000
 _RECEIVE_BYTES = 256 << 10
 #: Most reads per step, so that peers that ring meanwhile are served.
 _MAX_RECEIVES = 8
-#: In place of a key: the reply to a stored value, of which only a refusal matters.
+#: In place of a request's key: the expected reply is that to a SET, of which only a refusal matters.
 _KEPT = 0
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 #: Errors raised if nothing more can be read, or sent, for now.
@@ -66,9 +66,9 @@ def command(*words: str | bytes | int) -> bytes:
 
 
 class ReplyReader:
-    """Incremental parser of Redis's replies to a cache's commands: texts, errors, numbers and values. Any other kind is
-    refused by its first byte: an array may claim any number of elements, and a map have keys that Python has no dict
-    for."""
+    """Incremental parser of Redis's replies to a cache's commands: texts, errors, numbers and values. A reply of any
+    other kind is refused by its first byte: an array may claim any number of elements, and a map may have keys that a
+    Python dict cannot have."""
 
     def __init__(self, max_nbytes: int) -> None:
         """`max_nbytes` is the largest value that is expected."""
@@ -76,8 +76,8 @@ class ReplyReader:
         self._unread = bytearray()  # the beginning of a reply; changed by read
 
     def read(self, data: bytes) -> Iterator[Reply]:
-        """All replies that these bytes complete. Raises ProtocolError for bytes that are no reply of these kinds, and
-        for too long a value or line."""
+        """All replies that these bytes complete. Raises ProtocolError for bytes that are no text, error, number or
+        value, and for a value or a line that is too long."""
         unread, start = self._unread, 0
         unread += data
         while (found := self._next(start)) is not None:
@@ -86,7 +86,7 @@ class ReplyReader:
         del unread[:start]
 
     def _next(self, start: int) -> tuple[Reply, int] | None:
-        """The reply that begins at `start`, and where it ends; None if it has not come whole."""
+        """The reply that begins at `start`, and where it ends; None if its end has not been received."""
         unread = self._unread
         if start == len(unread):
             return None
@@ -123,8 +123,8 @@ class ReplyReader:
 
 
 class RedisConnection:
-    """A connection to Redis, with its commands to be sent and its expected replies: `ask` and `keep`, then `step`.
-    `poller` wakes the loop when the socket is readable or writable."""
+    """A connection to Redis, with its commands to be sent and its expected replies. `ask` and `keep` queue commands,
+    `step` sends and receives. `poller` wakes the loop when the socket is readable or writable."""
 
     def __init__(self, settings: RedisSettings, poller: select.epoll, wake: Callable[[], None]) -> None:
         """`wake` ends a wait of the loop; it is called by another thread."""
@@ -133,7 +133,8 @@ class RedisConnection:
         self._wake = wake
         self._timeout_ns = round(settings.socket_timeout_s * 1e9)
         self._place = f"Redis at {settings.host}:{settings.port}"
-        # Changed by step: the connection, when another may be tried (None: once it is called), and the logged error.
+        # Changed by step: the connection; when another may be tried (None: at the next call); whether a failure and a
+        # refusal were logged.
         self._socket: socket.socket | None = None
         self._retry_ns: int | None = None
         self._is_connecting = False
@@ -145,8 +146,9 @@ class RedisConnection:
         self.fd = -1
         #: Whether the socket may be readable or writable. Set by the loop.
         self.is_ready = False
-        # Changed by ask, keep, forget and step: keys that wait for values; deadlines of those that wait for less than
-        # the timeout; expected replies in order, with their timeouts; bytes to be sent, and being sent.
+        # Changed by ask, keep, forget and step: keys of requests that wait for values; deadlines of those requests that
+        # may wait for less than the timeout; expected replies in order, each with the time at which it is overdue;
+        # bytes to be sent, and being sent.
         self._asked: set[int] = set()
         self._hasty: dict[int, int] = {}
         self._awaited: deque[tuple[int, int]] = deque()
@@ -159,15 +161,15 @@ class RedisConnection:
     # --- called by the cache ---
 
     def ask(self, key: int, name: bytes, now_ns: int, deadline_ns: int = 0) -> bool:
-        """Request a value; `step` returns it. False if there is no connection. `deadline_ns` is the client's
-        (monotonic), or 0."""
+        """Request a value; `step` returns it. False if there is no connection. `deadline_ns` (monotonic) is the
+        request's deadline; 0 = none."""
         if self._socket is None:
             return False
         latest_ns = now_ns + self._timeout_ns
         self._asked.add(key)
         if 0 < deadline_ns < latest_ns:
             self._hasty[key] = deadline_ns
-        # Not GET: a larger value must not be sent whole.
+        # GETRANGE and not GET, so that Redis does not send the whole of a value that is too large.
         self._queue_command(command(b"GETRANGE", name, 0, MAX_VALUE_BYTES - 1), key, latest_ns)
         return True
 
@@ -260,7 +262,7 @@ class RedisConnection:
             self._found.append((key, reply if isinstance(reply, bytes) and reply else None))
 
     def _lose(self, error: OSError, now_ns: int) -> None:
-        """Close the connection; all lookups have failed. The error is not logged if Redis closed an idle connection."""
+        """Close the connection, and fail all lookups. The error is not logged if Redis closed an idle connection."""
         assert self._socket is not None
         is_news = bool(self._awaited) or isinstance(error, ProtocolError)
         self._poller.unregister(self.fd)
@@ -315,22 +317,22 @@ class RedisConnection:
         """The connecting thread's body."""
         try:
             self._made = connected(self._settings)
-        except (OSError, ValueError) as error:  # ValueError: a host that cannot be a name
+        except (OSError, ValueError) as error:  # ValueError: no host can have this name
             self._made = error
         self._wake()
 
 
 def connected(settings: RedisSettings) -> socket.socket:
     """A non-blocking connection that has logged in. Raises OSError if Redis cannot be reached or refuses, ValueError
-    for an impossible host name. `connect_timeout` bounds each wait for the network, and all of them together once
-    the addresses are known."""
+    for an impossible host name. `connect_timeout` bounds each wait for the network and, once the addresses are known,
+    the sum of all waits."""
     connection = socket.create_connection((settings.host, settings.port), settings.connect_timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if settings.is_tls:
             context = ssl.create_default_context(cafile=settings.cacert or None, capath=settings.cacert_dir or None)
             if settings.cert:
-                # with an empty password OpenSSL does not ask for one on the terminal
+                # without a password OpenSSL would ask for one on the terminal
                 context.load_cert_chain(settings.cert, settings.key or None, password="")
             connection = context.wrap_socket(connection, server_hostname=settings.sni or settings.host)
         _greet(connection, settings)

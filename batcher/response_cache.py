@@ -1,9 +1,10 @@
 """Kept answers, and requests that wait for the answer to an equal one: least recently used, bounded by bytes.
 
-Of equal requests in progress one is executed, the leader, and the others wait for its answer; but not those of another
-priority or timeout, nor with a deadline before the leader's, which may be queued for longer. An evicted answer counts
-until its memory is free again, since a client may still read it. Pure: knows no clock, no record and no memory; an
-answer is a word that names its block and another that says where its header is. Lives in the batcher.
+Of equal requests in progress one, the leader, is executed, and the others wait for its answer. A request of another
+priority or timeout does not wait, nor one whose deadline is before the leader's, nor one with a deadline if the leader
+has none: the leader may be queued for too long. An evicted answer's bytes count until its memory is free, since a
+client may still read it. Pure: knows no clock, no record and no memory; an answer is the reference to its block and the
+span of its header. Lives in the batcher.
 """
 
 from collections import OrderedDict
@@ -53,10 +54,10 @@ class ResponseCache:
         # Changed by store, evict, drop and freed: kept answers, oldest first; bytes of evicted blocks not yet free.
         self._stored: OrderedDict[RequestIdentity, CacheEntry] = OrderedDict()
         self._evicted_nbytes: dict[int, int] = {}
-        #: Bytes of both together.
+        #: Bytes of kept and evicted answers together.
         self.nbytes = 0
-        # Changed by begin, end, cancel and drain: the coalescing keys of executed requests, leaders or not, and of
-        # waiting requests; by such a key, the coalesced requests.
+        # Changed by begin, end, cancel and drain: request → coalescing key, of executed requests (leaders or not) and
+        # of waiting ones; coalescing key → coalesced requests.
         self._executed: dict[int, CoalescingKey] = {}
         self._waiting: dict[int, CoalescingKey] = {}
         self._coalesced: dict[CoalescingKey, _Coalesced] = {}
@@ -88,7 +89,7 @@ class ResponseCache:
         return self.nbytes + nbytes <= self._max_nbytes
 
     def store(self, identity: RequestIdentity, stored: CacheEntry) -> None:
-        """Keep an answer, for which there is room, under an identity that has none."""
+        """Keep an answer. There must be room for it, and no answer of this identity."""
         assert self.fits(stored.nbytes)
         assert identity not in self._stored
         self._stored[identity] = stored
@@ -115,8 +116,8 @@ class ResponseCache:
     # --- requests in progress ---
 
     def begin(self, coalescing_key: CoalescingKey, key: int, deadline_ns: int) -> bool:
-        """Whether this request must be executed, as the leader or by itself. If not, the request waits for the
-        leader from now on."""
+        """Begin a request. True if it must be executed, as the leader or by itself; False if it waits for the leader
+        from now on."""
         led = self._coalesced.get(coalescing_key)
         if led is None:
             self._executed[key], self._coalesced[coalescing_key] = coalescing_key, _Coalesced(key, deadline_ns, {})
@@ -129,8 +130,8 @@ class ResponseCache:
         return False
 
     def end(self, key: int) -> tuple[CoalescingKey, list[int]] | None:
-        """End a request's execution. Returns its coalescing key and the requests that have waited for it, in order;
-        None if the request has not begun here."""
+        """End a request's execution. Returns its coalescing key and the requests that have waited for its answer, in
+        order; None if the request has not begun here."""
         coalescing_key = self._executed.pop(key, None)
         return None if coalescing_key is None else (coalescing_key, self._disband(coalescing_key, key))
 

@@ -1,8 +1,8 @@
 """`preserve_ordering`: a model's responses leave in the order in which its requests left their queue.
 
-As in Triton, a request has its place from when an instance is given it; one that is rejected or cancelled before is
-answered at once. The request whose turn it is has all its responses sent at once; others' wait. Knows no clock and
-writes no record; responses pass through. Lives in the batcher.
+As in Triton, a request gets its place when an instance is given the request; a request that is rejected or cancelled
+before that is answered at once. Responses of the first request in the order are sent at once; responses of later ones
+wait. Knows no clock and writes no record; responses pass through. Lives in the batcher.
 """
 
 from collections import OrderedDict
@@ -24,12 +24,13 @@ class ResponseOrder(Generic[_ReplyT]):
     __slots__ = ("_kept", "_over")
 
     def __init__(self) -> None:
-        # Changed by all methods: open requests in order with responses that came too early; keys whose last one came.
+        # Changed by all methods: open requests in order, each with its responses that wait; keys of requests whose last
+        # response has come.
         self._kept: OrderedDict[int, list[_ReplyT]] = OrderedDict()
         self._over: set[int] = set()
 
     def begin(self, keys: Iterable[int]) -> bool:
-        """Note requests given to an instance. Returns whether others precede them, so that their responses may have
+        """Note requests given to an instance. Returns whether earlier requests are open, so that the responses may have
         to wait."""
         waits = bool(self._kept)
         for key in keys:
@@ -37,7 +38,7 @@ class ResponseOrder(Generic[_ReplyT]):
         return waits
 
     def admit(self, key: int, reply: _ReplyT, *, is_last: bool) -> list[_ReplyT]:
-        """The responses that may be sent now that `reply` came: none, this one, or also others that waited."""
+        """The responses that may be sent now that `reply` came: none, or this one and those that have waited for it."""
         kept = self._kept.get(key)
         if kept is None:
             return [reply]
@@ -51,7 +52,7 @@ class ResponseOrder(Generic[_ReplyT]):
         return len(self._kept.get(key, ()))
 
     def forget(self, is_gone: Callable[[int], bool]) -> list[_ReplyT]:
-        """Remove requests whose clients are gone. Returns the responses of others that may be sent now."""
+        """Remove the requests that `is_gone` selects. Returns the responses of other requests that may be sent now."""
         for key in [key for key in self._kept if is_gone(key)]:
             del self._kept[key]
             self._over.discard(key)

@@ -1,4 +1,4 @@
-"""Workers and models that get no more requests: the supervisor is sent a message once no request of theirs is left.
+"""Workers and models that get no more requests: the supervisor is sent a message once their last request has ended.
 
 Lives in the batcher.
 """
@@ -23,7 +23,7 @@ class Retirement:
         """Messages about the workers and models that have no request left, whose last answers have been published to
         clients.
 
-        `in_use` are ids of models that an open request may still need, though none is queued or running there.
+        `in_use` are ids of models that an open request may still need, though no request is queued or running there.
         """
         reports: list[ModelRetired | WorkerRetired] = []
         for worker in [each for each in self.workers if not each.missing]:

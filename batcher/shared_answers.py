@@ -1,17 +1,18 @@
 """Answers shared with other servers through a store: their names, equal on all servers, and their checked bytes.
 
-A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> says what the version was loaded from (`revision`
-in repository/plan.py), <asked> is the request's digest (shoal/star/request_digest.py). A value, with little-endian
-numbers:
+A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> is a digest of what the version was loaded from
+(`revision` in repository/plan.py), and <asked> is the request's digest (shoal/star/request_digest.py). A value, with
+little-endian numbers:
 
     offset  size
       0       4  b"SRC1"
       4       4  u32  CRC-32 of all that follows
       8       4  u32  offset of the header from byte 16
      12       4  u32  0, reserved
-     16          tensors, each where its header says, and the header, as in a block (request.py's pack_response)
+     16          tensors, each where the header says, and the header, as in a block (request.py's pack_response)
 
-The 1 in names and in the magic must change when digests or values are made differently. Lives in the batcher.
+The version number 1 in names and in the magic bytes must change when digests or values are made differently. Lives in
+the batcher.
 """
 
 import struct
@@ -76,7 +77,7 @@ class SharedAnswers:
         self._names[model_id] = f"{_PREFIX}{revision}:".encode()
 
     def unname(self, model_id: int) -> None:
-        """Forget a version that is gone: answers of requests still running are not stored."""
+        """Forget a version that is gone: answers of its requests that still run are not stored."""
         self._names.pop(model_id, None)
 
     def drop(self, model_id: int) -> list[int]:
@@ -94,8 +95,8 @@ class SharedAnswers:
     # --- answers ---
 
     def look_up(self, identity: RequestIdentity, queued: QueuedRequest, now_ns: int) -> bool:
-        """Request an answer from the store. False if the request need not wait; else `step` returns the answer or
-        None."""
+        """Request an answer from the store. False if the request need not wait; otherwise `step` will return the
+        answer, or None."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
         self._pending[queued.key] = StoreLookUp(identity, now_ns)
@@ -118,7 +119,7 @@ class SharedAnswers:
         return self._store.deadline_ns
 
     def step(self, now_ns: int) -> list[tuple[int, StoreLookUp, DecodedValue | None]]:
-        """Requests whose lookup has ended, and the answers found."""
+        """The requests whose lookup has ended (by key), each with the answer found or None."""
         found = self._store.step(now_ns)
         return [(key, self._pending.pop(key), unpack_answer(value) if value else None) for key, value in found]
 
@@ -127,7 +128,7 @@ class SharedAnswers:
 
 
 def pack_answer(contents: memoryview, header: int) -> bytes:
-    """The value for a block's contents: tensors, and from offset `header` on their header."""
+    """The value for a block's contents: tensors, and their header, which begins at offset `header`."""
     rest = struct.pack("<II", header, 0)
     return b"".join((_MAGIC, struct.pack("<I", crc32(contents, crc32(rest))), rest, contents))
 

@@ -1,14 +1,14 @@
 """Workers that lack memory for a result, and the clients that must release such a worker's results. Pure; lives in the
 batcher.
 
-A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: they copy the results,
-within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If it gets none
-(ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: if they hold at least half
-of the bytes of the worker's results that clients hold, the one that holds most is ended.
+A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: the front ends copy the
+results, within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If the worker
+gets none (ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: if guests hold at
+least half of the bytes of the worker's results that clients hold, the guest that holds most is ended.
 
-The batcher's own memory has a header for each response of an ensemble that a client holds. Where requests to ensembles
-fail for lack of it, front ends are asked likewise and, if guests hold most of it all the while, the one that holds most
-is ended.
+The batcher's own memory has a header for each response of an ensemble that a client holds. If requests to ensembles
+fail because this memory is used up, front ends are asked in the same way; if that lasts, and guests hold at least half
+of the blocks, the guest that holds most is ended.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Shortages:
 
     def ask_back_own(self, now_ns: int) -> int:
         """Send RECALL to the front ends that hold blocks of the batcher's own memory, which is used up. Returns the
-        owner id of the guest to be ended; mostly 0."""
+        owner id of a guest that must be ended; 0 if none must."""
         own = self._blocks.own
         if own is None:
             return 0
@@ -57,8 +57,8 @@ class Shortages:
         return most_holding_guest(num_held, self._clients, half=own.num_taken / 2)
 
     def ask_back(self, worker: WorkerPeer, urgency: int, now_ns: int) -> int:
-        """Send RECALL to the front ends that hold this worker's results. Returns the owner id of the guest to be
-        ended; mostly 0."""
+        """Send RECALL to the front ends that hold this worker's results. Returns the owner id of a guest that
+        must be ended; 0 if none must."""
         worker.lacks_memory = True
         if urgency not in (ROOM, ROOM_NOW):
             return 0

@@ -1,7 +1,7 @@
 """The sequences in the slots of an instance, written to the batcher's memory so that a successor continues them.
 
-The batcher writes the table before it shows the worker a batch, and before it counts an answer as passed on; its
-successor reads it. `shm/layout.py` draws it.
+The batcher writes the table before it publishes a batch to the worker, and before it counts an answer as passed on; its
+successor reads the table, which `shm/layout.py` draws.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class SlotTable:
         """Write a change of a slot's sequence or of that sequence's state."""
         words, first = self._words, SLOT_WORDS * change.slot
         if first + SLOT_WORDS <= len(words):
-            # In this order, so that a half-written sequence counts as none.
+            # The state is FREE until all other words are written, so that a half-written sequence counts as none.
             words[first + _STATE] = SlotState.FREE
             words[first + _CORRELATION], words[first + _NUMBER] = change.correlation, change.number
             words[first + _STATE] = change.state

@@ -1,6 +1,7 @@
-"""The open requests, with those to split models: the stable version executes requests that a canary fails.
+"""The table of open requests, with requests to split models: the stable version executes what a canary fails.
 
-A request goes from one version to the other inside the table, and leaves it once, like any other. Lives in the batcher.
+A request goes from the canary to the stable version inside the table, and leaves the table once, like any other. Lives
+in the batcher.
 """
 
 from shoal.batcher import statistics
@@ -16,7 +17,7 @@ from shoal.shm.layout import REPLY, Record
 
 
 class SplitRequests(OpenRequests):
-    """Open requests by key, and how those of a split's versions end."""
+    """Open requests by key, with the ends of requests to a split's versions."""
 
     __slots__ = ()
 
@@ -24,8 +25,9 @@ class SplitRequests(OpenRequests):
         self, key: int, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute,
         now_ns: int, running: RunningBatch | None,
     ) -> bool:  # fmt: skip
-        """End a request that a canary has answered, or have the stable version execute it. False, once it is counted,
-        if `answer` is to send the reply: the stable version's, or one to a request that named its version."""
+        """End a request that a canary has answered, or have the stable version execute the request. False if `answer`
+        is to send the reply, because the split has not sent the request to the canary: the reply is the stable
+        version's, or the request named its version. That reply is counted in the split's figures."""
         client, model, number, _, _, start_ns, queue_ns, queued = request
         routed = self.splits.routed.pop(key, None)
         if routed is None:
@@ -93,7 +95,7 @@ class SplitRequests(OpenRequests):
         self.splits.wake_later(stable.id, now_ns)
 
     def fall_back_queued(self, canary: ScheduledModel, now_ns: int) -> None:
-        """Move a canary's queued requests to the stable version: the canary gets none any more, or has no instance.
+        """Move a canary's queued requests to the stable version: the canary gets no more requests, or has no instance.
         Requests of sequences stay in the canary's queue."""
         if canary.sequences is not None:
             return
@@ -108,8 +110,8 @@ class SplitRequests(OpenRequests):
                 self._fall_back(key, request, routed, stable, now_ns)
 
     def _fail_in_split(self, key: int, request: OpenRequest, reason: Reason, now_ns: int, cell: int) -> bool:
-        """Have the stable version execute a request that its canary will not answer. False, once it is counted, if
-        `fail` is to refuse the request."""
+        """Have the stable version execute a request that its canary will not answer. False if `fail` is to refuse the
+        request, whose failure the split's figures count here."""
         model, routed = request[1], self.splits.routed.pop(key, None)
         if routed is None:
             if reason is not Reason.CANCELLED:
@@ -130,7 +132,7 @@ class SplitRequests(OpenRequests):
     def _is_held_back(self, key: int, request: OpenRequest, status: int) -> bool:
         routed = self.splits.routed[key]
         if status and self._may_fall_back(key, request, routed, 0) is not None:
-            routed.has_failed = True  # its client has been sent nothing: at its end the stable version executes it
+            routed.has_failed = True  # the stable version executes the request once the canary has ended it
         return routed.has_failed
 
     def _is_expendable(self, key: int, reason: Reason) -> bool:

@@ -1,8 +1,9 @@
-"""Splits: which version answers a request that names none, while a model's requests are divided between two versions.
+"""Splits: which version executes a request that names no version, while a model's requests are divided between two.
 
 A split has a model id of its own, which clients put into such requests; the exchange knows no model of that id, so
-requests of all other models cost nothing more. A request that the canary version fails before any of it was answered
-is executed by the stable version: the client's block stays until the last reply. Lives in the batcher.
+requests of all other models cost nothing more. A request that the canary fails before the client has been sent any
+response is executed by the stable version, from the client's block, which stays until the last reply. Lives in the
+batcher.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +17,8 @@ from shoal.reasons import Reason
 from shoal.sequences import FLAGS, START, STICKY_SHIFT
 from shoal.shm.layout import NUMBER_BITS
 
-#: Reasons for which the stable version does not execute a request that ends at the canary: the client waits no more,
-#: or the batcher has sent parts of the answer, or may have.
+#: Reasons for which the stable version does not execute a request that ends at the canary: the client does not wait any
+#: more, or may have been sent a response.
 _FINAL = frozenset({Reason.CANCELLED, Reason.TAKEN_OVER, Reason.STOPPING, Reason.NO_MEMORY})
 
 
@@ -30,7 +31,7 @@ class Split:
         self.id = split_id
         # Changed by the supervisor's messages: the two versions' model ids, 0 for none; the canary's share of the
         # requests (scheduling/split.py); whether the stable version executes requests that the canary fails; the
-        # step that the figures are of.
+        # rollout's step to which the figures belong.
         self.stable_id = self.canary_id = self.share = 0
         self.retries = True
         self.step = -1
@@ -40,8 +41,8 @@ class Split:
 
 
 class RoutedRequest:
-    """A request that a canary has had since `since_ns` (monotonic); or one that came with the id of a split that is
-    over: its reply names the version, too."""
+    """A request that a canary has had since `since_ns` (monotonic); or a request that the stable version has, because
+    the client sent it with the id of a split that was over. The replies to both name the version that answers."""
 
     __slots__ = ("has_failed", "is_cancelled", "model_id", "since_ns", "split")
 
@@ -49,13 +50,13 @@ class RoutedRequest:
         self.split = split
         self.model_id = model_id
         self.since_ns = since_ns
-        #: Whether the canary has answered it with an error, which its client has not been sent.
+        #: Whether the canary has answered the request with an error that the client has not been sent.
         self.has_failed = False
         self.is_cancelled = False
 
 
 class Splits:
-    """All splits, by their own ids, and the requests that canaries have or have failed."""
+    """All splits by id, the requests that canaries have, and the requests that canaries have failed."""
 
     def __init__(
         self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], counted: set[ScheduledModel]
@@ -64,18 +65,18 @@ class Splits:
         self._models = models
         self._workers = workers
         self._counted = counted
-        #: Has the stable version's scheduler run in the next step: model id, monotonic ns. Set once.
+        #: Has a model's scheduler run in the next step; called with model id and monotonic ns. Set once.
         self.wake_later: Callable[[int, int], None] = lambda _model_id, _now_ns: None
         # Changed by `change`.
         self._splits: dict[int, Split] = {}
-        # Changed as requests come and end, by key: those that a canary has; those that a canary has failed, and the
-        # stable version has.
+        # Changed as requests come and end. By key: the requests that a canary has; the splits of requests that a canary
+        # has failed and the stable version has.
         self.routed: dict[int, RoutedRequest] = {}
         self.fallen_back: dict[int, Split] = {}
 
     def change(self, message: SplitChanged) -> list[ScheduledModel]:
-        """Divide requests as a message says from now on; another step begins with new figures. Returns the canary that
-        gets no more of them, if there is one."""
+        """Divide requests as a message says from now on; a new step of the rollout begins with new figures. Returns the
+        canary that gets no more requests, if there is one."""
         split = self._splits.setdefault(message.model_id, Split(message.model_id))
         canary = self._models.get(split.canary_id)
         is_over = split.canary_id != message.canary_id or not message.share
@@ -92,8 +93,8 @@ class Splits:
         return [canary] if canary is not None and is_over else []
 
     def settle(self, model_id: int) -> None:
-        """Stop counting a version's requests for a split, once no split has the version and no open request of it came
-        by a split."""
+        """Stop counting a version's requests for a split once the version is in no split and has no open request that
+        came by a split."""
         model = self._models.get(model_id)
         if model is None or not model.split_id:
             return
@@ -110,8 +111,8 @@ class Splits:
             model.note_ends()
 
     def figures(self, split_id: int, now_ns: int) -> SplitFigures | None:
-        """The figures of both versions since the step began, and how long the requests that the canary has now have
-        waited. None for an unknown split."""
+        """The figures of both versions since the step began, and how long the canary's open requests have waited. None
+        for an unknown split."""
         split = self._splits.get(split_id)
         if split is None:
             return None
@@ -124,10 +125,10 @@ class Splits:
         self, split_id: int, key: int, rows: int, correlation: int, flags: int, now_ns: int,
         holder: ScheduledModel | None,
     ) -> ScheduledModel | None:  # fmt: skip
-        """The version that executes a request; None if there is no such split, or no version of it can.
+        """The version that executes a request; None if there is no such split, or neither version can.
 
-        `holder` is the version that has the request from a dead batcher. A canary without an instance gets no request,
-        which counts as its failure.
+        `holder` is the version that has the request from a dead batcher. A canary without an instance gets no request;
+        each request that it would have got counts as failed by it.
         """
         split = self._splits.get(split_id)
         if split is None:
@@ -135,7 +136,7 @@ class Splits:
         stable, canary = self._models.get(split.stable_id), self._models.get(split.canary_id)
         if stable is None or stable.is_failed:
             stable = None
-        if not split.canary_id:  # the split is over, but the client sent this before it had applied that change
+        if not split.canary_id:  # the split is over, but the client has not applied that change yet
             if stable is not None:
                 self._mark(stable.id, split_id)
                 self.routed[key] = RoutedRequest(split, stable.id, now_ns)
@@ -160,10 +161,10 @@ class Splits:
     # --- requests as they end ---
 
     def fallback(self, routed: RoutedRequest, reason: int, correlation: int) -> ScheduledModel | None:
-        """The stable version, if it is to execute a request of which nothing has been answered; `reason` is why the
-        batcher fails the request, 0 if the canary itself has.
+        """The stable version, if it is to execute a request that its canary fails; None if the request is to fail.
 
-        A request of a sequence is not executed by another version: that has not seen the requests before it.
+        `reason` is the batcher's reason to fail the request; 0 if the canary has answered it with an error. The stable
+        version does not execute a request of a sequence, since it has not seen the requests before it.
         """
         split = routed.split
         stable = self._models.get(split.stable_id)
@@ -179,7 +180,7 @@ class Splits:
         self._mark(stable.id, split.id)
 
     def count(self, model: ScheduledModel, key: int, latency_ns: int, *, has_failed: bool) -> None:
-        """Count an ended request that no canary had at its end: it came to a split's version by name, or the stable
+        """Count an ended request that no canary had at its end: the request named a version of a split, or the stable
         version had it. A request that both versions fail does not count against the canary."""
         split_of_canary = self.fallen_back.pop(key, None)
         if split_of_canary is not None:
@@ -197,13 +198,13 @@ class Splits:
                 split.stable.answered(latency_ns)
 
     def cancel(self, key: int) -> None:
-        """Note that a request's client waits no more: the stable version need not execute it."""
+        """Note that a request's client does not wait any more: the stable version need not execute the request."""
         routed = self.routed.get(key)
         if routed is not None:
             routed.is_cancelled = True
 
     def forget(self, key: int) -> None:
-        """Forget a request that ends without an answer, with its client."""
+        """Forget a request that no version of the split answers."""
         self.routed.pop(key, None)
         self.fallen_back.pop(key, None)
 

@@ -9,10 +9,10 @@ _QUEUE_NS, _INFERENCE_COUNT = CELL["queue_ns"], CELL["inference_count"]
 _HIT_COUNT, _HIT_NS = CELL["cache_hit_count"], CELL["cache_hit_ns"]
 _MISS_COUNT, _MISS_NS = CELL["cache_miss_count"], CELL["cache_miss_ns"]
 _LAST_INFERENCE_MS = CELL["last_inference_ms"]
-#: Why a request failed: the cell that counts it besides `fail_count`.
+#: Reasons for which a request failed: each is the cell that counts the request beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
-#: The state of the queue, read from the scheduler whenever a row is published.
+#: Cells with the state of the queue, which is read from the scheduler whenever a row is published.
 PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
 #: Times of one execution in ns: its start, then the durations of input, inference and output.
@@ -24,8 +24,8 @@ NO_COMPUTE: Compute = (0, 0, 0, 0)
 class WallClock:
     """The wall clock as an offset from the monotonic clock, for dates that clients read.
 
-    The offset changes when the wall clock is set, say minutes after a machine's start, so the batcher's loop measures
-    it again from time to time.
+    The offset changes when the wall clock is set, which may be minutes after the machine's start, so the batcher's loop
+    measures the offset again from time to time.
     """
 
     __slots__ = ("offset_ns",)
@@ -35,14 +35,13 @@ class WallClock:
         self.offset_ns = offset_ns
 
 
-#: Longer than any step of the batcher (ours; it is killed after a second of silence).
+#: Longer than any step of the batcher (ours; a batcher is killed after a second of silence).
 _STEP_NS = 1_000_000_000
 
 
 def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
-    """The times of a DONE record, made ascending and none of them future, since a worker could write anything.
-
-    Two times near 2^64 would overflow a cell. `now_ns` is when the batcher's step began.
+    """The times of a DONE record, made ascending and not later than `now_ns`, since a worker could write anything: two
+    times near 2^64 would overflow a cell. `now_ns` is when the batcher's step began.
     """
     latest = now_ns + _STEP_NS
     if not start <= input_end <= output_start <= end <= latest:
@@ -69,7 +68,7 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
     cells[_SUCCESS_NS] += request_ns
     cells[_QUEUE_NS] += waited_ns
     cells[_INFERENCE_COUNT] += rows
-    # Written out for each histogram: a loop would cost half as much again.
+    # Written out for each histogram: a loop would take half as long again.
     requests, queued, _, _, _ = row.histograms
     requests[request_ns.bit_length()] += 1
     queued[waited_ns.bit_length()] += 1
@@ -106,7 +105,8 @@ def count_cache_miss(row: Row, miss_ns: int) -> None:
 
 
 def count_cache_lookup(row: Row, lookup_ns: int) -> None:
-    """Count a failed lookup in the shared store: part of a miss, which is counted when the request ends."""
+    """Count the time of a failed lookup in the shared store. The miss that it is part of is counted when the request
+    ends."""
     row.cells[_MISS_NS] += lookup_ns
 
 
@@ -127,7 +127,7 @@ def reason_of_status(status: int, otherwise: int) -> int:
 
 
 def count_execution(row: Row, rows: int, compute: Compute, wall_ns: int) -> None:
-    """Count an executed batch; `wall_ns` is the wall clock's time of now."""
+    """Count an executed batch; `wall_ns` is the time of the wall clock."""
     _, input_ns, infer_ns, output_ns = compute
     row.count_execution(rows, input_ns, infer_ns, output_ns)
     row.cells[_LAST_INFERENCE_MS] = wall_ns // 1_000_000

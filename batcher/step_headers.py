@@ -15,8 +15,9 @@ class NoStepMemoryError(UnavailableError):
 
 
 class StepHeaders:
-    """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then
-    takes their place: allocating and freeing a block costs as much as the rest of a step's header."""
+    """The headers of one iteration of an ensemble. All lie in one block while the block has room, and the response's
+    header is then written over them: allocating and freeing a block costs as much as everything else about a step's
+    header."""
 
     __slots__ = ("_end", "_full", "_memory", "_nbytes", "_ref", "_slab")
 
@@ -28,8 +29,8 @@ class StepHeaders:
         self._full: list[int] = []
 
     def add(self, header: bytes) -> tuple[int, int]:
-        """Store a header. Returns its block's reference and its span; the block stays this object's. Raises
-        NoStepMemoryError if there is no room."""
+        """Store a header. Returns the block's reference and the header's span; this object keeps and frees the block.
+        Raises NoStepMemoryError if there is no room."""
         nbytes = len(header)
         start = self._end
         end = start + nbytes
@@ -42,7 +43,7 @@ class StepHeaders:
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
         """Store a response after the references to its tensors' blocks, over headers that no step reads any more.
-        Returns the block's reference and the header's span; the block is the caller's from now on. Raises
+        Returns the block's reference and the header's span; from now on the caller owns the block. Raises
         NoStepMemoryError if there is no room."""
         offset = len(pieces) * WORD
         nbytes = offset + len(header)
@@ -56,7 +57,7 @@ class StepHeaders:
         return ref, pack_span(offset, len(header))
 
     def free(self) -> None:
-        """Free all blocks: no step reads its header any more."""
+        """Free all blocks, when no step reads its header any more."""
         if self._ref:
             self._slab.free(self._ref)
             self._ref = self._nbytes = self._end = 0
@@ -71,8 +72,8 @@ class StepHeaders:
 
 
 def allocate(slab: Slab, nbytes: int) -> Block:
-    """A block of at least `nbytes` bytes of the batcher's own slab, the caller's until freed. Raises
-    NoStepMemoryError if there is no room."""
+    """A block of at least `nbytes` bytes of the batcher's own slab, which the caller owns until it frees the block.
+    Raises NoStepMemoryError if there is no room."""
     block = slab.allocate(nbytes)
     if block is None:
         raise NoStepMemoryError

@@ -14,8 +14,9 @@ from shoal.shm.layout import SPAN_MASK, SPAN_SHIFT, P, Record
 
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _answer = itemgetter(P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL)
-#: A held response of a step: the holding key; the blocks of its tensors; its own block if further responses follow, or
-#: 0 for the last; whether an ensemble made the response, so that each block is a part of the reply.
+#: A held response of a step: the key of the step's request, which holds the blocks; the blocks of its tensors; the
+#: reply's block if further responses follow, 0 for the last; whether an ensemble made the response, so that each block
+#: is a piece.
 Result = tuple[int, Sequence[int], int, bool]
 
 
@@ -25,7 +26,7 @@ class StepResults:
     def __init__(self, blocks: Blocks, holders: Holders) -> None:
         self._blocks = blocks
         self._holders = holders
-        #: The block that was read last: it has all responses of a batch. Changed by read and forget.
+        #: The block that was read last, kept since one block has all responses of a batch. Changed by read and forget.
         self._last: tuple[int, memoryview | None] = (0, None)
 
     def take(self, key: int, reply: Record) -> Result:
@@ -76,11 +77,11 @@ class StepResults:
         return names, parameters
 
     def forget(self) -> None:
-        """Forget the block that was read last: other contents may be written to it from now on."""
+        """Forget the block that was read last: the worker may write another result into it from now on."""
         self._last = (0, None)
 
     def release(self, result: Result) -> None:
-        """Drop an ensemble's hold on a step's result; its blocks are freed once no other holder is left."""
+        """Drop an ensemble's hold on a step's result; the result's blocks are freed once no other holder is left."""
         key, refs, part, has_pieces = result
         for ref in (part, *refs) if has_pieces else (part,):
             if unheld := self._holders.release(key, ref):
@@ -90,7 +91,7 @@ class StepResults:
 def refusal(
     model: ScheduledModel, reason: int, detail: int, request_id: str, correlation_id: int | str = 0
 ) -> ShoalError:
-    """The error for the batcher's own refusal of a request to that model."""
+    """The error for a request to a step's model that the batcher itself has refused."""
     return reasons.error_for(
         reason,
         detail,

@@ -2,9 +2,9 @@
 continue.
 
 A client that has not sent its open requests yet is late (late_clients.py); no other client waits for it. Only requests
-of sequences are kept back until no front end is late: those of one sequence may come from several front ends, and are
-queued in the order in which they first arrived. Callers and guests may be in users' code for minutes, so their requests
-are queued when they come. Changed by the exchange; lives in the batcher.
+of sequences are kept back until no front end is late: requests of one sequence may come from several front ends, and
+are queued in the order in which they first arrived. The requests of callers and guests, which may be in users' code for
+minutes, are not waited for. Changed by the exchange; lives in the batcher.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ from shoal.shm.ring import Record
 
 
 class Succession:
-    """The steps of a take-over. `clients` are those that are not late, `busy` workers whose rings are read without a
-    bell; `drain` reads a client's ring."""
+    """The steps of a take-over. `clients` are the clients that are not late, `busy` the workers whose rings are read
+    without a bell; `drain` reads a client's ring."""
 
     def __init__(
         self,
@@ -50,13 +50,14 @@ class Succession:
     def begin(self, now_ns: int) -> None:
         """Begin to serve: every client that is not late has sent its open requests and held replies again.
 
-        A worker keeps the requests that it has from the dead batcher; others are queued, and times count from now.
+        A worker keeps the requests that it has from the dead batcher; other requests are queued, and their times in the
+        queue count from now.
         """
         self._open_late()
         self._arrivals.resume(self._in_hand())
         self._arrivals.keep_sequences_back()
         for owner, client in tuple(self._clients.items()):
-            if owner in self._clients:  # otherwise distrusted meanwhile
+            if owner in self._clients:  # otherwise it was distrusted meanwhile
                 self._drain(client, now_ns)
         self._look_at_sequences(now_ns)
 
@@ -75,7 +76,7 @@ class Succession:
         self._arrivals.resume(self._in_hand(), answered)
         self._late.begin_reading()
         self._drain(client, now_ns)
-        if owner in self._clients:  # otherwise distrusted
+        if owner in self._clients:  # otherwise it was distrusted meanwhile
             self._end_unmentioned(owner)
         self._arrivals.end_resuming()
         self._settle(owner, now_ns)
@@ -101,8 +102,8 @@ class Succession:
                     model.order.begin((key,))
 
     def _end_unmentioned(self, owner: int) -> None:
-        """End requests whose answers a client neither waits for nor holds: it had the answers from the dead batcher,
-        and has released them. A second answer to such a request is dropped by the client."""
+        """End requests whose answers a client neither waits for nor holds: the client got the answers from the dead
+        batcher, and has released them. The client drops a second answer to such a request."""
         for key in tuple(self._late.in_hand_of(owner)):
             if self._arrivals.was_resent(key) or self._late.has_listed(key):
                 continue
@@ -124,7 +125,7 @@ class Succession:
         (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], key)
 
     def expect_worker(self, owner: int) -> None:
-        """Read a worker's ring soon: the worker has named its blocks, though it may have no batch."""
+        """Read a worker's ring soon: the worker has named its blocks in the ring, though it may have no batch."""
         worker = self._workers.get(owner)
         if worker is not None and worker.reader.has_unread():
             self._busy[owner] = worker

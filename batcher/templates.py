@@ -1,6 +1,6 @@
 """Headers that repeat and differ only in their tensors' offsets: packed once, with holes. Pure.
 
-Numbers in holes always take the longest of msgpack's forms, 0xcf and eight bytes, most significant first.
+A number in a hole always has the longest of msgpack's forms: 0xcf and eight bytes, most significant first.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Template:
 def step_template(
     tensors: Sequence[tuple[str, TensorType]], outputs: Sequence[str], stays: Sequence[Stay] = ()
 ) -> Template:
-    """The layout of a step's request; the holes are offset and block of each input."""
+    """The layout of a step's request; each input has two holes, for its offset and its block."""
     pieces = [_array_head(3 if stays else 2) + _array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
@@ -49,7 +49,7 @@ def step_template(
 
 
 def outputs_template(tensors: Sequence[tuple[str, TensorType]]) -> Template:
-    """The outputs of a response; the holes are their offsets."""
+    """The outputs of a response; each has one hole, for its offset."""
     pieces = [_array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(5) + packed(name) + packed(wire) + packed(shape) + _UINT64
@@ -58,7 +58,7 @@ def outputs_template(tensors: Sequence[tuple[str, TensorType]]) -> Template:
 
 
 def packed(value: str | int | Sequence[object] | Parameters) -> bytes:
-    """A part of a header, packed."""
+    """A part of a header, packed by msgpack."""
     return msgpack.packb(value)  # type: ignore[no-any-return]
 
 
