@@ -1,4 +1,4 @@
-"""The properties of a request that a port needs to submit it. Protocols; other layers have the classes."""
+"""The properties of a request that a port needs to submit it, as protocols; the classes are in other layers."""
 
 from typing import Protocol
 

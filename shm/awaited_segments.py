@@ -17,10 +17,10 @@ class AwaitedSegments:
     def __init__(self, segments: Mapping[int, SlabView]) -> None:
         self._segments = segments
         # Changed by readable, add and refuse.
-        #: The segment that the oldest of `_unread` lies in; 0 = none.
+        #: The owner id of the missing segment that the oldest of `_unread` lies in; 0 = none is missing.
         self.wanted = 0
-        self._unread: list[Record] = []  # records that came after a reply whose segment is missing
-        self._refused = set[int]()  # segments that do not exist: not asked for again while the same reply is read
+        self._unread: list[Record] = []  # a reply in a segment that is missing, and all records after it
+        self._refused = set[int]()  # segments that do not exist, and are not asked for again
 
     def add(self, owner: int) -> None:
         """Make replies in this segment readable; the port has just added the segment to `segments`."""
@@ -51,7 +51,8 @@ class AwaitedSegments:
         return records
 
     def _owners(self, record: Record) -> set[int]:
-        """Owner ids of the segments that a reply lies in, as far as its block of references can be read."""
+        """Owner ids of the segments that a reply lies in. The segments of its pieces are known only once the block with
+        their references can be read."""
         ref = record[_BLOCK]
         view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
         block = None if view is None else view.open(ref)

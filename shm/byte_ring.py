@@ -1,8 +1,8 @@
 """A ring of entries of any size, with one writer and one reader, each a type of its own.
 
-The writer's segment holds the entries in its slab, and the tail; the reader's segment holds the head and, in the place
-of a tail, the end of the entry that the reader has begun last. All three count bytes and never wrap. An entry is whole:
-one that does not fit after the last one begins at the slab's start.
+The writer's segment holds the entries in its slab, and the tail; the reader's segment holds the head and, in the word
+of the tail, the end of the entry that the reader has begun last. All three are counts of bytes that never wrap. No
+entry is split: an entry that has no room at the slab's end begins at the slab's start.
 
     0        8        size of the entry's contents in bytes; SKIP: the next entry is at the start of the slab
     8        n        contents, padded to a multiple of 8
@@ -17,17 +17,17 @@ from shoal.shm.layout import HEAD_WORD, TAIL_WORD, WORD, LayoutError
 from shoal.shm.segment import Mapping, Segment
 
 SKIP = (1 << 64) - 1
-#: An entry takes at most one of so many parts of the ring (ours), which leaves room for those that come meanwhile.
+#: An entry takes at most one MAX_PARTS-th of the ring (ours), which leaves room for entries that come while it is read.
 MAX_PARTS = 4
 
 
 def padded(nbytes: int) -> int:
-    """The bytes that contents of `nbytes` bytes take in the ring."""
+    """`nbytes` rounded up to a multiple of 8: the bytes that contents take in the ring."""
     return (nbytes + WORD - 1) // WORD * WORD
 
 
 class ByteRingWriter:
-    """The writer's end: `own` is its segment, with the entries, `peer` the reader's."""
+    """The writer's end: `own` is the writer's segment, with the entries, `peer` the reader's."""
 
     __slots__ = ("_memory", "_nbytes", "_own_words", "_peer_words", "_position", "_words")
 
@@ -42,12 +42,12 @@ class ByteRingWriter:
 
     @property
     def max_nbytes(self) -> int:
-        """The bytes of the largest entry."""
+        """Size of the largest entry's contents in bytes."""
         return self._nbytes // MAX_PARTS - WORD
 
     def push(self, parts: Sequence[bytes | memoryview], nbytes: int) -> bool:
-        """Append an entry, visible at once; `parts` have `nbytes` bytes, a multiple of 8, together. False, and no
-        effect, if the ring has no room, or `nbytes` exceeds `max_nbytes`."""
+        """Append an entry, visible at once. `parts` are copied; together they have `nbytes` bytes, a multiple of 8.
+        False, and no effect, if the ring has no room, or `nbytes` exceeds `max_nbytes`."""
         if nbytes > self.max_nbytes:
             return False
         position, size = self._position, self._nbytes
@@ -70,7 +70,7 @@ class ByteRingWriter:
 
 
 class ByteRingReader:
-    """The reader's end: `own` is its segment, with the head, `peer` the writer's."""
+    """The reader's end: `own` is the reader's segment, with the head, `peer` the writer's."""
 
     __slots__ = ("_begun", "_memory", "_nbytes", "_own_words", "_peer_words", "_position", "_words")
 
@@ -82,7 +82,7 @@ class ByteRingReader:
         self._own_words = own.words
         self._peer_words = peer.words
         self._position = own.words[HEAD_WORD]
-        self._begun = own.words[TAIL_WORD]  # by the reader's predecessor, in this ring
+        self._begun = own.words[TAIL_WORD]  # the end of the entry that a dead reader of this ring had begun last
 
     def has_unread(self) -> bool:
         return self._position != self._peer_words[TAIL_WORD]
@@ -110,11 +110,11 @@ class ByteRingReader:
 
     @property
     def was_begun_last(self) -> bool:
-        """Whether the entry read last is the one that a dead predecessor had begun last, and not acknowledged."""
+        """Whether a dead reader of this ring had begun, and not acknowledged, the entry that was read last."""
         return self._position == self._begun
 
     def begin(self) -> None:
-        """Note, for a successor, that the entry read last is begun."""
+        """Note, for a successor, that the reader begins to work on the entry that was read last."""
         self._own_words[TAIL_WORD] = self._position
 
     def acknowledge(self) -> None:

@@ -1,30 +1,31 @@
 """Clients' own shared memory in /dev/shm, registered by Triton's system shared memory extension: opened by name, copied
 in and out.
 
-Regions are not segments. A client owns the object, and may write to it and truncate it at any time. So a region is
-never mapped: a process that touches truncated memory is killed (SIGBUS), while a read through a descriptor comes up
-short, which is an error of that client's request alone. A read is a snapshot, too: a model gets the bytes that were
-checked. The supervisor opens regions and sends the descriptors to front ends. Copying 576 KiB takes 43 µs by pread, 24
-by mapping.
+Regions are not segments. A client owns the shared memory object, and may write to it and truncate it at any time. So a
+region is never mapped: a process that touches truncated memory is killed (SIGBUS), while a read through a descriptor
+returns too few bytes, which is an error of that client's request alone. A read makes a copy, too, so that a model gets
+the bytes that were checked. The supervisor opens regions and sends the descriptors to front ends. Copying 576 KiB takes
+43 µs by pread, 24 by mapping.
 """
 
 import os
 import re
 import stat
 
-# What multiprocessing.shared_memory opens objects with. That module itself maps them and, before Python 3.13, removes
-# them at its own process's end; the package posix_ipc has no wheel for each new Python, and needs a compiler there.
+# The function with which multiprocessing.shared_memory opens objects. That module itself would map the objects and,
+# before Python 3.13, remove them at the end of its process. The package posix_ipc has no wheels for new versions of
+# Python, for which it needs a compiler.
 from _posixshmem import shm_open  # pyright: ignore[reportMissingImports]
 from dataclasses import dataclass
 
 from shoal.errors import InternalError, InvalidArgumentError
 
-#: Names allowed in /dev/shm: no directories, and no semaphores, which lie there, too (ours).
+#: Names of objects in /dev/shm that a client may register: no directories, no semaphores (ours).
 _OBJECT = re.compile(r"(?!sem\.|\.{1,2}$)[A-Za-z0-9_.:@+=,~-]{1,255}")
 #: The prefix of Triton's own objects in /dev/shm; Triton refuses regions with such names.
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_UINT64 = 2**64 - 1
-#: The longest text of a client in an error: the longest name of an object, with its slash.
+#: Most characters of a client's text in an error: the longest name of an object, with its slash.
 _MOST_SHOWN = 256
 
 
@@ -101,12 +102,12 @@ class RegionSlice:
         """Copy `data`, at most `nbytes` bytes, into the region. Raises InvalidArgumentError if the object has been
         truncated, InternalError if /dev/shm is full."""
         fd, done = self.region.fd, 0
-        if os.fstat(fd).st_size < self.offset + len(data):  # a write beyond the end would make the object longer again
+        if os.fstat(fd).st_size < self.offset + len(data):  # a write beyond the end would extend the object
             raise _too_short(self.region.name)
         try:
             while done < len(data):
                 done += os.pwrite(fd, data[done:], self.offset + done)
-        except OSError as error:  # /dev/shm is full: pages of the object that were never touched have no memory
+        except OSError as error:  # /dev/shm is full: the object's pages have no memory before they are first written
             raise InternalError(
                 f"unable to write to shared memory region '{self.region.name}': {error.strerror}"
             ) from None
@@ -142,5 +143,5 @@ def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegio
 
 
 def _shown(text: str) -> str:
-    """A client's name or key in an error: whole where it may be the name of an object, else its beginning."""
+    """A client's name or key for an error message: whole if it may be the name of an object, else its beginning."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:40]}…"

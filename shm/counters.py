@@ -4,10 +4,10 @@
 
     word   what
     0      the named cells below
-    40     94 entries of five words, statistics by executed batch size, filled in the order sizes first occur (a model
-           that executes more distinct sizes than that reports the first 94)
+    40     94 entries of five words, statistics by executed batch size, filled in the order sizes first occur (of a
+           model that executes more distinct sizes, the first 94)
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
-    840    65 words, responses by the bounds that the model or Triton sets for them; the last for what is over all
+    840    65 words, first responses by the bounds that the model or Triton sets; the last for those over all bounds
 
 The last row has the figures of the response cache (CACHE_FIGURES). If summaries are enabled, the rows are followed by
 one set of windows (windows.py) per row.
@@ -57,7 +57,7 @@ CELLS = (
     "poison_found",
     "recorded",
     "record_dropped",
-    "fallen_back",  # requests that a canary has failed, or had no instance for: the stable version was given them
+    "fallen_back",  # requests given to the stable version because a canary has failed them, or had no instance
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
@@ -68,9 +68,9 @@ _BATCHES_WORD = 40
 _BATCH_WORDS = 5
 _MAX_BATCH_ENTRIES = 94
 _HISTOGRAMS_WORD = 512
-_HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 significant bits, so any time that a worker reports has its word
+_HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 significant bits, so there is a word for any time that a worker reports
 _FIRST_RESPONSE_WORD = 840
-#: Bounds that a histogram of first responses can have.
+#: Most bounds that a histogram of first responses can have.
 MAX_BOUNDS = 64
 _NS_PER_MS = 1_000_000
 
@@ -93,9 +93,9 @@ class BatchStatistics(NamedTuple):
 class Row:
     """One model version's figures, writable, in the batcher: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
-    Cells are counted in private integers, which cost a third of words in shared memory, and copied by `publish`. The
-    histograms are counted in shared memory directly: copying all words that could have changed would cost more. After a
-    batcher's death, the histograms lack at most what its last step counted.
+    Cells are private integers, which cost a third of words in shared memory to change, and `publish` copies them.
+    Histograms are counted in shared memory directly: copying all words that could have changed would cost more. After a
+    batcher's death, the figures lack at most what its last step has counted.
     """
 
     def __init__(self, words: memoryview, windows: Windows | None) -> None:
@@ -105,15 +105,15 @@ class Row:
             words[start : start + _HISTOGRAM_WORDS]
             for start in range(_HISTOGRAMS_WORD, _HISTOGRAMS_WORD + len(PHASES) * _HISTOGRAM_WORDS, _HISTOGRAM_WORDS)
         )
-        #: How long requests took in the last minute; None without summaries.
+        #: The times that requests took in the last minute; None if summaries are not enabled.
         self.windows = windows
         #: Upper bounds of the histogram of first responses, in ms, ascending; empty if the model has none. Set once.
         self.first_response_bounds: Sequence[float] = ()
-        # Cells are changed by the batcher's code that counts; batches also by count_execution.
+        # Cells are changed by batcher/statistics.py and by the methods here; batches by count_execution.
         self.cells = [0] * len(CELLS)
         #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many such
-        #: requests have succeeded, which are not counted in the cells either: with additions for each, batches of eight
-        #: cost 65k → 70k instructions a request.
+        #: requests have succeeded, which are not counted in the cells either: if each request were added by itself, a
+        #: request in a batch of eight would cost 70k instructions instead of 65k.
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.num_computed = 0
         self._batches: dict[int, list[int]] = {}
@@ -122,7 +122,7 @@ class Row:
         self._num_ended = 0
 
     def clear(self) -> None:
-        """Set all figures to 0: the row is given to a newly loaded model version."""
+        """Set all figures to 0: the row is about to be used for a newly loaded model version."""
         self._words[:] = memoryview(bytes(ROW_WORDS * WORD)).cast("Q")
         self.cells[:] = [0] * len(CELLS)
         self._batches.clear()
@@ -132,7 +132,8 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back the figures that a dead batcher published last. The caller counts pending requests again."""
+        """Read back the figures that a dead batcher published last. The caller counts the requests in the queue
+        again."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0
@@ -180,23 +181,24 @@ class Row:
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
     def count_fallen_back(self) -> None:
-        """Count a request that fell back to the stable version; `publish` shows the count though no request ended."""
+        """Count a request that fell back to the stable version. The next `publish` shows the count even if no request
+        has ended."""
         self.cells[_FALLEN_BACK] += 1
         self._num_ended = -1
 
     def publish(self) -> None:
-        """Make changed figures visible to readers: only the two cells of the queue if no request or batch has ended
-        since."""
+        """Make changed figures visible to readers. If no request or batch has ended since the last call, only the two
+        cells of the queue are copied."""
         if self.num_computed:
             self.add_computed()
         words, cells = self._words, self.cells
         num_ended = cells[_SUCCESS_COUNT] + cells[_FAIL_COUNT] + cells[_EXECUTION_COUNT]
-        if num_ended == self._num_ended:  # only the queue's two words: a sixth of the instructions
+        if num_ended == self._num_ended:  # a sixth of the instructions of copying all cells
             words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
             return
         self._num_ended = num_ended
         words[: len(cells)] = array("Q", cells)
-        for rows in self._changed:  # word by word: half of what storing an array costs
+        for rows in self._changed:  # word by word: half the cost of storing an array
             start, *batch = self._batches[rows]
             words[start], words[start + 1], words[start + 2], words[start + 3], words[start + 4] = batch
         self._changed.clear()
@@ -209,16 +211,16 @@ class RowView(NamedTuple):
 
     cells: dict[str, int]
     batches: tuple[BatchStatistics, ...]
-    #: Per phase, the number of times by their count of bits.
+    #: Per phase, the numbers of requests by the bits of the time: entry n counts times of n bits (ns).
     histograms: Mapping[str, Sequence[int]]
-    #: Number of first responses per bound, and at the end of those over all bounds.
+    #: Number of first responses per bound and, as the last entry, of those over all bounds.
     first_response: Sequence[int]
 
 
 ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1))
 
 
-#: Figures of the whole response cache; times in ns. Counts outlive a batcher, entries do not.
+#: Figures of the whole response cache; times in ns. Counts outlive a batcher; the cached entries do not.
 CACHE_FIGURES = (
     "num_lookups", "num_hits", "num_misses", "num_evictions", "lookup_ns", "insertion_ns", "num_entries", "used_bytes",
     "total_bytes",
@@ -246,8 +248,8 @@ class CounterTable:
         self._windows = _windows(segment)
 
     def row(self, index: int, *, is_restored: bool = False) -> Row:
-        """The row of a newly loaded model version, all zero; or of one that a dead batcher has counted for, with its
-        published figures."""
+        """A model version's row: all zero if the version is newly loaded; with the figures that a dead batcher
+        published last if `is_restored`."""
         words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS]
         windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
         row = Row(words, Windows(windows) if windows else None)
@@ -258,7 +260,7 @@ class CounterTable:
         return row
 
     def cache_figures(self, total_bytes: int) -> CacheFigures:
-        """Figures of an empty response cache that may use `total_bytes`."""
+        """Figures of a response cache that is empty now and may use `total_bytes`; counts of a dead batcher go on."""
         return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
 
 
@@ -286,8 +288,8 @@ class CounterTableView:
         return dict(zip(CACHE_FIGURES, self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], strict=True))
 
     def windows(self, index: int) -> WindowsView | None:
-        """How long a row's requests took in the last minute, as a view of shared memory; None if summaries are not
-        enabled."""
+        """The times that a row's requests took in the last minute, as a view of shared memory; None if summaries are
+        not enabled."""
         windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
         return WindowsView(windows) if windows else None
 
@@ -305,5 +307,5 @@ def _slab(mapping: MappedSegment) -> memoryview:
 
 
 def _windows(mapping: MappedSegment) -> memoryview:
-    """The memory after the rows; empty without summaries."""
+    """The memory after the rows, for windows; empty if summaries are not enabled."""
     return _slab(mapping)[GEOMETRY.slab_nbytes :]

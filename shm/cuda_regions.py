@@ -1,15 +1,16 @@
 """Memory on a GPU that processes share: clients' own, registered by Triton's CUDA shared memory extension, and workers'
 pools. Named and bounded here, never opened.
 
-A region is a handle of CUDA's inter-process communication (cudaIpcMemHandle_t) and a size. The supervisor numbers it,
-front ends check offsets and sizes against it, and a request's header carries the place of a tensor to the worker that
-executes the request, the only process that opens the handle (workers/cuda_regions.py). So no front end needs a CUDA
-context, and whether the handle is good is known with the first request.
+A region is a handle of CUDA's inter-process communication (cudaIpcMemHandle_t) and a size. The supervisor numbers the
+region, front ends check offsets and sizes against its size, and a request's header carries the place of a tensor to the
+worker that executes the request, the only process that opens the handle (workers/cuda_regions.py). So no front end
+needs a CUDA context, and a bad handle is noticed only with the first request.
 
     place       registration number, 8 bytes; number of the GPU, 4 bytes; handle, 64 bytes; little-endian
 
-A tensor that a worker leaves on its GPU for another model lies in the worker's pool (workers/gpu_pool.py); a block has
-its Placed (shoal/request.py) in place of its bytes. A pool has no registration: it is numbered by the block's owner.
+A tensor that a worker leaves on its GPU for another model lies in the worker's pool (workers/gpu_pool.py); the block
+has a `Placed` (shoal/request.py) instead of the tensor's bytes. A pool has no registration: its number is made from the
+block's owner id.
 """
 
 import struct
@@ -22,36 +23,36 @@ from shoal.shm.client_regions import check_bounds
 
 _PLACE = struct.Struct(f"<QI{HANDLE_NBYTES}s")
 PLACE_NBYTES = _PLACE.size
-#: Added to the owner id of the segment whose block names a tensor in a pool: no registration has such a number.
+#: Added to a segment's owner id for the number of a pool, so that no registration has the same number.
 _POOL = 1 << 63
 
 
 class CudaPlace(NamedTuple):
-    """The region in which a tensor lies, as it stands in a request's header."""
+    """The region in which a tensor lies, as a request's header names the region."""
 
     number: int  # of the registration; never used again
     device_id: int  # the client's and the server's number of the GPU
     handle: bytes
 
     def pack(self) -> bytes:
-        """The place's PLACE_NBYTES bytes."""
+        """The place as PLACE_NBYTES bytes."""
         return _PLACE.pack(*self)
 
 
 def unpack_place(packed: bytes) -> CudaPlace:
-    """The place in a header. Raises ValueError if it has another size."""
+    """The place in a header. Raises ValueError if `packed` has another size."""
     if len(packed) != PLACE_NBYTES:
         raise ValueError(f"a place in CUDA shared memory of {len(packed)} bytes")
     return CudaPlace(*_PLACE.unpack(packed))
 
 
 def place_in_pool(placed: Placed, owner: int) -> bytes:
-    """The CudaPlace, packed, of the pool in which a tensor lies that a block of the segment `owner` names."""
+    """The packed CudaPlace of the pool of a tensor that a block of the segment `owner` names."""
     return CudaPlace(pool_number(owner), placed.device_id, placed.handle).pack()
 
 
 def pool_number(owner: int) -> int:
-    """The number of a pool that is named in blocks of the segment `owner`, distinct from those of registrations."""
+    """The number of the pool that blocks of the segment `owner` name; it is no registration's number."""
     return _POOL | owner
 
 

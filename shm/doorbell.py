@@ -1,12 +1,13 @@
 """A doorbell wakes a process to look at its rings: an eventfd, pollable together with sockets, that carries no other
 information.
 
-A doorbell is rung once per published group of records, always: the system call is also the memory barrier between the
-store of a tail and the reader's look at it, so there is no "asleep" flag to race with (a store followed by a load of
-another word is reordered even by x86). A ring takes 0.3 µs if no process waits.
+A doorbell is rung for every published group of records, whether its reader sleeps or not: the system call is also the
+memory barrier between the store of a tail and the reader's load of that tail. A flag "asleep" would be a race, since
+even x86 reorders a store with a later load of another word. Ringing takes 0.3 µs if no process waits.
 
-A reader that waits for edges (EPOLLET) need not clear the bell, which saves a system call per wake: each ring since its
-last wait ends the next one. Any other reader clears the bell first and looks at its rings second.
+A reader that waits for edges (EPOLLET) need not clear the bell, which saves a system call per wake: if the bell has
+rung since the reader's last wait, the next wait ends at once. Any other reader clears the bell first and looks at its
+rings second.
 """
 
 import os
@@ -15,14 +16,14 @@ from contextlib import suppress
 
 from shoal.fault import IS_ARMED, reached
 
-#: How long (ns) a worker's responses wait for others before one ring announces all of them; the end of the running
-#: execution rings, too. With a ring for each response, short executions would cost more (measured with eight requests
-#: to the identity model in the ring: 2.3 times as much).
+#: How long (ns) a worker's responses wait for further ones before one ring announces all of them; the end of the
+#: running execution rings, too. With a ring for each response, short executions would cost more (measured with eight
+#: requests to the identity model in the ring: 2.3 times as much).
 RING_AFTER_NS = 100_000
-#: How long a guest waits before it looks at its deadlines again (ours).
+#: How long (s) a guest waits before it checks its deadlines again (ours).
 WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")
-#: Most bytes read by one `recv`: usually one byte has come, and a larger buffer takes longer to make.
+#: Most bytes that one `recv` reads: usually one byte has come, and a larger buffer takes longer to allocate.
 _MANY = 64
 # MSG_DONTWAIT as an int: joining two members of an enum takes 8 µs.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
@@ -67,7 +68,7 @@ class Doorbell:
             return
 
     def close(self) -> None:
-        """Close the descriptor now rather than with the object."""
+        """Close the descriptor at once instead of with the last reference to the object."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -110,7 +111,7 @@ class GuestBell:
             return
 
     def clear(self) -> None:
-        """Undo the other end's rings; look at the rings in shared memory after this call, never before."""
+        """Undo the other end's rings; the caller looks at its rings in shared memory after this call, never before."""
         try:
             while len(self._socket.recv(_MANY, _AT_ONCE)) == _MANY:
                 continue
@@ -138,7 +139,7 @@ class GuestBell:
             return  # the other end is closed
 
     def close(self) -> None:
-        """Close the descriptor now rather than with the object."""
+        """Close the descriptor at once instead of with the last reference to the object."""
         self.fd = -1
         self._socket.close()
 

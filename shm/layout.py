@@ -17,8 +17,9 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            has read of the peer's
     192         8          progress: the batch begun number    worker → batcher, supervisor
                            last; in a link to a                batcher → its successor
-                           worker: the batch whose
-                           answers were passed on
+                           worker: the batch up to
+                           which all answers were
+                           passed on
     256         8          busy since: when the      ns        worker → supervisor
                            batch being executed
                            began, 0 between two;
@@ -88,7 +89,7 @@ NOTED_WORD, NOTED_WORDS = 80, 3
 HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  # words, counted from NOTED_WORD
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
-#: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
+#: Sixteen words a record, two cache lines, which hold all that a scheduler needs to know of a request.
 RECORD = struct.Struct("<16Q")
 RECORD_BYTES = RECORD.size
 RING_OFFSET: Final = PAGE
@@ -97,9 +98,8 @@ UNIT: Final = 4096  # bytes of the smallest block; a request of 16 floats and it
 
 
 class Geometry(NamedTuple):
-    """The sizes that a segment is made with: the ring's capacity in records, the slab's size in bytes, and the records
-    of the small ring that the ring begins with, 0 where it is whole from the beginning. All offsets follow from
-    these."""
+    """The sizes that a segment is made with: the ring's capacity in records, the slab's size in bytes, and the capacity
+    with which the ring begins if it begins small, else 0. All offsets follow from these sizes."""
 
     ring_capacity: int
     slab_nbytes: int
@@ -107,7 +107,7 @@ class Geometry(NamedTuple):
 
     @property
     def first_capacity(self) -> int:
-        """Records of the ring before it is widened."""
+        """Capacity in records before the ring is widened."""
         return self.small_capacity or self.ring_capacity
 
     @property
@@ -123,7 +123,7 @@ class Geometry(NamedTuple):
 
     @property
     def slab_end(self) -> int:
-        """Bytes from the start of the segment to the end of the slab, where the full ring begins if there is one."""
+        """Bytes from the start of the segment to the slab's end, where a full ring behind a small one begins."""
         return self.slab_offset + self.slab_nbytes
 
     @property
@@ -151,7 +151,7 @@ class Header(NamedTuple):
 
     @property
     def ring_capacity(self) -> int:
-        """Records of the ring, once it is widened if it begins small."""
+        """Capacity of the full ring in records."""
         return self.ring_capacities & 0xFFFFFFFF
 
     @property
@@ -164,7 +164,7 @@ Record = tuple[int, ...]  # the words of a record, from its kind on; those that 
 
 
 class LayoutError(Exception):
-    """Memory or a record of a peer that this code cannot read: of another version, of another size, or damaged."""
+    """A peer's memory or record that this code cannot read: it is of another version or size, or damaged."""
 
 
 def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
@@ -206,8 +206,7 @@ def read_header(memory: memoryview) -> Header:
 OWNER_BITS: Final = 24
 UNIT_BITS: Final = 20
 GENERATION_BITS: Final = 20
-#: A reference shifted right by this is its owner id; for code that runs once per request, where a call of `ref_owner`
-#: would cost a thousand instructions.
+#: `ref >> OWNER_SHIFT` is `ref_owner(ref)`, for code that runs once per request: a call takes 1k instructions.
 OWNER_SHIFT: Final = UNIT_BITS + GENERATION_BITS
 MAX_UNITS: Final = 1 << UNIT_BITS
 #: The largest slab, and so the largest block: units are numbered in 20 bits, and a span word has 32 bits for a size.
@@ -243,7 +242,7 @@ REPLY: Final = 4
 RECALL: Final = 15
 CHILD_TRACE: Final = 17
 EXECUTION: Final = 18
-RETURN: Final = 19  # a client, too, sends one to a successor
+RETURN: Final = 19  # batcher → client; also client → a dead batcher's successor
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM: Final = 5
 FREE: Final = 6
@@ -258,21 +257,21 @@ SEQUENCE_END: Final = 18
 
 
 class R:
-    """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
+    """Words of REQUEST, and of the other records about a request, which all have its NUMBER. Times are monotonic ns.
 
-    HOLD, which uses NUMBER and BLOCK, names to a successor a reply's block that has not been released; a 1 in MODEL
-    marks the first HOLD: earlier ones, for a successor that has died meanwhile, are void. TRACE requests the times in
-    the reply to a request that stands before the TRACE. For a reply that is not the final one, RELEASE has the reply's
-    BLOCK, too, and HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from
-    HEADER on, up to the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the
-    request is notified. An answer after DEADLINE_NS is of no use to the client; 0 = never.
+    CANCEL: MORE is 1 if the client may still read the answer; then only a worker that has the request is notified.
+    TRACE (words of X) stands behind the REQUEST, and asks for the times in the reply.
+    RELEASE of a final reply may have the numbers of further final replies from HEADER on, up to the first 0.
+    RELEASE of a reply that is not final has the reply's BLOCK.
+    HOLD names to a successor the BLOCK of a reply not released yet; MORE is 1 if the reply is not final. MODEL is 1
+    in the client's first HOLD: HOLDs before it, for a successor that has died meanwhile, are void.
 
     The digest, 128 bits, is equal for requests that have equal answers; 0 if the model's responses are not cached. The
-    batcher uses only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py); FLAGS has
-    ALONE, too (shoal/deterministic.py).
+    batcher uses only front ends' digests. CORRELATION and FLAGS name the request's sequence (shoal/sequences.py); FLAGS
+    may have ALONE, too (shoal/deterministic.py). After DEADLINE_NS the answer is of no use to the client; 0 = never.
 
-    NUMBER is the client's own. With the client's owner id before it, the number is the request's key, by which every
-    process names the request, a dead process's successor included.
+    NUMBER is the client's own number of the request. With the client's owner id in front, it is the request's key, by
+    which every process names the request, also after the death of another process.
     """
 
     NUMBER: Final = 1
@@ -313,18 +312,20 @@ class X(R):
 
 
 class P:
-    """Words of REPLY. STATUS 0 is success; if the batcher itself refused, REASON names a sentence and DETAIL a number
-    in it; OTHER_VERSION is no refusal: DETAIL is the version that has answered. MORE is 1 if further replies to the
-    number follow; the last one may then have nothing but its NUMBER. The time points are when the request was accepted
-    and Triton's four of its computation, for requests announced as traced (TRACE); else 0, since five words cost 1.7k
-    instructions to write and read. The four are 0 if no worker has answered; every reply from the cache has the first.
+    """Words of REPLY. STATUS 0 is success. If the batcher itself has refused the request, REASON names a sentence, and
+    DETAIL is the number in it; the REASON OTHER_VERSION is no refusal, and DETAIL is the version that has answered.
+    MORE is 1 if further replies to the request follow; the last reply may then have nothing but its NUMBER.
+    QUEUE_START_NS is when the request was accepted; the next four words are Triton's time points of its computation, 0
+    if no worker has answered. Without a TRACE all five are 0 (they cost 1.7k instructions to write and read), but for
+    QUEUE_START_NS in a reply from the cache.
 
     IS_LENT is 1 if the batcher goes on reading the request's block, for a shadow, until it sends RETURN with the same
-    NUMBER. RETURN with 0 frees all blocks lent to a dead batcher: a client that has any sends it to the successor, too.
+    NUMBER. RETURN with 0 frees all blocks lent to a dead batcher: a client with such blocks sends it to the successor,
+    which sends it back.
 
-    PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references, a u64 each,
-    stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they were one. The
-    client holds these blocks, too, each as a part of its reply.
+    PIECES is not 0 in an ensemble's reply: the reply's tensors lie in so many blocks of workers, whose references, a
+    u64 each, stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they were
+    one. The client holds and releases each of these blocks as it does a reply that is not final.
     """
 
     NUMBER: Final = 1
@@ -346,11 +347,11 @@ class P:
 class T:
     """Words of CHILD_TRACE: a step of an ensemble or a call of a model, made for the traced request NUMBER, has ended.
 
-    A front end gets it before the last reply to the request. KEY is the child's own, PARENT the key of the child that
-    it was made for, 0 for the request itself. MODEL is the id of the child's model. The times, in monotonic ns, are
-    those of a trace; 0 for a point that was not reached. IS_CALL is 1 for a call that a model made, 0 for a step.
+    A front end gets the record before the last reply to the request. KEY is the child's key, PARENT the key of the
+    child for which it was made, 0 if that is the request itself. MODEL is the id of the child's model. The times, in
+    monotonic ns, are those of a trace; 0 for a point not reached. IS_CALL is 1 for a model's call, 0 for a step.
 
-    At most MAX_UNREAD_CHILD_TRACES are in the ring, which has room for as many besides all replies.
+    At most MAX_UNREAD_CHILD_TRACES are in the ring, which has room for so many beside all replies.
     """
 
     NUMBER: Final = 1
@@ -369,15 +370,15 @@ class T:
 
 
 class E:
-    """Words of EXECUTION, which precedes the last reply to a request whose TRACE wants it: from INSTANCE on, those of
-    shoal/timing.py's Execution."""
+    """Words of EXECUTION, which precedes the last reply to a request whose TRACE asks for it: from INSTANCE on, the
+    fields of Execution in shoal/timing.py."""
 
     NUMBER: Final = 1
     INSTANCE: Final = 2
     END: Final = 13  # one past the last word
 
 
-#: Most unread CHILD_TRACE records in a ring, 64 KiB. Ours: steps of 20 µs that end while a lane is busy for 10 ms.
+#: Most unread CHILD_TRACEs in a ring, 64 KiB (ours: enough if steps of 20 µs end while a lane is busy for 10 ms).
 MAX_UNREAD_CHILD_TRACES = 512
 
 
@@ -397,11 +398,11 @@ MAX_RECALLED = 16 - C.OWNERS  # segments that one RECALL can name
 class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    FREED is one of the worker's blocks that has no holder any more, or 0: a FREE that travels along. PRIORITY and
+    FREED is a block of the worker that has no holder any more, or 0: it takes the place of a FREE. PRIORITY and
     TIMEOUT_US are the client's, ACCEPTED_NS is when the request was accepted, DEADLINE_NS when its client ceases to
-    wait; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py). ANSWERED is
-    written by the batcher long after the worker has read the record, for a successor: 1 once the worker no longer has
-    the request although it still has others of the batch.
+    wait; 0 = never. FLAGS, which include the slot, and CORRELATION name the request's sequence (shoal/sequences.py).
+    The batcher writes ANSWERED after the worker has read the record, for a successor: 1 once the worker no longer has
+    the request, although it still has others of the batch.
     """
 
     KEY: Final = 1
@@ -424,8 +425,8 @@ class B:
 class D:
     """Words of DONE, one per request of a batch. The four times are Triton's compute time points, in monotonic ns.
 
-    RESPONSE has the words of DONE and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
-    READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
+    RESPONSE has the words of DONE and leaves the request open; its DONE may then have neither STATUS nor BLOCK.
+    READY (BATCH and the times): the batch is executed and the instance free; the requests are answered later.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
     SEQUENCE_END (KEY): the request, whose DONE or RESCHEDULE comes later, is the last of its sequence.
     HAVE, which uses BLOCK alone, names to a successor a block that has not been freed.
@@ -458,7 +459,7 @@ ROOM_NOW: Final = 2
 
 class S:
     """Words of a slot in the table of a sequence batcher's slots: the id of the sequence in the slot, the sequence's
-    number, its state (batcher/scheduling/sequence_values.py); the fourth is 0."""
+    number, its state (batcher/scheduling/sequence_values.py); the fourth word is 0."""
 
     CORRELATION: Final = 0
     NUMBER: Final = 1
@@ -473,7 +474,7 @@ def slot_table_nbytes(num_slots: int) -> int:
     return -(-num_slots * SLOT_WORDS * WORD // UNIT) * UNIT
 
 
-#: A key is: client's owner id (24 bits) | the client's number (40 bits; at a million a second they last twelve days).
+#: A key is: client's owner id (24 bits) | the client's number (40 bits: twelve days at a million requests a second).
 NUMBER_BITS: Final = 40
 
 _ZEROS = (0,) * 16

@@ -7,7 +7,8 @@ from typing import cast
 
 
 class Pieces:
-    """A read-only sequence of blocks; a slice must lie within one block, as each tensor does."""
+    """A read-only sequence of blocks that is sliced as if it were one block; a slice must lie within one block, as each
+    tensor does."""
 
     __slots__ = ("_starts", "nbytes", "pieces")
 
@@ -25,8 +26,8 @@ class Pieces:
 
 
 def as_block(pieces: Sequence[memoryview]) -> memoryview:
-    """One block, or several as `Pieces`, typed as a memoryview: readers of responses only take slices, which `Pieces`
-    has, too. The blocks stay their owners'."""
+    """One block, or several as `Pieces`. Typed as a memoryview, since readers of responses only take slices, which
+    `Pieces` supports. The blocks stay their owners'."""
     return pieces[0] if len(pieces) == 1 else cast("memoryview", Pieces(pieces))
 
 

@@ -1,8 +1,8 @@
 """A client's end of the star: blocks for requests, records to the batcher, replies from it.
 
-There is one per front end, guest and worker whose model calls others. Not thread-safe: a process with several threads
-uses it under a lock. A request's block belongs to the client until its reply has come; the reply's block belongs to a
-worker and is readable until `release`.
+Each front end and guest, and each worker whose model calls others, has one port. Not thread-safe: a process with
+several threads uses its port under a lock. A request's block belongs to the client until its reply has come; the
+reply's block belongs to a worker and is readable until `release`.
 """
 
 from collections import Counter
@@ -58,9 +58,9 @@ class TracedTimes:
     __slots__ = ("children", "execution")
 
     def __init__(self) -> None:
-        #: The words KEY to IS_CALL (layout.T) of each request made for this one, appended as that one ends.
+        #: The words KEY to IS_CALL (layout.T) of each request made for the traced one, appended when the child ends.
         self.children: list[Record] = []
-        #: The words of an Execution (shoal/timing.py); empty until it is known, and where none was wanted.
+        #: The words of an Execution (shoal/timing.py); empty until the execution is known, or if none was asked for.
         self.execution: Record = ()
 
 
@@ -84,8 +84,9 @@ class Port:
         """Take over the client's end of a link: its own `segment`, with a slab, and the batcher's `link`.
 
         `max_in_flight` bounds the requests of one model; all models together may have MODELS_AT_ONCE times as many, and
-        share these places and the slab. `correlation_key` is the server's. With `asks_for_segments`, replies may name
-        segments that the port does not have: the port then stops reading until `wanted` has been added.
+        share these places and the slab. `correlation_key` is the server's key for the hashes of sequences' ids. With
+        `asks_for_segments`, replies may name segments that the port does not have: the port then stops reading replies
+        until the segment `wanted` has been added.
         """
         self.slab = Slab(segment)
         #: The numbers of responses of TorchServe's protocol by the first digit of their status; one thread writes them.
@@ -101,41 +102,43 @@ class Port:
         self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
-        # Changed when the ring is widened: how many requests and held replies the ring has room for; below how many
-        # any model may have one more request; how many records stay free when replies never held are released.
+        # Changed when the ring is widened: the number of requests and held replies for which the ring has room; the
+        # number of requests below which any model may have one more; the number of records that stay free when replies
+        # that were never held are released.
         self._num_places = self._writer.num_first // RECORDS_PER_PLACE if self._writer.is_small else self._max_held
         self._num_ample = min(max_in_flight, self._num_places)
         self._num_kept = self._writer.num_free * 7 // 8
         # Changed by submit, poll, release, and when segments are announced.
         self._must_ring = False
         self._number = 0
-        self._open: dict[int, Record] = {}  # number → its REQUEST, until the final reply
+        self._open: dict[int, Record] = {}  # number → the REQUEST, until the final reply
         # requests and bytes of `_open` by model; None while neither places nor memory are scarce
         self._shares: Shares | None = None
-        self._held: dict[int, int] = {}  # number → the block of its final reply, until that is released
-        # (number, block) → how often held: replies that are not final, and pieces
+        self._held: dict[int, int] = {}  # number → the block of the final reply, until the reply is released
+        # of replies that are not final, and of pieces: (number, block) → how often the block is held
         self._parts = Counter[tuple[int, int]]()
         #: (number, part) → pieces of a reply, the blocks of its tensors; part is 0 for the final reply.
         self._pieces: dict[tuple[int, int], list[int]] = {}
         self._released: list[int] = []  # numbers of final replies that the next RELEASE names
-        self._unheld: list[Record] = []  # RELEASEs of replies that were more than may be held, for later flushes
+        self._unheld: list[Record] = []  # RELEASEs of replies beyond those that may be held, for later flushes
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
-        # Blocks of answered requests that the batcher goes on reading: by number, until its RETURN; and those that a
-        # dead batcher had.
+        # Blocks of answered requests that the batcher goes on reading: by number, until the batcher's RETURN; and the
+        # blocks that a dead batcher was reading.
         self._lent: dict[int, int] = {}
         self._lent_before: list[int] = []
         self._traced: dict[int, TracedTimes] = {}  # number of a traced request → what `trace` returned
-        #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether the worker gets
-        #: none elsewhere: the client is to copy and release held replies that lie there.
+        #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether the worker can
+        #: get memory in no other way: the client is to copy and release held replies that lie there.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
-        #: Blocks of answered requests outside the slab, which the process that made them frees and takes from the list.
+        #: Blocks outside the slab whose requests were answered. The code that made such a block removes it from the
+        #: list and frees it.
         self.spent: list[int] = []
 
     @property
     def wanted(self) -> int:
-        """Owner id of the segment that must be added before replies can be read on; 0 = none."""
+        """Owner id of the segment that must be added before further replies can be read; 0 = none."""
         return self._awaited.wanted
 
     @property
@@ -171,7 +174,7 @@ class Port:
         return True
 
     def prepare(self) -> None:
-        """Add memory before it is needed; called while the process has nothing else to do."""
+        """Add memory to slab and ring before it is needed; to be called while the process has nothing else to do."""
         self.slab.prepare()
         if 2 * (len(self._open) + self.num_held) > self._num_places:
             self._widen()
@@ -185,21 +188,23 @@ class Port:
         return (self._shares or self._count_shares()).has_memory(model, free_nbytes)
 
     def _count_shares(self) -> Shares:
-        """Begin to count requests and bytes by model: done only while either is scarce, since it costs time."""
+        """Begin to count requests and bytes by model. This is done only while places or memory are scarce, since it
+        costs time."""
         self._shares = shares = Shares()
         for record in self._open.values():
             shares.add(record[_ASKED_MODEL], self.slab.nbytes_of(record[_ASKED_BLOCK]))
         return shares
 
     def _uncount(self, shares: Shares, asked: Record) -> None:
-        """Uncount an answered request, whose block is not free yet; stop counting by model once most is free."""
+        """Uncount an answered request, whose block is not free yet; stop counting by model once most places and memory
+        are free."""
         shares.remove(asked[_ASKED_MODEL], self.slab.nbytes_of(asked[_ASKED_BLOCK]))
         if 2 * len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes:
             self._shares = None
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the ring has no free slots but those that requests in flight need for their CANCEL and RELEASE."""
+        """Whether all free slots of the ring are needed for the CANCEL and RELEASE of requests in flight."""
         return self._writer.num_free <= 2 * min(self._num_places, self._max_in_flight)
 
     @property
@@ -227,8 +232,8 @@ class Port:
         self._awaited.refuse(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
-        """A writable block of at least `nbytes` bytes of the slab for a request to a model; it belongs to the caller
-        until `submit`. Model 0: the model is not known yet, and `admit` is called later.
+        """A writable block of at least `nbytes` bytes of the slab for a request to a model; the block belongs to the
+        caller until `submit`. With model 0, the model is not known yet, and the caller calls `admit` later.
 
         Raises NoRoomError if no block is free for the model now, InvalidArgumentError if no block is ever that large.
         """
@@ -253,7 +258,7 @@ class Port:
         """Raise NoRoomError unless this model may have one more request, in a block of the slab that was allocated
         before the request had come.
 
-        The block counts as free: the request does not lack the memory that it has.
+        The block counts as free memory, since the request has it already.
         """
         if not (self.has_place(model) and self.has_memory(model, self.slab.nbytes_of(block.ref))):
             raise NoRoomError(model)
@@ -273,8 +278,8 @@ class Port:
 
         `header` is the span of the packed InferRequest in the block; `start_ns` and `deadline_ns` are monotonic times.
         The block belongs to the port from now on and is freed when the reply comes; a block outside the slab is put
-        into `spent` then. `parent` is the key of the request for which a model makes this one; both are part of the
-        parent's trace. A batcher's successor does not learn of the parent.
+        into `spent` then. `parent` is the key of the request for which a model makes this one, which is then part of
+        the parent's trace. A dead batcher's successor does not learn of the parent.
         """
         self._number = number = self._number + 1
         model, correlation = request.entry.model_id, wishes.correlation_id
@@ -295,8 +300,8 @@ class Port:
         return number
 
     def cancel(self, number: int, *, is_sure: bool = True) -> None:
-        """Cancel a request, because its client waits no more: at most once with `is_sure`, and once without before
-        that.
+        """Cancel a request, because its client does not wait any more. May be called once without `is_sure`, and after
+        that once with it.
 
         Without `is_sure`, a request that is still queued stays queued. The final reply still comes and must be
         released.
@@ -306,26 +311,26 @@ class Port:
             self._must_ring = True
 
     def trace(self, number: int, *, is_shown: bool = False, trace_id: tuple[int, int] = (0, 0)) -> "TracedTimes":
-        """Request the times of a request just submitted, to come in its reply (`Reply.times`). The returned object is
-        filled until then; with `is_shown`, with the request's execution, too. `trace_id` is that of the client's trace.
+        """Ask for the times of a request just submitted, which come in its reply (`Reply.times`). The returned object
+        is filled before that reply; with `is_shown`, also with the request's execution. `trace_id` is the id of the
+        client's trace.
 
-        A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
+        A dead batcher's successor does not know of the trace: then the times are 0, and nothing is added to the object.
         """
         self._writer.push(records.trace_record(number, is_shown=is_shown, trace_id=trace_id))
         self._traced[number] = traced = TracedTimes()
         return traced
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
-        """An open request's block in the slab (writable, the port's), the span of its header, and its start (monotonic
-        ns)."""
+        """The block of an open request in the slab (writable; the port owns it), the span of the request's header, and
+        the request's start (monotonic ns)."""
         record = self._open[number]
         return self.slab.open(record[R.BLOCK]), record[R.HEADER], record[R.START_NS]
 
     def release(self, number: int, part: int = 0, *, prompt: bool = True) -> None:
-        """Give a reply's block back to its worker: the block must not be read any more. `part` is the reply's
-        (`Reply.part`).
+        """Give a reply's block back to its worker. The block must not be read after this call. `part` is `Reply.part`.
 
-        Without `prompt`, the batcher is not woken: it reads the RELEASE with the next request, with `wake`, or when a
+        Without `prompt`, the batcher is not woken: it reads the RELEASE with the next request, after `wake`, or when a
         worker that lacks memory rings.
         """
         if self._pieces:
@@ -346,11 +351,11 @@ class Port:
             reached("released")
 
     def resubmit(self) -> None:
-        """Send all open requests and held replies to a dead batcher's successor; the dead one's replies have been
-        collected before.
+        """Send all open requests and held replies to a dead batcher's successor. The caller must have polled the dead
+        batcher's replies before.
 
-        A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
-        marked: if two batchers die in a row, the third may read all this twice.
+        A cancelled request is open, too: it is not cancelled again, and its final reply still comes. The first HOLD is
+        marked, since a second successor may read the HOLDs for the first one, too, if that one has died meanwhile.
         """
         # A worker may still read a lent block for the dead batcher: the successor, which knows what workers have, sends
         # RETURN when none does.
@@ -358,7 +363,7 @@ class Port:
         self._lent.clear()
         if self._lent_before:
             self._writer.push(records.return_record(0))
-        self._unheld.clear()  # a successor counts only the replies in these HOLDs as held
+        self._unheld.clear()  # a successor counts only replies for which it gets a HOLD as held
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
             self._writer.push(records.hold_record(number, ref, is_first=index == 0, is_part=is_part))
@@ -382,7 +387,7 @@ class Port:
             self._batcher_bell.ring()
 
     def _release_unheld(self) -> None:
-        """Release replies that were more than may be held, as many as leave the ring its room for requests."""
+        """Release replies beyond those that may be held, as many as leave room for requests in the ring."""
         num = max(0, self._writer.num_free - self._num_kept)
         for record in self._unheld[:num]:
             self._writer.push(record)
@@ -396,8 +401,8 @@ class Port:
         """All new replies. A final reply frees the request's own block; a reply's block, which is its worker's, is
         readable until `release`.
 
-        Replies beyond those that may be held are released unread and returned with a reason. A bell that must be
-        cleared is cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
+        Replies beyond those that may be held are released unread and returned with a reason. The caller clears a bell
+        that must be cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
         """
         replies = []
         opened, free = self._open, self.slab.free
@@ -408,7 +413,7 @@ class Port:
                 continue
             asked = opened.get(number) if more else opened.pop(number, None)
             if asked is None:
-                continue  # a late reply to a number that has been answered
+                continue  # a second final reply to a request, from a successor
             if not more:
                 if self._traced:
                     self._traced.pop(number, None)
@@ -463,7 +468,8 @@ class Port:
             raise LayoutError(f"the batcher sent a record of kind {record[0]}")
 
     def _take_back(self, number: int) -> None:
-        """Free a block that the batcher has read to the end; with 0, all that a dead batcher had."""
+        """Free the block of the request `number`, which the batcher does not read any more; with 0, all blocks that a
+        dead batcher was reading."""
         if number:
             returned = [ref] if (ref := self._lent.pop(number, 0)) else []
         else:
@@ -476,8 +482,8 @@ class Port:
         return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
-        """Open the blocks whose references stand at the start of `block`, as one; each is held from now on. None if one
-        is gone."""
+        """Open the blocks whose references stand at the start of `block`, to be read as one block; each is held from
+        now on. None if one of them is gone."""
         self._pieces[number, part] = refs = block[: num_pieces * WORD].cast("Q").tolist()
         self._parts.update([(number, ref) for ref in refs])
         pieces = []

@@ -39,8 +39,8 @@ def child_request_record(request: Record, parent: int) -> Record:
 
 
 def cancel_record(number: int, *, is_sure: bool) -> Record:
-    """CANCEL from a client. `is_sure`: the client does not wait any more; otherwise it may still read, and only a
-    worker that has the request is notified."""
+    """CANCEL from a client. `is_sure`: the client does not wait any more; otherwise the client may still read the
+    answer, and only a worker that has the request is notified."""
     return (CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, int(not is_sure))
 
 
@@ -76,7 +76,7 @@ def execution_record(number: int, execution: Iterable[int]) -> Record:
 
 
 def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:
-    """REPLY that is not the final one to its request."""
+    """REPLY that is not the final one to a request."""
     return (REPLY, number, status, block, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces)
 
 
@@ -88,7 +88,7 @@ def traced_reply_record(
 
 
 def lent_reply_record(reply: Record) -> Record:
-    """A final REPLY whose request's block the batcher goes on reading."""
+    """The final REPLY to a request whose block the batcher goes on reading."""
     return (*reply, *(0,) * (P.IS_LENT - len(reply)), 1)
 
 
@@ -98,13 +98,14 @@ def return_record(number: int) -> Record:
 
 
 def of_version(reply: Record, version: int) -> Record:
-    """A REPLY of at least five words that another version of the model has answered than the one it was sent to."""
+    """The final REPLY, of at least five words, to a request that was answered by another version of the model than the
+    one to which it was sent."""
     return (*reply[: P.REASON], OTHER_VERSION, version, *reply[P.DETAIL + 1 :])
 
 
 def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:
-    """REPLY of a request that the batcher refuses: the reason's sentence, the number in that sentence, and the times of
-    a traced request."""
+    """REPLY of a request that the batcher refuses: the number of the reason's sentence, the number in that sentence,
+    and the times if the request is traced."""
     return (REPLY, number, status, 0, 0, reason, detail, *times)
 
 
@@ -121,14 +122,14 @@ def recall_record(owners: Iterable[int], *, is_urgent: bool) -> Record:
 
 
 def free_record(block: int) -> Record:
-    """FREE of a block that no BATCH_ITEM takes along."""
+    """FREE of a block that no BATCH_ITEM has in FREED."""
     return (FREE, 0, 0, block)
 
 
 def sender_record(
     key: int, status: int, block: int, header: int, times: tuple[int, int, int, int], *, is_last: bool
 ) -> Record:
-    """DONE or RESPONSE that a response sender writes, independent of the batch that the request came with."""
+    """DONE or RESPONSE that a response sender writes; it does not name the batch that the request came with."""
     return (DONE if is_last else RESPONSE, key, 0, status, block, header, *times)
 
 

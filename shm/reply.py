@@ -11,14 +11,14 @@ _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _NO_RECORD = layout.record()
 
 
-@dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
+@dataclass(slots=True)  # made for each request: not frozen, since a frozen one takes twice as long to make
 class Reply:
     """A reply to a request. With `status` 0, a success, `header` is the packed response header, copied from `block`.
 
     A reply that is not final leaves the request open; the final one may have no header, and then only ends the request.
     With another status, `reason` names the batcher's refusal (shoal.reasons), or is 0 and `header` is the worker's
-    sentence (UTF-8). `block`, read-only and valid until `Port.release`, may consist of several, an ensemble's, which
-    read as one.
+    sentence (UTF-8). `block`, read-only and valid until `Port.release`, stands for several blocks if an ensemble has
+    answered (pieces.py).
     """
 
     number: int
@@ -28,7 +28,7 @@ class Reply:
     header: bytes | None
     detail: int = 0  # the number in the sentence of `reason`
     record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # the REPLY record itself
-    piece: int = 0  # the first of an ensemble's blocks, if there are several
+    piece: int = 0  # reference to the first of the reply's pieces; 0 without pieces
 
     @property
     def is_final(self) -> bool:
@@ -47,11 +47,12 @@ class Reply:
 
     @property
     def tensors_ref(self) -> int:
-        """Reference to the block that all tensors lie in; 0 if they lie in several."""
+        """Reference to the block that all tensors lie in; 0 if they lie in several blocks."""
         num_pieces = self.record[_PIECES]
         return self.record[_BLOCK] if not num_pieces else self.piece if num_pieces == 1 else 0
 
     @property
     def times(self) -> Record:
-        """For a traced request: when it was accepted and the four compute time points, in monotonic ns; else 0."""
+        """For a traced request: when the request was accepted, and the four compute time points, in monotonic ns; else
+        five zeros."""
         return self.record[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]

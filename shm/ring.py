@@ -1,12 +1,14 @@
 """A ring of 128-byte records with one writer and one reader, each a type of its own.
 
-The writer's segment holds the records and the tail; the reader's segment holds the head. A record is filled while it is
-invisible and becomes visible with others by one aligned 8-byte store of the tail. That store goes through
-`memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process would read a value that was never
-written. (Records are packed with `pack_into` none the less: they are not read before the tail has moved.)
+The writer's segment holds the records and the tail; the reader's segment holds the head. Records are filled while they
+are invisible; one aligned 8-byte store of the tail makes all of them visible. That store goes through
+`memoryview.cast("Q")`: `struct.pack_into` clears the bytes before it fills them, so that another process could read a
+tail that was never meant. (Records are packed with `pack_into` nevertheless, since they are not read before the tail
+has moved.)
 
-A ring between a client and the batcher may begin small. Its writer widens it once, before a record finds no slot: that
-record and all later ones lie in the full ring, and the reader goes there when it has read the small one to its end.
+A ring between a client and the batcher may begin small. Its writer widens the ring once, when a record finds no slot or
+before: the next record and all after it lie in the full ring, and the reader goes there when it has read all records of
+the small ring.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +31,8 @@ from shoal.shm.segment import Mapping, Segment
 __all__ = ["Record", "RingFullError", "RingReader", "RingWriter"]
 
 _NUM_WORDS = RECORD_BYTES // WORD
-#: pack_into by the number of words given; the rest of the record's words are 0. None for a record without words.
+#: The functions that pack n words, by n; a record's other words become 0. The one for n = 0 packs all words: no record
+#: is without words.
 _PACK_INTO = [
     Struct(f"{num}Q{RECORD_BYTES - num * WORD}x").pack_into for num in (_NUM_WORDS, *range(1, _NUM_WORDS + 1))
 ]
@@ -38,8 +41,8 @@ _PACK_INTO = [
 class RingFullError(Exception):
     """The ring has no free slot.
 
-    Capacities exceed all records that must fit; a writer of more than that, such as CANCELs to a worker or releases by
-    the thousand, catches this error and pushes the records later.
+    The capacity exceeds the number of records that must fit. A writer of records beyond those, such as CANCELs to a
+    worker or RELEASEs by the thousand, catches this error and pushes the records later.
     """
 
 
@@ -54,20 +57,23 @@ class RingWriter:
         self._own_words = own.words
         self._peer_words = peer.words
         # Changed by widen: the capacity and records of the ring in use, and the position of the full ring's first
-        # record. Read back from memory, as is the position, so that a successor goes on where the writer was.
+        # record. They and the position are read back from memory, so that a successor of the writer goes on where the
+        # writer was.
         widened, tail = own.words[WIDENED_WORD], own.words[TAIL_WORD]
-        if widened > tail + 1:  # after records that a dead writer has not published: the full ring begins at the tail
+        # A dead writer has widened the ring behind records that it did not publish: the full ring begins at the tail.
+        if widened > tail + 1:
             widened = own.words[WIDENED_WORD] = tail + 1
         self._since = max(0, widened - 1)
         self._capacity, self._records = _ring_in_use(own, is_small=not widened)
         # Changed by push.
         self._position = tail
-        #: The position up to which slots are known to be free; read for each record, it would cost a tenth of a push.
+        #: The position up to which slots are known to be free: to read the head for each record would cost a tenth of a
+        #: push.
         self._limit = self._position
 
     def push(self, record: Record) -> None:
-        """Append a record of at most sixteen words. Trailing words that are left out are 0; writing one costs 0.1k
-        instructions.
+        """Append a record of at most sixteen words. Trailing words that are left out are 0; each word that is given
+        costs 0.1k instructions.
 
         Raises RingFullError, and changes nothing, if no slot is free.
         """
@@ -160,7 +166,7 @@ class RingReader:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(slots that the writer has filled so far, slots given back to it)."""
+        """(slots that the writer has filled so far, slots that the reader has given back)."""
         return self._peer_words[TAIL_WORD], self._own_words[HEAD_WORD]
 
     def has_unread(self) -> bool:
@@ -168,15 +174,15 @@ class RingReader:
         return self._peer_words[TAIL_WORD] != self._position
 
     def drain(self) -> Sequence[Record]:
-        """All visible records not read yet, copied out as in `read`, their slots freed at once. Raises LayoutError as
-        `read` does."""
+        """Like `read`, but the records' slots are freed at once."""
         records = self.read()
         if records:
             self.acknowledge()
         return records
 
     def read(self) -> Sequence[Record]:
-        """All visible records not read yet, copied out as tuples of sixteen words, oldest first.
+        """All visible records not read yet, as tuples of sixteen words, oldest first; they share no memory with the
+        ring.
 
         Their slots stay taken until `acknowledge`: a dead reader's successor reads them again. Raises LayoutError if
         the writer claims more records than the ring holds: the peer is broken or hostile.
@@ -197,7 +203,7 @@ class RingReader:
         return records
 
     def _read_widened(self, position: int, first: int, tail: int) -> list[Record]:
-        """All visible records where the one at `first`, and all after it, lie in the full ring."""
+        """All visible records, of which those from position `first` on lie in the full ring."""
         middle = min(max(first, position), tail)
         records = self._checked(position, middle)
         if first <= tail:
@@ -221,12 +227,12 @@ class RingReader:
             reached("acknowledged")
 
     def skip(self) -> None:
-        """Count all visible records as read without reading them: their writer will push them again."""
+        """Count all visible records as read without reading them, because their writer will push them again."""
         self._position = self._peer_words[TAIL_WORD]
         self.acknowledge()
 
     def _between(self, start: int, end: int) -> list[Record]:
-        if end - start == 1:  # one record, as on an idle server: half the instructions
+        if end - start == 1:  # a single record, as on an idle server, costs half the instructions this way
             return [RECORD.unpack_from(self._records, start % self._capacity * RECORD_BYTES)]
         first, last = start % self._capacity, end % self._capacity
         if first < last:
@@ -237,7 +243,8 @@ class RingReader:
 
 
 def _ring_in_use(segment: Mapping, *, is_small: bool) -> tuple[int, memoryview]:
-    """Capacity and records of a segment's ring: of the small one where there is one, or of the full one."""
+    """Capacity and records of a segment's ring: with `is_small`, of the ring with which it begins; otherwise of the
+    full ring."""
     geometry = segment.header.geometry
     capacity = geometry.first_capacity if is_small else geometry.ring_capacity
     start = RING_OFFSET if is_small or not geometry.small_capacity else geometry.slab_end

@@ -1,10 +1,10 @@
 """Segments: pieces of memory that one process writes and others read, passed between processes as descriptors; a
 segment has no name.
 
-The supervisor makes segments; every other process maps a descriptor it was sent. For memory that only our own code
-writes, a segment is an unnamed file in /dev/shm, so that nothing is left behind wherever its maker is killed; if a
-model's code may write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and
-cannot be sealed.
+The supervisor makes segments; every other process maps a descriptor that it was sent. A segment that only Shoal's own
+code writes is an unnamed file in /dev/shm, so that nothing is left behind wherever its maker is killed. A segment that
+a model's code may write is a sealed memfd, because a file in /dev/shm can be truncated while its readers have it mapped
+(SIGBUS) and cannot be sealed.
 """
 
 import fcntl
@@ -17,9 +17,10 @@ from shoal.shm.layout import Geometry, LayoutError
 #: From Linux's fcntl.h; Python's fcntl has the other seals.
 F_SEAL_FUTURE_WRITE = 0x10
 
-#: Bytes of a slab that have pages from the beginning (ours: 64 small requests in flight). Its owner adds more as they
-#: are needed, 256 KiB in 0.1 ms, so an idle front end takes 0.25 MiB and not 64. The first 1,280 small requests over 64
-#: connections have p99 8.2 ms, and 8.6 with 1 MiB (medians of six starts of each in turns, 6 to 10 ms).
+#: Bytes of a slab that have pages from the beginning (ours: 64 small requests in flight). The slab's owner adds more
+#: when they are needed, 256 KiB in 0.1 ms, so an idle front end takes 0.25 MiB and not 64. (Measured: the first 1,280
+#: small requests over 64 connections have a p99 of 8.2 ms; with 1 MiB here, 8.6 ms. Medians of six starts of each, in
+#: turns, between 6 and 10 ms.)
 FIRST_SLAB_NBYTES = 1 << 18
 _HAVE_SLABS = frozenset({layout.CLIENT, layout.WORKER, layout.BATCHER})
 _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
@@ -28,7 +29,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class OutOfSharedMemoryError(Exception):
-    """There is no room for a segment; the sentence names the size and the flag to change."""
+    """There is no memory for a segment; the error's text names the size and the flag to change."""
 
 
 def _can_populate() -> bool:
@@ -44,8 +45,9 @@ _CAN_POPULATE = _can_populate()
 
 
 def first_nbytes(kind: int, geometry: Geometry) -> int:
-    """The bytes from a segment's start that have pages from the beginning, besides the slab's last page: all if the
-    kernel cannot add pages later, and all but a full ring behind a small one if the segment has no Slab."""
+    """The number of bytes, from a segment's start, that have pages from the beginning, as the slab's last page does.
+    All bytes if the kernel cannot add pages later; all but the full ring behind a small one if no Slab adds pages to
+    the segment."""
     if not _CAN_POPULATE:
         return geometry.nbytes
     if kind not in _HAVE_SLABS:
@@ -55,7 +57,7 @@ def first_nbytes(kind: int, geometry: Geometry) -> int:
 
 def _last_part(geometry: Geometry) -> tuple[int, int]:
     """Offset and size in bytes of the slab's last page, which is there from the beginning, beyond `first_nbytes`. The
-    full ring behind a small one has no pages: its writer makes sure of them before it needs them."""
+    full ring behind a small one has no pages until its writer adds them (`make_ring_present`)."""
     return geometry.slab_end - layout.PAGE, layout.PAGE
 
 
@@ -64,10 +66,10 @@ def create(
 ) -> int:
     """A new segment's descriptor, its first pages reserved and its header written. The caller owns the descriptor.
 
-    `sealed` chooses a memfd that can neither shrink nor grow; one `for_guest` admits no further seal either, which a
-    foreign process could otherwise set before the supervisor does. The pages of a `lazy` segment are reserved when its
-    owner writes to them; of any other the first ones now, so that lack of memory raises OutOfSharedMemoryError here,
-    and the others by the owner's Slab, before it hands them out: lack of memory is never a SIGBUS.
+    `sealed` chooses a memfd that can neither shrink nor grow. With `for_guest` it admits no further seals either, which
+    the guest could otherwise add. The pages of a `lazy` segment are reserved when its owner writes to them. The first
+    pages of any other segment are reserved here, and lack of memory raises OutOfSharedMemoryError; the owner's Slab
+    reserves further pages before it hands them out. So lack of memory is never a SIGBUS.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
     fd = _create_memfd() if sealed else _create_nameless()
@@ -151,16 +153,17 @@ class Segment(Mapping):
         super().__init__(memory)
         self._memory = memory
         # Changed by make_present.
-        #: The bytes from the start that may be written to, besides the slab's last page.
+        #: The bytes from the start whose pages are present, so that they may be written to; the slab's last page may,
+        #: too.
         self.present_nbytes = len(memory)
 
     @classmethod
     def attach(cls, fd: int, *, populate: bool = True) -> "Segment":
         """Map the process's own segment and close `fd`. Raises LayoutError if the memory is no segment of this layout.
 
-        Pages are made present before they are written to, since a first touch costs 7 to 40 times the copy that
-        follows: the first ones here, others by `make_present`. Without `populate` the copy brings them in, which is
-        cheaper for memory that is written once (13 against 48 ms for 100 MiB).
+        Pages are made present before they are written to, since the page fault at a first write costs 7 to 40 times as
+        much as the copy that follows: the first pages here, others by `make_present`. Without `populate`, the copy
+        itself brings the pages in, which is cheaper for memory that is written once (13 against 48 ms for 100 MiB).
         """
         flags = mmap.MAP_SHARED | (0 if _CAN_POPULATE or not populate else _POPULATE)
         segment = cls(_map(fd, flags, mmap.PROT_READ | mmap.PROT_WRITE))
@@ -184,8 +187,8 @@ class Segment(Mapping):
         return True
 
     def make_ring_present(self) -> bool:
-        """Make the pages of the full ring present, 2 ms for a client's, 0.3 ms for a link's. False if there is no
-        memory for them."""
+        """Make the pages of the full ring present, which takes 2 ms for a client's segment and 0.3 ms for a link. False
+        if there is no memory for them."""
         if not _CAN_POPULATE:
             return True  # all pages have been there from the beginning
         start = self.header.geometry.slab_end

@@ -1,9 +1,9 @@
 """A client's places for requests in flight, and the bytes of its slab, divided among models. Pure.
 
 The rule is that of dynamic thresholds for the shared buffer of a switch (Choudhury and Hahne, 1998): a model may take
-more while it holds less than WEIGHT times what is free. So a model alone gets most, several busy ones get equal shares,
-and something always stays free for a model that holds little. The number of busy models need not be known. While much
-is free the rule refuses nothing, so a port counts by model only while little is free.
+more while it holds less than WEIGHT times what is free. So a single busy model gets most, several busy models get equal
+shares, and something always stays free for a model that holds little. The number of busy models need not be known.
+While much is free the rule refuses nothing, so a port counts by model only while little is free.
 """
 
 from shoal.errors import UnavailableError
@@ -11,18 +11,18 @@ from shoal.errors import UnavailableError
 #: Requests that may be in flight for all models together, as a multiple of one model's limit (ours: three models at
 #: their limits leave a fourth of the places free).
 MODELS_AT_ONCE = 4
-#: A model may hold this many times as much as is free: alone two thirds of the whole; with k others like it
-#: 2 / (2 k + 3), and 1 / (2 k + 3) is left free (ours).
+#: A model may hold this many times as much as is free (ours): a single busy model two thirds of the whole; each of k
+#: busy models 2 / (2 k + 1), and 1 / (2 k + 1) stays free.
 WEIGHT = 2
 #: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
 #: default of 1024 requests 256 clients may stall at once (ours).
 HELD_PER_REQUEST = 8
-#: Records of a client's ring per request that one model may have in flight. Each request in flight has five: its
-#: REQUEST, its TRACE, two CANCELs and, to a successor, the REQUEST once more. Each reply has one: its RELEASE or, to
-#: a successor, its HOLD.
+#: Records of a client's ring per request that one model may have in flight. Each request in flight may need five: its
+#: REQUEST, its TRACE, two CANCELs and, for a successor, the REQUEST once more. Each held reply needs one: its RELEASE
+#: or, for a successor, its HOLD.
 RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
-#: Records that a small ring has per request in flight or held reply: the five, a RELEASE, and one for releases of
-#: replies that were more than may be held.
+#: Records that a small ring has per request in flight or held reply: the five of a request, one RELEASE, and one for
+#: the RELEASE of a reply beyond those that may be held.
 RECORDS_PER_PLACE = 7
 
 
@@ -42,8 +42,8 @@ def may_take(held: int, free: int) -> bool:
 
 
 def least_ample(total: int) -> int:
-    """The smallest part of `total` that must be free for `may_take` to refuse no model, however much of the rest it
-    holds."""
+    """The smallest part of `total` that must be free so that `may_take` refuses no model, however much of the rest that
+    model holds."""
     return total // (WEIGHT + 1) + 1
 
 

@@ -1,7 +1,7 @@
-"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. The segment's owner allocates and frees; others
-read.
+"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. The segment's owner allocates and frees; other
+processes read.
 
-Bookkeeping lives in the owner's private memory, so a death leaves nothing to repair. In shared memory there is one word
+The owner keeps its books in private memory, so its death leaves nothing to repair. In shared memory there is one word
 per 4096-byte unit: the generation and order of the block that starts there. The word changes when a block is allocated
 and when it is freed, so a stale reference opens as None.
 """
@@ -13,14 +13,14 @@ from shoal.shm.segment import Mapping, Segment
 #: The bits of a block's order in a generation word, and the increment that makes the next generation.
 _ORDER_MASK, _NEXT_GENERATION = 0xFF, 1 << 8
 _UNIT_MASK = MAX_UNITS - 1
-#: Bytes of a block by order: a look-up takes a tenth of the instructions of a shift. Covers every order that a word of
-#: the table, which another process writes, could claim.
+#: Bytes of a block by order: a look-up takes a tenth of the instructions of a shift. Has an entry for every order that
+#: a generation word, which another process writes, could claim.
 _NBYTES = tuple([UNIT << order for order in range(_ORDER_MASK + 1)])
 
 
-class Block:  # one per request: not a dataclass, which compiled code would make at the interpreter's speed
-    """A block as its owner has it: the word that names the block, and its memory (bytes), writable until the block is
-    freed."""
+class Block:  # made for each request: not a dataclass, whose construction is not compiled
+    """A block, for the process that owns it: the reference that names the block, and its memory (bytes), writable until
+    the block is freed."""
 
     __slots__ = ("memory", "ref")
 
@@ -38,17 +38,17 @@ def _generations(mapping: Mapping) -> memoryview:
 class Slab:
     """The owner's side of a slab: a buddy allocator that joins neighbours only when it must.
 
-    Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm. When
-    nothing fits, memory is added that was not used before, and when there is none left, free neighbours are joined. So
-    the steady state costs one pop and one append.
+    Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm. When no
+    free block is large enough, memory that was not used before is added; when there is none left, free neighbours are
+    joined. So in the steady state, a block costs one pop and one append.
     """
 
     def __init__(self, segment: Segment, parts: int = 1) -> None:
-        """Take over the slab of the process's own segment. No block is larger than one of `parts` (a power of two)
-        equal parts of the largest possible block, so that there is room for large blocks next to one small one."""
+        """Take over the slab of the process's own segment. The largest block is the largest possible one divided by
+        `parts` (a power of two), so that a small block does not use up the only place for a large one."""
         header = segment.header
         self.owner = header.owner
-        self._first = header.owner << UNIT_BITS  # of all references, without their generations
+        self._first = header.owner << UNIT_BITS  # the reference to unit 0, without its generation
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
         self._generations = _generations(segment)
         num_units = header.slab_nbytes // UNIT
@@ -57,7 +57,8 @@ class Slab:
         self.largest_nbytes = UNIT << max_order if num_units else 0
         # Changed by allocate and free: per order, first units of free blocks; reference → order of allocated blocks.
         self._segment = segment
-        #: Units that can be added: all but an odd last one, which is there from the beginning (as a worker's spare).
+        #: Units that can be added: all but the last one if their number is odd. That one is there from the beginning
+        #: (workers use it as a spare).
         self._num_units = num_units - num_units % 2
         #: Units from the first that have been added: a power of two, or all.
         self._num_added = min(self._num_units, (segment.present_nbytes - header.slab_offset) // UNIT)
@@ -65,10 +66,11 @@ class Slab:
         add_blocks(self._free, 0, self._num_added)
         add_blocks(self._free, self._num_units, num_units)
         self._taken: dict[int, int] = {}
-        #: Free bytes, in however many pieces.
+        #: Free bytes, in blocks of any size.
         self.free_nbytes = self.nbytes = num_units * UNIT
         self._grown_since_join = False
-        #: Whether less than half of what has been added was free when a block was cut off: `prepare` adds more.
+        #: Whether less than half of the added memory was free when a larger block was last split; then `prepare` adds
+        #: more.
         self.is_scarce = False
         #: Number of times that free blocks were joined: an `allocate` that finds no block joins them if a block was
         #: freed or memory was added since the last time.
@@ -76,8 +78,8 @@ class Slab:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(blocks allocated so far, blocks freed so far), from the generations: each of the two adds one, so an
-        allocated block's generation is odd.
+        """(blocks allocated so far, blocks freed so far), from the generations: `allocate` and `free` each add one to a
+        block's generation, so an allocated block's generation is odd.
 
         The whole table is walked: 2 ms for 64 MiB.
         """
@@ -95,17 +97,17 @@ class Slab:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a block of a quarter of the slab is free, or three quarters of the slab are, in pieces of any size:
-        after a peak, free blocks stay small until a large one is allocated."""
+        """Whether a block of about a quarter of the slab is free, or three quarters of the slab are free in blocks of
+        any size: after a peak, free blocks stay small until a large one is allocated."""
         return 4 * self.free_nbytes >= 3 * self.nbytes or any(self._free[-3:])
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes` bytes, 4096-byte aligned, contents undefined, the caller's until `free`; None if
-        none is free."""
+        """A block of at least `nbytes` bytes, 4096-byte aligned, with undefined contents, which the caller owns until
+        `free`; None if none is free."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0
         try:
             unit = self._free[order].pop()
-        except IndexError:  # no block of that size is free, or none is ever that large
+        except IndexError:  # no block of that size is free, or the slab has no blocks of that size
             split = self._split(order)
             if split is None:
                 return None
@@ -147,19 +149,19 @@ class Slab:
         return True
 
     def prepare(self) -> None:
-        """Add memory before it is needed, if less than half of what has been added is free; called by an idle process,
-        and when requests or answers have just been sent."""
+        """Add memory before it is needed, if less than half of the added memory is free. To be called by an idle
+        process, and when requests or answers have just been sent."""
         self.is_scarce = False
         if self._is_half_taken(0):
             self._add(0)
 
     def _is_half_taken(self, nbytes: int) -> bool:
-        """Whether less than half of the memory that has been added is free besides a block of `nbytes`."""
+        """Whether less than half of the added memory is free when a block of `nbytes` is taken."""
         free_nbytes = self.free_nbytes - nbytes - (self._num_units - self._num_added) * UNIT
         return 2 * free_nbytes < self._num_added * UNIT
 
     def _add(self, order: int) -> bool:
-        """Add as much memory as has been added so far, or more for a block of that order. False if there is none."""
+        """Double the added memory, or add more for a block of that order. False if there is no memory."""
         start, end = self._num_added, min(self._num_units, max(2 * self._num_added, 2 << order))
         if start == end or not self._segment.make_present(self._segment.header.slab_offset + end * UNIT):
             return False
@@ -169,7 +171,8 @@ class Slab:
         return True
 
     def _split(self, order: int) -> int | None:
-        """First unit of a block of that order, cut off the smallest larger free block; None if there is none."""
+        """First unit of a block of that order, split off the smallest free block that is large enough; None if there is
+        none, even after adding memory or joining neighbours."""
         free = self._free
         larger = next((o for o in range(order, len(free)) if free[o]), None)
         if larger is None:
@@ -218,7 +221,7 @@ class WholeSlab:
         self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
 
     def allocate(self) -> Block:
-        """The segment's block, which must be free; contents undefined, the caller's until `free`."""
+        """The segment's block, which must be free. Its contents are undefined, and the caller owns it until `free`."""
         word = (self._generations[0] | _ORDER_MASK) + 1 + self._order  # the next generation
         self._generations[0] = word  # publishes: references of this generation are good
         return Block(layout.pack_ref(self.owner, 0, word >> 8), self._memory)
@@ -230,7 +233,7 @@ class WholeSlab:
 
 def add_blocks(free: list[list[int]], start: int, end: int) -> None:
     """Add to `free`, which has first units by order, the largest aligned blocks that tile the units from `start` to
-    `end`; they are handed out after all that are free already, the first ones first."""
+    `end`; these blocks are handed out after all that are free already, in the order of their units."""
     while start < end:
         order = min(len(free), (end - start).bit_length(), (start & -start or end).bit_length()) - 1
         free[order].insert(0, start)
@@ -243,11 +246,11 @@ def taken_nbytes(mapping: Mapping) -> int:
 
 
 class SlabView:
-    """A slab as peers of its owner read it."""
+    """A slab, for the peers of its owner, which read it."""
 
     def __init__(self, mapping: Mapping) -> None:
         header = mapping.header
-        self._first = header.owner << UNIT_BITS  # of all references, without their generations
+        self._first = header.owner << UNIT_BITS  # the reference to unit 0, without its generation
         self._memory = mapping.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes].toreadonly()
         self._generations = _generations(mapping)
         self._num_units = len(self._generations)
@@ -257,8 +260,8 @@ class SlabView:
         return self._num_units * UNIT
 
     def open(self, ref: int) -> memoryview | None:
-        """The block's memory (bytes), read-only, clamped to the slab's end; None if the reference is stale or of
-        another slab. The block stays its owner's."""
+        """The memory (bytes) of the block that `ref` names, read-only, cut off at the slab's end; None if the reference
+        is stale or names another slab. The block stays its owner's."""
         unit = (ref >> GENERATION_BITS) - self._first
         if not 0 <= unit < self._num_units:
             return None

@@ -1,8 +1,8 @@
 """Spinning: a process polls its doorbell for a short time before it sleeps.
 
-A process that slept needs 5 to 8 µs to wake, and then finds the core's caches filled by others. With one connection the
-three processes of a request sleep five times: a batcher and a worker that spin instead bring its p50 from 125 to 90 µs
-(docs/performance.md). A process must not spin on a core that another program wants, so:
+A process that slept needs 5 to 8 µs to wake, and then finds the core's caches filled by other processes. With one
+connection the three processes of a request sleep five times; if batcher and worker spin instead, the request's p50
+falls from 125 to 90 µs (docs/performance.md). A process must not spin on a core that another program wants, so:
 
 - a process spins only while its waits are short: the longest spin doubles with each short wait and ends with a long
   one, as in KVM's halt polling (https://docs.kernel.org/virt/kvm/halt-polling.html);
@@ -17,15 +17,16 @@ import select
 import time
 from collections.abc import Callable
 
-#: The first spin after a long wait, ns. Ours.
+#: The longest spin after the first short wait, in ns (ours).
 FIRST_NS = 12_500
-#: A wait is short if the longest spin would have met its event: if it lasted at most that long or, where the process
-#: slept, at most this many times as long, since sleeping processes take longer to answer each other.
+#: A wait is short if a spin of the greatest length would have seen its event: if the wait was no longer than that or,
+#: before spins have that length, at most this many times as long, since processes that sleep take longer to answer each
+#: other.
 SHORT_ASLEEP = 2
-#: A yield that took longer, in ns, has given the core to another program: Shoal's own steps take 10 to 50 µs.
+#: A yield that took longer than this, in ns, has given the core to another program: Shoal's own steps take 10 to 50 µs.
 LONG_YIELD_NS = 200_000
-#: The time without spins after a long yield, in multiples of the yield's length; each further one doubles it, up to
-#: MOST_PAUSE, unless ENOUGH spins before have ended with an event. Ours.
+#: The time without spins after a long yield, in multiples of the yield's length; each further long yield doubles it, up
+#: to MOST_PAUSE, unless ENOUGH spins before that yield have ended with an event (ours).
 PAUSE, MOST_PAUSE, ENOUGH = 100, 3200, 1000
 
 
@@ -43,11 +44,11 @@ class SpinPolicy:
         self._met = 0  # spins that ended with an event, since the last long yield
 
     def spin_ns(self, now_ns: int) -> int:
-        """How long the wait that begins now may spin; 0: it sleeps at once."""
+        """How long (ns) the wait that begins now may spin; 0: the process is to sleep at once."""
         return self._spin_ns if now_ns >= self._resumes_ns else 0
 
     def note_wait(self, waited_ns: int) -> None:
-        """Note that a wait has ended after this time, in which the process slept, or spun and slept."""
+        """Note that a wait has ended after `waited_ns`, in which the process slept, or spun and then slept."""
         longest_ns = self._longest_ns
         if waited_ns <= (longest_ns if self._spin_ns == longest_ns else SHORT_ASLEEP * longest_ns):
             self._spin_ns = min(max(2 * self._spin_ns, FIRST_NS), longest_ns)
@@ -60,14 +61,14 @@ class SpinPolicy:
         self._spin_ns = min(2 * self._spin_ns, self._longest_ns)
 
     def note_long_yield(self, lost_ns: int, now_ns: int) -> None:
-        """Note that another program has had the core for `lost_ns`: do not spin for a multiple of that."""
+        """Note that another program has had the core for `lost_ns`: there is no spin for a multiple of that time."""
         self._pause = PAUSE if self._met >= ENOUGH else min(2 * self._pause, MOST_PAUSE)
         self._met = self._spin_ns = 0
         self._resumes_ns = now_ns + self._pause * lost_ns
 
 
 class SpinningPoller:
-    """One thread's waits on an epoll instance, which stays the caller's."""
+    """One thread's waits on an epoll instance, which the caller owns."""
 
     __slots__ = ("_clock_ns", "_policy", "_poll", "_yield_core")
 

@@ -1,13 +1,14 @@
-"""A writer's oversize segments: one block each, for payloads that no slab takes, kept a while for reuse.
+"""A writer's oversize segments: each has one block, for a payload that no slab takes, and may be kept for a while for
+reuse.
 
     added ─► taken ─► freed ─► given back, or kept ─► taken again, by a payload for the same readers ─► …
                                                └─► idle for KEEP_S ─► given back
 
 Making an oversize segment takes longer than filling it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
-writer takes a page fault at each of them (8 ms), and so does a reader (3 ms). A kept segment behaves like a block of a
-slab: it is free when its last reader is done with it, and has another generation when it is taken again, so that older
-references are stale. The methods may be called from any thread. The supervisor, to which segments are given back,
-bounds all oversize segments together and says which may be kept.
+writer takes a page fault at each of them (8 ms), and a reader does, too (3 ms). A kept segment behaves like a block of
+a slab: it is free when its last reader is done with the block, and gets a new generation when it is taken again, so
+that older references are stale. The methods may be called from any thread. The supervisor, to which segments are given
+back, bounds all oversize segments together and says which may be kept.
 """
 
 import threading
@@ -31,12 +32,12 @@ class _Written:
 
 
 class WholeSlabs:
-    """All oversize segments of one writer. `readers` is a number that stands for the set of processes which have a
-    segment mapped."""
+    """All oversize segments of one writer. `readers` is a number for the set of processes that have a segment
+    mapped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed under the lock: reference → segment of blocks in use; and the kept segments, longest idle first.
+        # Changed under the lock: reference → segment of blocks in use; and the kept segments, the longest idle first.
         self._taken: dict[int, _Written] = {}
         self.kept: list[_Written] = []
         #: Owner id → segment, in use or kept.
@@ -48,14 +49,14 @@ class WholeSlabs:
         return list(self._taken)
 
     def add(self, segment: Segment, readers: int, *, may_be_kept: bool) -> Block:
-        """The writable block of a segment that has just been mapped, the caller's until `free`."""
+        """The writable block of a segment that has just been mapped; the caller owns the block until `free`."""
         written = _Written(WholeSlab(segment), readers, may_be_kept)
         self.segments[written.slab.owner] = written
         return self._take(written)
 
     def allocate(self, nbytes: int, readers: int) -> Block | None:
-        """A kept block of at least `nbytes` bytes, mapped by these readers, contents undefined, the caller's until
-        `free`; None if there is none."""
+        """A kept block of at least `nbytes` bytes, mapped by these readers, with undefined contents, which the caller
+        owns until `free`; None if there is none."""
         if not self.kept:
             return None
         with self._lock:
@@ -87,8 +88,8 @@ class WholeSlabs:
             return 0
 
     def expire(self, now_s: float) -> tuple[list[int], float | None]:
-        """Owner ids of segments unused for KEEP_S, which the caller gives back to the supervisor, and the seconds until
-        the next call (None: none is needed)."""
+        """Forget segments that were unused for KEEP_S. Returns their owner ids, for the caller to give the segments
+        back to the supervisor, and the seconds until the next call (None: no call is needed)."""
         with self._lock:
             idle = [each for each in self.kept if now_s - each.idle_since_s >= KEEP_S]
             del self.kept[: len(idle)]

@@ -1,10 +1,11 @@
-"""How long requests took in the last minute, for quantiles: six windows of ten seconds per model version, in turns.
+"""The times that requests took in the last minute, for quantiles: six windows of ten seconds per model version, used in
+turn.
 
 Written by the batcher, read by front ends. A window is 8192 bytes:
 
     offset  size      what
     0       8         number of the window's ten seconds, from the monotonic clock's zero on; 0: the window is empty
-    8       5 × 1600  by phase, 400 u32: how many times fell into each bin
+    8       5 × 1600  by phase, 400 u32: the number of times in each bin
 
 Bins are 1 µs wide below 32 µs and then a sixteenth of the power of two they lie in, up to 268 s, so a bin represents a
 time with an error of at most 3.2 % (below 32 µs: 0.5 µs). A minute takes 48 KiB.
@@ -14,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-#: Phases of a request's time; the first is the whole.
+#: Phases of a request's time; the first is the request's whole time.
 PHASES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
 PERIOD_NS = 10 * 10**9
@@ -29,7 +30,7 @@ _STARTS = tuple(range(0, len(PHASES) * _NUM_BINS, _NUM_BINS))
 
 
 def bin_of(ns: int) -> int:
-    """Number of the bin that a time in ns falls into."""
+    """Number of the bin for a time in ns."""
     us = ns // 1000
     if us < 32:
         return us
@@ -86,9 +87,9 @@ class Windows:
         self._period, self._bins = period, self._all_bins[number]
         stamp = self._stamps[number]
         if stamp[0] != period:
-            stamp[0] = 0  # publishes: nothing here counts
+            stamp[0] = 0  # publishes: readers ignore this window
             self._bins[:] = memoryview(bytes(self._bins.nbytes)).cast("I")
-            stamp[0] = period  # publishes: the window is empty and counts
+            stamp[0] = period  # publishes: the window, which is empty
 
 
 class WindowsView:
