@@ -27,17 +27,17 @@ _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """A client of the server at `place`, for coroutines of one event loop. Otherwise like `shoal.Client`.
+    """A client of the server at `place`, for the coroutines of one event loop; otherwise like `shoal.Client`.
 
-    Many requests may be open at once: they are batched like those of many connections, and the batcher is notified
-    once for all requests of one pass of the loop.
+    Many requests may be open at once: the server batches them as it batches requests of many connections, and the
+    batcher is notified once for all requests of one turn of the event loop.
     """
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
         if self._place is not None and "://" in self._place:
             raise InvalidArgumentError(f"'{place}' is a URL; with asyncio, use tritonclient's own clients for those")
-        # Changed by coroutines, between two of which no other code runs: one connects, and the others wait for it.
+        # Changed by coroutines, which need no lock. `_connecting`: one coroutine connects, and the others wait for it.
         self._session: Session | None = None
         self._connecting: asyncio.Future[Session] | None = None
         self._is_closed = False
@@ -76,7 +76,7 @@ class AsyncClient:
             session = await self._connected()
             try:
                 return await self._submit_to(session, asked, is_stream=is_stream)
-            except NotSubmittedError:  # the server has been replaced in this moment
+            except NotSubmittedError:  # the server was replaced just now
                 num_tries += 1
                 if num_tries > MAX_RECONNECTS:
                     raise
@@ -151,7 +151,7 @@ class AsyncClient:
                 raise ConnectionLostError("the client is closed")
             if self._connecting is None:
                 return await self._connect()
-            with suppress(UnavailableError):  # the connecting coroutine has the error; this one tries again
+            with suppress(UnavailableError):  # the coroutine that connects raises the error; this one tries again
                 await asyncio.shield(self._connecting)
 
     async def _connect(self) -> Session:
@@ -182,7 +182,7 @@ class AsyncClient:
 
 
 async def _await(call: ClientCall, news: "_Wakeup") -> None:
-    """Wait for the next response of a call. Raises the call's timeout error."""
+    """Wait for the next response of a call. Raises the error of `call.late()` at the call's time limit."""
     deadline_s = news.loop.time() + call.limit_s
     while not call.has_news:
         if not await news.wait(deadline_s):
@@ -190,7 +190,7 @@ async def _await(call: ClientCall, news: "_Wakeup") -> None:
 
 
 class _Wakeup:
-    """Wakes one coroutine, mostly from the loop's thread, sometimes from an executor's."""
+    """Wakes one coroutine, mostly from the loop's thread, sometimes from a thread of an executor."""
 
     __slots__ = ("_future", "_thread", "loop")
 
@@ -211,7 +211,7 @@ class _Wakeup:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Wait for a call of `notify` since the last wait. False at the loop's time `deadline_s`."""
+        """Wait for a call of `notify` since the last wait. False if the loop's time `deadline_s` comes first."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future
@@ -249,7 +249,7 @@ def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
 
 
 def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Ring the batcher once for all requests of one pass of the loop, which then share batches."""
+    """Ring the batcher once for all requests of one turn of the event loop, which then share batches."""
     thread, flush = threading.get_ident(), connection.flush
     is_due = False
 
@@ -272,7 +272,7 @@ def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> 
 
 def _hang_up(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
     loop.remove_reader(connection.bell.fd)
-    if (fd := connection.channel.fileno()) >= 0:  # else the server has ended the connection, and it is closed already
+    if (fd := connection.channel.fileno()) >= 0:  # otherwise the server has closed it
         loop.remove_reader(fd)
     connection.close()
     connection.channel.close()

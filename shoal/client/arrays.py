@@ -1,7 +1,7 @@
 """Arrays of a guest as tensors of requests and responses: small ones are copied, large ones passed by reference.
 
-Pure. The results of validating a request and of parsing a response's header are kept for similar ones: together these
-would take 40 of the 60 µs that a request of 16 floats would take here.
+Pure. The results of validating a request and of parsing a response's header are kept for similar requests and
+responses: without that, the two would take 40 of the 60 µs that a request of 16 floats spends here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Input, OutgoingRequest, RawRequest, aligned, check
 
 Array: TypeAlias = NDArray[Any]
-#: The most kept forms, and kept headers (ours).
+#: The most kept templates of requests, and the most kept headers of responses (ours).
 MAX_TEMPLATES = 256
-#: Bytes below which a copy is quicker than an array over the block.
+#: Up to so many bytes, `tobytes` and a copy are quicker than an array over the block.
 _SMALL_NBYTES = 2048
 _DATATYPES: dict[np.dtype[Any], Datatype] = {each.dtype: each for each in ALL if each not in (BF16, BYTES)}
 
@@ -36,7 +36,7 @@ class Lent(NamedTuple):
 
 
 class ArraysTemplate(NamedTuple):
-    """The kept result of validating a request without strings: its tensors' places in the block, and the header."""
+    """The kept result of validating a request without strings: its tensors' places in the block, and its header."""
 
     entry: ModelEntry
     nbytes: int
@@ -46,7 +46,7 @@ class ArraysTemplate(NamedTuple):
     span: int
     rows: int
     shape_key: int
-    lends: bool  # some tensors are passed by reference, and must stay until the reply
+    lends: bool  # some tensors are passed by reference, and must stay until the last reply
 
     def write(self, memory: memoryview, arrays: Sequence[Array]) -> int:
         """Copy `arrays` and the header into a block of at least `nbytes` bytes. Returns the header's span."""
@@ -95,8 +95,9 @@ _NOWHERE = Lent(0, 0)
 
 
 def as_input(name: str, array: Array, spec: TensorSpec | None, where: Lent = _NOWHERE) -> Input:
-    """An array as an input of a request: BYTES where it holds strings, BF16 where the model takes that and the array
-    has its words. Raises InvalidArgumentError for an array that no tensor can hold."""
+    """An array as an input of a request. The datatype is BYTES for an array of strings, BF16 for an array of uint16 if
+    the model's input is BF16, and else the datatype of the array's dtype. Raises InvalidArgumentError for an array that
+    no tensor can hold."""
     if array.dtype.kind in "OSU":
         datatype, data = BYTES, memoryview(encode_bytes_tensor(elements(name, array)))
     else:
@@ -121,7 +122,8 @@ def elements(name: str, array: Array) -> list[bytes]:
 def template_of(
     outgoing: OutgoingRequest, arrays: Mapping[str, Array], block: memoryview, span: int
 ) -> ArraysTemplate | None:
-    """The template of a request that was written into `block`; None if similar requests may have other places."""
+    """The template of a request that was written into `block`; None if the next similar request may need a different
+    header."""
     ask = outgoing.ask
     if ask.id or ask.parameters or ask.correlation_id or ask.flags:
         return None
@@ -156,7 +158,8 @@ def open_response(entry: ModelEntry, header: bytes, block_nbytes: int) -> Opened
 
 
 def understood(entry: ModelEntry, response: InferResponse) -> Opened:
-    """A response with the shapes that clients see. Raises InternalError if a worker has written a malformed one."""
+    """A parsed response, its tensors with the shapes that clients see. Raises InternalError if a worker has written a
+    malformed one."""
     tensors = []
     for ref in response.outputs:
         name, wire, _, offset, nbytes = ref
@@ -179,7 +182,7 @@ def copied(opened: Opened, block: memoryview) -> dict[str, Array]:
 
 
 def viewed(opened: Opened, held: NDArray[np.uint8]) -> dict[str, Array]:
-    """Read-only views of a response's tensors in `held`; BYTES tensors are copied nevertheless."""
+    """Read-only views of a response's tensors in `held`; BYTES tensors are copies."""
     arrays = {}
     for name, datatype, shape, offset, nbytes in opened.tensors:
         if datatype is BYTES:

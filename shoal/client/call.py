@@ -1,6 +1,6 @@
 """An open request of a guest's connection: replies in, Results out.
 
-A waiting thread or coroutine is woken by `notify`, and then takes the responses that have arrived:
+`notify` wakes the waiting thread or coroutine, which then takes the responses that have arrived:
 
     with session.submit(asked, notify) as call:
         while not call.is_done:
@@ -23,21 +23,24 @@ from shoal.star.models import ModelEntry
 from shoal.star.refusal import other_version, refusal
 from shoal.timing import Execution, Points, Timing, timing
 
-#: How often a request's model may be reloaded between lookup and execution; after that the request is refused (ours).
+#: How often a request is submitted again because its model was reloaded between lookup and execution (ours); after that
+#: it fails.
 MAX_RELOADS = 3
 _NOTHING = Opened((), {})
 
 
 class Responses:
-    """Parser of the response headers of one connection; results are kept, since headers repeat."""
+    """Parser of the response headers of one connection. Parsed headers are kept, since headers repeat."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        # Changed by open and forget; each entry is one object: a thread that misses another's entry only parses again.
+        # Changed by open and forget; without a lock: a thread that does not see another thread's entry parses the
+        # header again.
         self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_TEMPLATES)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
-        """A parsed response header. Raises ShoalError: the reported failure, or InternalError if malformed."""
+        """A parsed response header. Raises the ShoalError that the reply reports, and InternalError for a malformed
+        header."""
         if reply.status:
             raise errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         key = entry.model_id, header
@@ -54,7 +57,7 @@ class Responses:
 
 
 class ClientCall:
-    """One request. Leaving its `with` before it is done cancels it."""
+    """One request. The call is a context manager: leaving it before the request is done cancels the request."""
 
     __slots__ = ("_asked", "_entry", "_responses", "_start_ns", "connection", "limit_s", "waiter")
 
@@ -82,14 +85,14 @@ class ClientCall:
         return waiter.is_over and not waiter.replies and waiter.error is None
 
     def result(self) -> Result:
-        """The response of a model that answers once. Raises ShoalError: the request's failure."""
+        """The response of a model that answers once. Raises the ShoalError with which the request has failed."""
         result = self.next_result()
         return result if result is not None else self._made({}, _NOTHING)
 
     def next_result(self) -> Result | None:
-        """The next response that has arrived; None if the request has ended without another.
+        """The next response that has arrived; None if the request has ended without a further response.
 
-        Raises ShoalError: the request's failure.
+        Raises the ShoalError with which the request has failed.
         """
         waiter, entry = self.waiter, self._entry
         if not waiter.replies:

@@ -1,11 +1,12 @@
 """A guest's connection to the server, for many threads: a place in the star, and which thread waits for which reply.
 
-Threads that wait for replies wait for the bell themselves: one leads, hands out all replies, and wakes the threads that
-these are for; when it has its own reply, another thread leads. A thread that only listened would cost each reply two
-more thread switches, 30 of 90 µs. Only the control connection has a thread of its own (with asyncio none: aio.py).
+Threads that wait for replies wait for the bell themselves: one of them leads, hands out all replies, and wakes the
+threads that the replies are for. When the leading thread has its own reply, another one leads. A thread that only
+listened would cost each reply two more thread switches, 30 of 90 µs. Only the control connection has a thread of its
+own, or none with asyncio (aio.py).
 
-If either end closes, all open requests end with ConnectionLostError. A fork's copy of this process shares the memory
-without the server's knowledge: there the connection is abandoned, and nothing more is written.
+If either end closes, all open requests end with ConnectionLostError. A forked copy of this process would write to the
+same memory without the server's knowledge: the copy abandons the connection, and writes nothing more.
 """
 
 import os
@@ -32,12 +33,13 @@ from shoal.star.place import Place, join_as_guest
 from shoal.star.shared_port import SharedPort
 
 _LOST = "the connection to the server was lost"
-#: How often a request that could not be submitted, since the server was being replaced, is sent to the next one (ours).
+#: How often a request that could not be submitted, because the server was being replaced, is sent to the new server
+#: (ours).
 MAX_RECONNECTS = 3
 
 
 class NotSubmittedError(ConnectionLostError):
-    """The connection was lost before the request was submitted: another server may be sent it."""
+    """The connection was lost before the request was submitted: the request may be sent to another server."""
 
 
 class Waiter:
@@ -52,12 +54,12 @@ class Waiter:
         self.number = 0
         self.replies: deque[Reply] = deque()
         self.error: ShoalError | None = None
-        self.is_over = False  # the last reply has arrived, or never will
+        self.is_over = False  # the last reply has arrived, or the connection is lost
         self.is_wanted = True
         self.notify = notify
         self.keep = keep  # objects that must stay until the last reply
         self.wants_timing = wants_timing
-        self.times: TracedTimes | None = None  # sent by the batcher for a request that asked for its times
+        self.times: TracedTimes | None = None  # filled by the port if the request has asked for its times
 
 
 _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
@@ -76,11 +78,13 @@ class Connection:
         self._place = place
         self._port = place.port
         self._lock = self.shared.lock
-        #: Publishes pushed records to the batcher; called under the lock. With asyncio, once per pass of the loop.
+        #: Publishes pushed records to the batcher; called under the lock. With asyncio, once per turn of the event
+        #: loop.
         self.flush = place.port.flush
         self._leading = threading.Lock()
-        self._news = threading.Event()  # set when a segment arrives in which a reply lies
-        # Changed under the lock: number → open request; number → lock of a sleeping thread; whether the server stops.
+        self._news = threading.Event()  # set after each message, such as one with a reply's segment
+        # Changed under the lock: number → open request; number → lock of a sleeping thread; whether the connection is
+        # lost; whether the server stops.
         self._open: dict[int, Waiter] = {}
         self._sleeping: dict[int, threading.Lock] = {}
         self.is_lost = self.is_exiting = False
@@ -88,9 +92,11 @@ class Connection:
         # blocks to free.
         self._unwanted: deque[Waiter] = deque()
         self._unused: deque[tuple[int, int, int]] = deque()
-        #: Replies' blocks in the server's memory that arrays still refer to, and their bytes.
+        #: The number of replies whose blocks in the server's memory arrays still refer to, and the bytes of these
+        #: blocks.
         self._num_held = self._held_nbytes = 0
-        #: Replies whose blocks have not been released: the server must not take them back, so the connection stays.
+        #: The number of replies whose blocks are not released yet: the connection to a server that is stopping is kept
+        #: until there is none.
         self._num_unread = 0
         self._unused_blocks: deque[int] = deque()
         _living.add(self)
@@ -126,8 +132,8 @@ class Connection:
         start_ns: int,
         deadline_ns: int,
     ) -> None:
-        """Submit the request in a filled block, freed here if that fails. Arguments: see Port.submit. Raises
-        ShoalError."""
+        """Submit the request in a filled block; the block is freed if that fails. See Port.submit for the arguments.
+        Raises ShoalError."""
         with self._lock:
             try:
                 if self.is_lost:
@@ -143,12 +149,13 @@ class Connection:
                 raise
             self._open[number] = waiter
             if waiter.wants_timing:
-                with suppress(RingFullError):  # with thousands of open requests: this one gets no times
+                with suppress(RingFullError):  # the ring is full: this request gets no times
                     waiter.times = self._port.trace(number, is_shown=True)
             self.flush()
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block of the slab for a request of `nbytes` to a model; `submit` takes it over. Raises ShoalError."""
+        """A block of the slab for a request of `nbytes` to a model; the caller owns the block until `submit`. Raises
+        ShoalError."""
         self.tidy_if_needed()
         with self._lock:
             if self.is_lost:
@@ -161,7 +168,7 @@ class Connection:
             waiter.is_wanted = False
             replies, waiter.replies = waiter.replies, deque()
             if waiter.number in self._open and not self.is_lost:
-                with suppress(RingFullError):  # the ring is full: the request is executed in vain
+                with suppress(RingFullError):  # the ring is full: the request is executed nevertheless
                     self._port.cancel(waiter.number)
             for reply in replies:
                 self._num_unread -= reply.block is not None
@@ -185,13 +192,14 @@ class Connection:
         if reply.block is not None and not self.is_lost:
             try:
                 self._port.release(number, part, prompt=False)
-            except RingFullError:  # of thousands of replies: tried again when the batcher has read some
+            except RingFullError:  # the ring is full: `tidy` tries again when the batcher has read some records
                 self._unused.append((number, part, 0))
 
     # --- waiting, in the threads that have asked ---
 
     def wait(self, waiter: Waiter, sleeper: threading.Lock, deadline_s: float) -> bool:
-        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if none comes in time."""
+        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if no reply has come by
+        `deadline_s`."""
         leading = self._leading
         while not (waiter.replies or waiter.is_over):
             left_s = deadline_s - time.monotonic()
@@ -206,26 +214,26 @@ class Connection:
                 continue
             with self._lock:
                 self._sleeping[waiter.number] = sleeper
-            # The leading thread may have ended before this one was listed, and so without appointing it.
+            # The leading thread may have stopped leading before this thread was listed, and so have appointed no other.
             if leading.locked():
                 sleeper.acquire(timeout=left_s)
             with self._lock:
                 self._sleeping.pop(waiter.number, None)
-        # A thread that was appointed as it got its own reply appoints the next one.
+        # This thread may have been appointed just when it got its own reply: then it appoints the next one.
         if self._sleeping and not leading.locked():
             self._appoint()
         self._leave_if_exiting()
         return True
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
-        # The thread that cleared the bell before has handed out all replies for which it was rung.
+        # The thread that led before has handed out all replies for which it has cleared the bell.
         hand_out, bell, port = self.hand_out, self.bell, self._port
         while not (waiter.replies or waiter.is_over):
             if port.wanted:
                 self._news.wait(WAIT_S)
                 self._news.clear()
             elif not bell.wait():
-                self._news.wait(WAIT_S)  # closed: the thread that listens to the supervisor ends the wait
+                self._news.wait(WAIT_S)  # the bell is closed: the listening thread will end the wait
             hand_out()
             if time.monotonic() >= deadline_s:
                 return
@@ -234,7 +242,7 @@ class Connection:
         """Hand out all replies that have arrived. The bell must have been cleared."""
         try:
             self.shared.hand_out()
-        except OSError:  # the connection is closed, and the thread that listens to it may not know yet
+        except OSError:  # the connection is closed, which the listening thread may not have noticed
             self.channel.shutdown()
             self.lose("the server is gone, or has hung up")
 
@@ -268,13 +276,13 @@ class Connection:
         self._place.apply(message, seq)
 
     def leave(self) -> bool:
-        """Lose the connection to a server that is stopping, unless a request is open or a reply lies in the server's
-        memory; True if it is lost. A request that comes later is not submitted."""
+        """Give up the connection to a server that is stopping, unless a request is open or a reply lies in the server's
+        memory. True if the connection is lost now; later requests are not submitted."""
         return self.lose("the server is stopping", only_idle=True)
 
     def lose(self, why: str, *, only_idle: bool = False) -> bool:
-        """End all open requests with ConnectionLostError, once; with `only_idle`, only where there are none. True if
-        the connection is lost."""
+        """Give up the connection: all open requests end with ConnectionLostError. With `only_idle`, only if no request
+        is open and no reply is held. True if the connection is lost."""
         with self._lock:
             if self.is_lost or (only_idle and (self._open or self._num_unread)):
                 return self.is_lost
@@ -293,7 +301,8 @@ class Connection:
     # --- memory that is no longer used ---
 
     def hold(self, reply: Reply) -> HeldBlock:
-        """A reply's block as an array, released with its last view; a copy if too much is held already."""
+        """A reply's block as an array of bytes; the block is released with the last view of the array. A copy of the
+        block if too much is held already."""
         assert reply.block is not None
         nbytes = len(reply.block)
         with self._lock:
@@ -310,11 +319,11 @@ class Connection:
         return held
 
     def free_later(self, ref: int) -> None:
-        """Free a block of `shared.allocate_beside` with the next `tidy`. For finalizers, which may run anywhere."""
+        """Have the next `tidy` free a block of `shared.allocate_beside`. For finalizers, which may run anywhere."""
         self._unused_blocks.append(ref)
 
     def cancel_later(self, waiter: Waiter) -> None:
-        """Cancel a request with the next `tidy`, if it is open. For finalizers, which may run anywhere."""
+        """Have the next `tidy` cancel a request that is open then. For finalizers, which may run anywhere."""
         if waiter.is_wanted and not (waiter.is_over and not waiter.replies):
             self._unwanted.append(waiter)
 
@@ -324,7 +333,7 @@ class Connection:
             self.tidy()
 
     def tidy(self) -> None:
-        """Cancel, release and free what finalizers have noted."""
+        """Cancel the requests, release the replies and free the blocks that finalizers have noted."""
         while self._unwanted:
             self.cancel(self._unwanted.popleft())
         while self._unused_blocks and not self.is_lost:
@@ -334,7 +343,7 @@ class Connection:
                 number, part, nbytes = self._unused.popleft()
                 self._held_nbytes -= nbytes
                 self._num_held -= nbytes > 0
-                self._num_unread -= nbytes > 0  # 0: a release that is tried again
+                self._num_unread -= nbytes > 0  # 0: a release that is tried again, and was counted before
                 self._port.release(number, part, prompt=False)
             self.flush()
 
@@ -360,8 +369,8 @@ class Connection:
         return True
 
     def catch_up(self) -> None:
-        """Wait until all messages that the supervisor has sent are applied: a question just answered may have changed
-        models. Not to be called in the listening thread. Raises ShoalError."""
+        """Wait until all messages that the supervisor has sent are applied: the models may have changed with the answer
+        to a question. Not to be called in the listening thread. Raises ShoalError."""
         try:
             self.shared.ask("ping", {})
         except OSError as error:
@@ -371,7 +380,7 @@ class Connection:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
         and change nothing in shared memory."""
         self._lock = threading.Lock()  # a thread of the original may have held it at the fork
-        self.flush = lambda: None  # the rings' positions are the original's
+        self.flush = lambda: None  # the rings belong to the original process
         self.is_lost = True
         self._open.clear()
         self.channel.close()

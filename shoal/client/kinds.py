@@ -1,4 +1,5 @@
-"""`shoal.Client` with all its kinds: the classes for URLs register themselves with Client when they are imported."""
+"""`shoal.Client` for paths and URLs: importing this module imports the classes for URLs, which register themselves with
+Client."""
 
 from shoal.client import remote_grpc, remote_http
 from shoal.client.sync import Client

@@ -1,7 +1,7 @@
-"""The calls of `shoal.Client` over the network, on tritonclient, which must be installed.
+"""The calls of `shoal.Client` over the network, by means of tritonclient, which must be installed.
 
-No memory is shared: `empty` returns an ordinary array, every output is the caller's own, and `copy` has no effect. Both
-protocols share this file; the rest is in remote_http.py and remote_grpc.py.
+No memory is shared: `empty` returns an ordinary array, every output is the caller's own, and `copy` has no effect. This
+file has what both protocols share; the rest is in remote_http.py and remote_grpc.py.
 """
 
 import os
@@ -38,7 +38,7 @@ _SUBJECTS = {
     "model_config": "model_config",
     "statistics": "inference_statistics",
 }
-#: What tritonclient says where its own time is over, by HTTP and by gRPC.
+#: tritonclient's sentences when its own timeout has passed, over HTTP and over gRPC.
 _LATE = ("timed out", "Deadline Exceeded")
 
 
@@ -54,7 +54,7 @@ class RemoteClient(Client):
     """A client over the network: `Client("http://host:port")` and `Client("grpc://host:port")`."""
 
     scheme: ClassVar[str]
-    protocol: ClassVar[str] = ""  # the end of tritonclient's module, if it is not the scheme
+    protocol: ClassVar[str] = ""  # the name of tritonclient's module, if it is not the scheme
 
     def __init_subclass__(cls) -> None:
         Client._remote[cls.scheme] = cls
@@ -62,15 +62,15 @@ class RemoteClient(Client):
     def __init__(self, place: str) -> None:
         super().__init__(place)
         self._address = place.partition("://")[2].rstrip("/")
-        #: Seconds that calls without a timeout of their own wait, set by commands; None: as long as tritonclient does.
+        #: Timeout in seconds of calls without one of their own, set by Shoal's commands; None: tritonclient's default.
         self.timeout_s: float | None = None
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
-        except (ImportError, RuntimeError) as error:  # the latter is tritonclient's own for lack of one
+        except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient is there, but lacks a package
             raise ConnectionLostError(
                 f"{place} needs pip install 'tritonclient[{self.protocol or self.scheme}]', which is not there: {error}"
             ) from error
-        # Changed by _client and close: the connections of each thread and process, which no other one uses.
+        # Changed by _client and close: the connections of each thread and process, which are used by that thread only.
         self._local = threading.local()
 
     # --- what differs by protocol ---
@@ -81,7 +81,7 @@ class RemoteClient(Client):
 
     @abstractmethod
     def _limits(self, asked: RequestArguments) -> dict[str, Any]:
-        """Arguments of tritonclient's `infer` that concern the client, not the server."""
+        """Arguments of tritonclient's `infer` that limit the client's wait, and are not sent to the server."""
 
     @abstractmethod
     def _read(self, answer: Any) -> RemoteResponse:
@@ -89,7 +89,7 @@ class RemoteClient(Client):
 
     @abstractmethod
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
-        """The answer of tritonclient's get_… method, in HTTP's form."""
+        """The answer of tritonclient's get_… method, in the form of HTTP's JSON."""
 
     @abstractmethod
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
@@ -174,7 +174,7 @@ class RemoteClient(Client):
             return bool(self._call(lambda client: client.is_server_ready()))
         if self._call(lambda client: client.is_model_ready(model, version_text(version))):
             return True
-        try:  # the answer gives no reason; for an unknown model this raises NotFoundError
+        try:  # the answer "not ready" gives no reason; for an unknown model this raises NotFoundError
             self.model_metadata(model, version=version)
         except UnavailableError:
             return False
@@ -194,7 +194,7 @@ class RemoteClient(Client):
         from tritonclient.utils import InferenceServerException
 
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        if timeout_s is not None and timeout_s <= 0:  # of a deadline that has passed; tritonclient fails with such ones
+        if timeout_s is not None and timeout_s <= 0:  # a deadline has passed; tritonclient would fail
             raise self._late(timeout_s)
         try:
             with self._cut_when_late(timeout_s):
@@ -205,11 +205,12 @@ class RemoteClient(Client):
         except TimeoutError as error:
             raise self._late(timeout_s) from error
         except OSError as error:
-            why = error.strerror or error  # without the number
+            why = error.strerror or error  # without the error's number
             raise ConnectionLostError(f"no server is found at {self._address}: {why}") from error
 
     def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
-        """Raises TimeoutError in a call that is not answered in this time, unless tritonclient does so by itself."""
+        """A context manager that raises TimeoutError in a call that is not answered in time; does nothing if
+        tritonclient itself raises the error."""
         del timeout_s
         return nullcontext()
 
@@ -257,7 +258,8 @@ def _word_of(name: str, array: NDArray[Any]) -> str:
 
 
 def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
-    """BF16 words as tritonclient takes them: an array of ml_dtypes or, for older versions, of float32."""
+    """BF16 words in the form that tritonclient takes: an array of ml_dtypes' bfloat16 or, for older versions, of
+    float32."""
     from tritonclient.utils import triton_to_np_dtype
 
     wanted = np.dtype(triton_to_np_dtype(BF16.name))
@@ -265,7 +267,7 @@ def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
 
 
 def _own(array: NDArray[Any], datatype: str) -> NDArray[Any]:
-    """An output of tritonclient as an array of the caller's own."""
+    """An output of tritonclient as an array that the caller owns."""
     if datatype == BF16.name and array.dtype != BF16.dtype:
         array = array.view(np.uint16) if array.itemsize == 2 else bf16.words_of(array)
     return array if array.flags.writeable else array.copy()

@@ -21,7 +21,8 @@ _BY_STATUS = {
     "CANCELLED": errors.CancelledError,
     "DEADLINE_EXCEEDED": TimedOutError,
 }
-#: How the sentences of servers begin that do not have the service: of grpcio and gRPC for Java, and for Go.
+#: The beginnings of the errors of gRPC servers that do not have the service: of grpcio, of gRPC for Java, and of gRPC
+#: for Go.
 _NO_METHOD = ("Method not found", "unknown service", "unknown method")
 _FINAL = "triton_final_response"
 #: tritonclient's answers to a stream: a result and None, or None and an error.
@@ -38,12 +39,13 @@ class GrpcClient(RemoteClient):
         """Like `Client.stream`."""
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         answers: _Answers = queue.SimpleQueue()
-        client = self._connect(None)  # tritonclient's client has one stream at a time
-        # Exceptions with a status are wanted, not only sentences.
+        client = self._connect(None)  # a client of its own: tritonclient's has one stream at a time
+        # The header makes the server send errors with their status, not only their text.
         client.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
         client.async_stream_infer(asked.model, inputs, **arguments, enable_empty_final_response=True)
         results = self._answers(asked, client, answers)
-        # A stream that is dropped before its first answer is requested is closed.
+        # Closes a stream whose iterator is dropped before its first answer is requested: then its `finally` does not
+        # run.
         weakref.finalize(results, client.stop_stream, cancel_requests=True)
         return results
 
@@ -98,7 +100,7 @@ class GrpcClient(RemoteClient):
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A protobuf message in the form of HTTP's JSON: every field but unset messages, numbers as numbers."""
+    """A protobuf message in the form of HTTP's JSON: all fields except unset messages, and numbers as numbers."""
     known = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -14,14 +14,15 @@ from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, 
 
 _BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if each.http_status != 400}
 
-#: tritonclient's words for an error without a body, as of a proxy, or a redirection.
+#: tritonclient's sentence for an error or a redirection without a body, such as a proxy's.
 _NO_SENTENCE = "client received an empty response from the server."
 #: Words of geventhttpclient's errors for an answer that ends too early.
 _CUT_SHORT = ("closed", "EOF", "Incomplete")
 
 
 class HttpClient(RemoteClient):
-    """A client on tritonclient.http, whose clients belong to one thread, and have one timeout per connection."""
+    """A client by means of tritonclient.http, whose clients belong to one thread and have one timeout for each
+    connection."""
 
     scheme = "http"
 
@@ -46,7 +47,7 @@ class HttpClient(RemoteClient):
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
         answer = None
-        with suppress(ValueError):  # from the JSON decoder
+        with suppress(ValueError):  # raised by the JSON decoder
             answer = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments))
         if not isinstance(answer, dict):
             raise self._no_model_server()
@@ -58,10 +59,11 @@ class HttpClient(RemoteClient):
         except HTTPException as error:
             if any(word in str(error) for word in _CUT_SHORT):
                 raise ConnectionLostError(f"{self._address} hung up") from error
-            raise self._no_model_server() from error  # the answer is no HTTP, as of a gRPC server
+            raise self._no_model_server() from error  # the answer is not HTTP, such as a gRPC server's
 
     def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
-        """tritonclient's time begins anew with each piece of an answer, and a connection has another one."""
+        """Overridden because tritonclient's own timeout begins anew with each piece of an answer, and apart from that
+        for connecting."""
         from gevent import Timeout  # tritonclient.http's sockets are gevent's
 
         timeout: AbstractContextManager[object] = Timeout(timeout_s, TimeoutError)
@@ -72,7 +74,7 @@ class HttpClient(RemoteClient):
             return TimedOutError(sentence)
         if "while decoding the response" in sentence:  # tritonclient's words
             words = details[:200].strip().rstrip(".")
-            is_shown = not words.startswith(("<", "{", "["))  # neither a page nor JSON
+            is_shown = not words.startswith(("<", "{", "["))  # neither HTML nor JSON
             return self._no_model_server(words if is_shown else "")
         if sentence == _NO_SENTENCE:
             return self._no_model_server(f"status {status}")

@@ -13,12 +13,12 @@ from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
 _START, _END = 1, 2
-#: A timeout of 285 years in µs: the longest that fits a request's record in ns, too.
+#: A timeout of 285 years, in µs: the longest one that also fits into a request's record in ns.
 _NEVER_US = 2**53
 _MAX_INT64 = 2**63 - 1
 
 
-@dataclass(slots=True)  # made once per request: a frozen class would take twice as long
+@dataclass(slots=True)  # made for each request: a frozen class would take twice as long
 class RequestArguments:
     """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version, any
     other may be a number or its text.
@@ -44,7 +44,7 @@ class RequestArguments:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model gets tensors alone: no parameters, request id or sequence; and the priority is one."""
+        """Whether the request has no parameters, request id or sequence, and a valid priority."""
         return not (
             self.parameters
             or self.request_id
@@ -54,8 +54,8 @@ class RequestArguments:
         )
 
     def check_numbers(self) -> None:
-        """Make the priority and a sequence's number Python's, as they may be numpy's. Raises InvalidArgumentError for
-        one that a request cannot carry."""
+        """Convert the priority and a sequence's number to Python's int, since they may be numpy's. Raises
+        InvalidArgumentError for a number that a request cannot carry."""
         # The batcher disconnects a client in shared memory whose priority has more bits (batcher/guests.py).
         self.priority = _number("priority", self.priority, 63)
         if not isinstance(self.sequence_id, str):
@@ -63,29 +63,30 @@ class RequestArguments:
 
     @property
     def timeout_us(self) -> int:
-        """The timeout in a request's record, in µs; 0 for none."""
+        """The timeout for a request's record, in µs; 0 if there is none."""
         return 0 if self.timeout is None else max(1, int(min(self.timeout * 1e6, _NEVER_US)))
 
     def answer_by_ns(self, now_ns: int) -> int:
-        """The monotonic time in ns after which an answer to a request of now is useless; 0: no limit."""
+        """The monotonic time in ns after which the answer to a request that is sent at `now_ns` is useless; 0: no
+        limit."""
         return 0 if self.timeout is None else now_ns + self.timeout_us * 1000
 
     @property
     def correlation_id(self) -> int | str:
-        """The sequence's id, as Triton's core names it; 0 or "" for none."""
+        """The sequence's id, under the name that it has in Triton's core; 0 or "" without a sequence."""
         return self.sequence_id
 
     @property
     def flags(self) -> int:
-        """Triton's flags of a request in a sequence, and ALONE. Raises InvalidArgumentError for a parameter
-        `deterministic` that is neither true nor false."""
+        """Triton's flags of a request in a sequence, with ALONE (shoal/deterministic.py) if the request is to run
+        alone. Raises InvalidArgumentError for a parameter `deterministic` that is neither true nor false."""
         flags = self.sequence_start * _START | self.sequence_end * _END
         return flags | alone_flag(self.parameters) if self.parameters else flags
 
 
 def version_text(version: str | int) -> str:
-    """A version as the server takes it; "" means the default one. Raises InvalidArgumentError for what is neither a
-    text nor a number."""
+    """A version as text, as the server takes it; "" means the default version. Raises InvalidArgumentError for a
+    version that is neither a text nor an integer."""
     if isinstance(version, str):
         return version
     if isinstance(version, bool) or not isinstance(version, int):
@@ -104,13 +105,13 @@ def _number(name: str, value: SupportsIndex, num_bits: int) -> int:
 
 
 def _shown(value: int) -> str:
-    """A number for a sentence: Python writes none of more than 4300 digits."""
+    """A number for an error message: Python refuses to write numbers of more than 4300 digits."""
     return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
 
 
 def sent_parameters(parameters: Parameters | None) -> Parameters:
     """Request parameters as every kind of client sends them: an integer beyond int64 becomes a double, as Triton reads
-    it from JSON. Raises InvalidArgumentError for a value that is none."""
+    it from JSON. Raises InvalidArgumentError for a value that cannot be a parameter."""
     return {name: _sent(name, value) for name, value in parameters.items()} if parameters else {}
 
 

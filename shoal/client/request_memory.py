@@ -1,6 +1,7 @@
 """Arrays over blocks that requests name by reference, so that tensors are filled in place and never copied.
 
-Arrays are found by address, so views and slices of them are found, too. A block is freed when no array over it is left.
+The block of an array is found by the array's address, so that views and slices are found, too. A block is freed when no
+array over it is left.
 """
 
 import threading
@@ -18,10 +19,10 @@ from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
 from shoal.star.client import HeldBlock
 
-#: Smaller tensors are copied: a header that names another block takes as long to read as these take to copy (ours).
+#: Smaller tensors are copied: the server takes as long to read a header that names another block (ours).
 LEND_NBYTES = 32 * 1024
-#: Most bytes of a copied array's memory that are kept for the next copy: 64 connections, the default for
-#: --client-count, then keep no more than the half of --shm-oversize-mib that clients may have (ours).
+#: The most bytes of the last copy's memory that are kept for the next copy (ours): 64 connections, the default of
+#: --client-count, then keep at most the half of --shm-oversize-mib that clients may have.
 MAX_SPARE_NBYTES = 16 * MIB
 
 
@@ -31,26 +32,26 @@ class RequestMemory:
     def __init__(self, free_later: Callable[[int], None]) -> None:
         self._free_later = free_later
         self._lock = threading.Lock()
-        # Changed under the lock: (first address, end, block) of each, sorted. Read without the lock, as one object.
+        # (first address, end, reference) of each block, sorted. Replaced under the lock, and so read without it.
         self._spans: list[tuple[int, int, int]] = []
         # Changed by finalizers, which may run while their own thread has the lock: blocks to remove.
         self._gone: deque[tuple[int, int, int]] = deque()
-        # Changed by finalizers, and by the thread that takes it: the memory of the last copy.
+        # The memory of the last copy. Added by a finalizer, and taken by the next copy.
         self._spare: deque[HeldBlock] = deque(maxlen=1)
 
     def array(self, block: Block, shape: tuple[int, ...], datatype: Datatype) -> Array:
-        """An array over a block, which is freed when the last array that looks into it is gone."""
+        """An array over a block; the block is freed when the last array or view over it is gone."""
         return np.ndarray(shape, datatype.dtype, self._held(block))
 
     def copy(self, array: Array, datatype: Datatype, allocate: Callable[[int], Block]) -> Array:
         """A copy of a large array, in memory that requests can name. Raises the errors of `allocate`.
 
-        The memory of the last copy is reused if it is large enough and free: making memory takes four times as long as
-        filling it.
+        The memory of the last copy is reused if it is large enough and free: new memory takes four times as long to
+        make as to fill.
         """
         held = self._take_spare()
         if held is None or held.nbytes < array.nbytes:
-            held = None  # freed before another block is allocated
+            held = None  # frees the spare memory before another block is allocated
             held = self._held(allocate(array.nbytes))
         copy = np.ndarray(array.shape, datatype.dtype, held)
         if held.nbytes <= MAX_SPARE_NBYTES + UNIT:
@@ -81,7 +82,7 @@ class RequestMemory:
         return held
 
     def find(self, array: Array) -> Lent | None:
-        """The block and offset of an array that lies in one; None if it must be copied."""
+        """The block and offset of an array that lies in a block; None if the array must be copied."""
         if self._gone:
             self._forget()
         spans = self._spans

@@ -13,8 +13,8 @@ class Result(dict[str, Array]):
 
     With copy=True the arrays are the caller's own. With copy=False they are read-only and lie in the server's memory,
     which is given back when no array over it is left; `with` and `close` drop the arrays in the result. Keep such
-    results no longer than needed: beyond 64 MiB, or 256 of them, they are copies, too, and if a model gets no other
-    memory for two seconds, the server closes the connection of the client that holds most.
+    results no longer than needed: beyond 64 MiB, or 256 results, further ones are copies, too, and if a model gets no
+    memory elsewhere for two seconds, the server closes the connection of the client that holds most.
     """
 
     __slots__ = ("model_name", "model_version", "parameters", "timing")

@@ -23,7 +23,8 @@ from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import OutgoingRequest
 
-#: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block always fits the slab.
+#: Larger tensors get blocks of their own, in or outside the slab, so that the block of the request itself always fits
+#: into the slab.
 BESIDE_NBYTES = 1 * MIB
 #: The largest header that the server reads (batcher/guests.py).
 MAX_HEADER_BYTES = 1 << 20
@@ -36,12 +37,14 @@ class Session:
         self.connection = connection
         self._memory = RequestMemory(connection.free_later)
         self._responses = Responses(connection)
-        # Changed by submit; each entry is one object, and a thread that misses another's entry only validates again.
+        # Changed by submit; without a lock: a thread that does not see another thread's entry validates the request
+        # again.
         self._num_changes = -1
         self._templates = Memo[Any, ArraysTemplate]("client_request", tensors.MAX_TEMPLATES)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str | int = "") -> NDArray[Any]:
-        """An uninitialised array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
+        """An uninitialised array, for an input of a model, in memory that requests can name. May wait for the
+        supervisor. Raises ShoalError."""
         entry = self.find(model, version)
         spec = entry.signature.inputs.get(name)
         if spec is None:
@@ -66,9 +69,9 @@ class Session:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
     def find(self, model: str, version: str | int) -> ModelEntry:
-        """The version of a model that a request means; may wait for the supervisor. Raises ShoalError.
+        """The version that a request to `model` and `version` goes to; may wait for the supervisor. Raises ShoalError.
 
-        The version may have no instance at the moment: requests wait until one is started again, as over HTTP.
+        The version may have no instance at the moment: then its requests wait for one, as over HTTP.
         """
         try:
             return self._find(model, version)
@@ -109,7 +112,8 @@ class Session:
         return self._hand_over(asked, template, block, span, waiter)
 
     def _key(self, asked: RequestArguments) -> Any:
-        """The key of a validated request, equal for requests that look alike; None if the request must be validated."""
+        """The key of a validated request, equal for requests that differ only in their tensors' contents; None if the
+        request must be validated."""
         if not asked.is_plain:
             return None
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
@@ -158,7 +162,7 @@ class Session:
         waiter: Waiter,
     ) -> ClientCall:
         entry, start_ns = checked.entry, time.monotonic_ns()
-        # A stream's timeout limits each response, and not a decoupled model's execution.
+        # The timeout of a request to a decoupled model limits the wait for each response, not the execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
         return ClientCall(self._responses, asked, entry, waiter, start_ns)

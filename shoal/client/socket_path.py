@@ -1,6 +1,6 @@
-"""The path of the Unix socket at which processes on this host find the server: it follows from user and HTTP port.
+"""The path of the Unix socket at which processes on this host find the server, made from the user and the HTTP port.
 
-The supervisor listens there, `shoal.Client` connects there. Only `server_path` makes a directory.
+The supervisor listens at the path, `shoal.Client` connects to it. Only `server_path` makes a directory.
 """
 
 import os
@@ -18,7 +18,8 @@ DEFAULT_HTTP_PORT = 8000
 
 
 def directories(environ: Mapping[str, str], uid: int) -> list[Path]:
-    """Directories of the socket, likeliest first: the login session's, a service's, one for any user."""
+    """Directories where the socket may be, the likeliest first: that of the login session, that of a system service,
+    and one in /tmp."""
     found = [Path(environ["XDG_RUNTIME_DIR"], "shoal")] if environ.get("XDG_RUNTIME_DIR") else []
     return [*found, Path("/run/shoal"), Path(f"/tmp/shoal-{uid}")]
 
@@ -29,7 +30,7 @@ def socket_name(http_port: int) -> str:
 
 
 def is_private(directory: Path, uid: int) -> bool:
-    """Whether only this user can create files there."""
+    """Whether only this user can create files in a directory."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -38,7 +39,8 @@ def is_private(directory: Path, uid: int) -> bool:
 
 
 def server_path(environ: Mapping[str, str], http_port: int) -> str:
-    """The path for a server's socket, in the first directory that is private to the server's user, or can be made so.
+    """The path for a server's socket, in the first directory that is private to the server's user. A missing directory
+    is made.
 
     Raises OSError if there is none.
     """
@@ -63,7 +65,7 @@ def client_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def other_paths(environ: Mapping[str, str]) -> list[str]:
-    """The sockets of this user's servers at other HTTP ports."""
+    """The paths of the sockets of this user's servers with other HTTP ports."""
     if environ.get(SOCKET_VARIABLE):
         return []
     paths = client_paths(environ)
@@ -72,7 +74,7 @@ def other_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove sockets that killed servers have left in a directory; a server listens on each of the others."""
+    """Remove sockets that killed servers have left in a directory; sockets at which a server listens are kept."""
     for path in directory.glob("*.sock"):
         with suppress(OSError):
             remove_left_over(str(path))

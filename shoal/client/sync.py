@@ -1,4 +1,4 @@
-"""`shoal.Client`: requests to a server on this host through its shared memory, or to any server over HTTP or gRPC.
+"""`shoal.Client`: requests to a server on this host through shared memory, or to any server over HTTP or gRPC.
 
     from shoal import Client
 
@@ -37,11 +37,11 @@ class Client:
     With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
     `http://host:port`, `https://host:port` or `grpc://host:port`, makes the same calls over the network, with
     tritonclient; $SSL_CERT_FILE names the certificates that may sign an https server's. The client connects with its
-    first call, and after the server was restarted with the next one.
+    first call, and again with the first call after the server was restarted.
 
     Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
     server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
-    request that does not fit it; UnavailableError if a queue or its memory is full.
+    request that does not fit the model; UnavailableError if a queue or shared memory is full.
     """
 
     #: The classes for URLs by their scheme: subclasses of RemoteClient, which register themselves (kinds.py).
@@ -60,7 +60,7 @@ class Client:
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
-        # Changed under the lock, which is replaced in a forked copy of the process, where it may stay locked for ever.
+        # Changed under the lock. A forked copy of the process replaces the lock, which may stay locked for ever there.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -73,10 +73,10 @@ class Client:
         """Send a request to a model that answers once; returns its outputs by name, those in `outputs` or all.
 
         `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see
-        shoal.client.request_arguments). They are read before this returns, and stay the caller's; those from `empty`
-        are not copied. Outputs are the caller's own arrays or, with copy=False, read-only views of the server's memory
-        (see Result). `timeout` is in seconds; the default is the server's --request-timeout-secs. Raises TimedOutError
-        when it is over, and the errors of every call (see Client).
+        shoal.client.request_arguments). The arrays are read before `infer` returns, and stay the caller's; arrays from
+        `empty` are not copied. Outputs are the caller's own arrays or, with copy=False, read-only views of the server's
+        memory (see Result). `timeout` is in seconds; the default is the server's --request-timeout-secs. Raises
+        TimedOutError when that time is over, and the errors of every call (see Client).
         """
         num_reloads = 0
         while True:
@@ -100,7 +100,7 @@ class Client:
         """
         call, sleeper = self._submit(asked, is_stream=True)
         answers = _answers(call, sleeper)
-        # An iterator that is dropped before its first answer is requested cancels the request.
+        # Cancels the request if the iterator is dropped before its first answer is requested.
         weakref.finalize(answers, call.connection.cancel_later, call.waiter).atexit = False
         return answers
 
@@ -116,17 +116,19 @@ class Client:
         while True:
             try:
                 return self._connected().submit(asked, notify, is_stream=is_stream), sleeper
-            except NotSubmittedError:  # the server has been replaced in this moment
+            except NotSubmittedError:  # the server was replaced just now
                 num_tries += 1
                 if num_tries > MAX_RECONNECTS:
                     raise
 
     def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
-        """An uninitialised array for an input of a model, in memory that requests name: `infer` sends it uncopied.
+        """An uninitialised array for an input of a model, in memory that requests name: `infer` sends the array
+        uncopied.
 
         `shape` has the batch dimension. Fill the array in place, and send it, a slice or a view of it in any number of
         requests, but do not write to it while one of them is open. The memory is freed when no array over it is left.
-        After the server was restarted it is an ordinary array. Raises UnavailableError if there is no memory.
+        After a restart of the server it is an ordinary array, which is copied. Raises UnavailableError if there is no
+        memory.
         """
         return self._connected().empty(model, name, tuple(shape), version)
 
@@ -177,7 +179,8 @@ class Client:
     # --- the connection ---
 
     def _connected(self) -> Session:
-        """The session, after connecting if there is none. Raises ConnectionLostError, or the server's refusal."""
+        """The session; connects if there is none. Raises ConnectionLostError, or the error with which the server
+        refuses."""
         session = self._session
         if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
             return session
@@ -213,7 +216,7 @@ class Client:
 
 
 def _scheme_of(url: str) -> str:
-    """The scheme of a server's URL. Raises InvalidArgumentError for any other."""
+    """The scheme of a server's URL. Raises InvalidArgumentError for any other URL."""
     try:
         return split_url(url, ("http", "https", "grpc"), url).scheme
     except ValueError as error:
@@ -221,7 +224,8 @@ def _scheme_of(url: str) -> str:
 
 
 def connect(place: str | None) -> Connection:
-    """A connection to the server at `place`, or to the first one found. Raises ShoalError."""
+    """A connection to the server at `place` or, if that is None, to the first server found at `client_paths`. Raises
+    ShoalError."""
     paths = client_paths(os.environ) if place is None else [place]
     reasons = []
     for path in paths:
