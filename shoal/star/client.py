@@ -1,7 +1,8 @@
-"""A worker as a client of the star: its model calls other models. Many threads submit requests, one thread listens.
+"""A caller's end of the star: a worker whose model calls other models. Many threads submit requests, one thread
+listens.
 
 The listening thread (shared_port.py) calls back once per response, and ends requests whose deadline has passed or whose
-callers want no answer any more. A response's memory is released when the last array over it is freed, in any thread.
+answer is not wanted any more. A response's memory is released when the last array over it is freed, in any thread.
 """
 
 import logging
@@ -36,27 +37,29 @@ _log = logging.getLogger(__name__)
 #: Seconds between two checks of deadlines and cancellations: while requests are open, and while none is (ours).
 TICK_S, IDLE_S = 0.05, 1.0
 #: The most bytes of other models' results that a process may hold together; further results are copied and released
-#: at once, since held ones take room in the called model's slab (ours: as much as a front end's copies).
+#: at once, since held results take room in the called model's slab (ours: as much as a front end's copies).
 MAX_HELD_NBYTES = 64 * MIB
-#: The most results that a process may hold, however small: each keeps a block of the called model's slab, and that of
-#: an ensemble one of the batcher's, which has 4096 for all clients (ours).
+#: The most results that a process may hold, however small: each keeps a block of the called model's slab, and an
+#: ensemble's result also one of the batcher's, which has 4096 blocks for all clients (ours).
 MAX_HELD = 256
 
 
 class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a response's block. A class of its own, so that arrays over it keep this object and its
-    finalizer."""
+    """The bytes of a response's block. A subclass of ndarray, so that arrays over the block refer to this object, which
+    has the finalizer, and not to the memory below it."""
 
 
 class HeldResponse(NamedTuple):
-    """A model's response, and the block its tensors lie in: held for as long as an array over it is."""
+    """A model's response, and the block in which its tensors lie. The block is held until the last array over it is
+    gone."""
 
     response: InferResponse
     block: HeldBlock
     ref: int  # reference to the block; 0 if `block` is a copy
 
 
-#: Called once per response, with the response, an error, or None for an end without either; and whether it is the last.
+#: Called once per reply. Arguments: the response, an error, or None for a reply that only ends the request; and whether
+#: the reply is the last one.
 OnAnswer: TypeAlias = Callable[[HeldResponse | ShoalError | None, bool], None]
 
 
@@ -88,7 +91,7 @@ class StarClient:
         # Changed under the lock: number → request; own block → the number of requests that name it.
         self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
-        self._held_nbytes = self._num_held = 0  # bytes and number of responses that lie in other processes' memory
+        self._held_nbytes = self._num_held = 0  # held responses in other processes' memory: bytes, number
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
@@ -107,7 +110,7 @@ class StarClient:
         parent: int = 0,
     ) -> int:
         """Submit a request; returns its number. `keep` is referenced until the last reply. `parent` is the key of the
-        request whose execution makes this call, for its trace; 0: no trace.
+        request whose execution makes this call, and whose trace the call becomes part of; 0: no trace.
 
         `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it returns True. Raises
         ShoalError if there is no memory; all later failures go to `on_answer`.
@@ -136,7 +139,7 @@ class StarClient:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request; `on_answer` is called with an error, unless the request has ended."""
+        """Cancel a request: `on_answer` is called with a CancelledError, unless the request has ended."""
         self._give_up(number, errors.CancelledError("Request was cancelled"))
 
     def lend(self, refs: Iterable[int]) -> None:
@@ -156,8 +159,8 @@ class StarClient:
         self._release_unused()
 
     def wait_until_returned(self, refs: Iterable[int]) -> None:
-        """Wait until no open request names one of these blocks, which are to be freed: at most until the deadlines of
-        those requests, which are given up then."""
+        """Wait until no open request names one of these blocks, which the caller is about to free. The wait ends with
+        the deadlines of those requests, at which they are given up."""
         with self._changed:
             self._changed.wait_for(lambda: not self.has_lent(refs))
 
@@ -177,23 +180,25 @@ class StarClient:
     def abandon(self) -> None:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
         and change nothing in shared memory. Arrays stay readable for as long as the original keeps them."""
-        # A thread of the original may have held the old lock, and open requests are the original's.
+        # A thread of the original process may hold the old lock, and the open requests belong to the original process.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._open = {}
-        self._unused = deque(maxlen=0)  # responses released here are the original's
+        self._unused = deque(maxlen=0)  # the original process releases the responses
         self._place.channel.close()
         self._place.bell.close()
 
     # --- releasing responses ---
 
     def _release_later(self, number: int, part: int, nbytes: int) -> None:
-        """Note a response to be released. A finalizer may run at any point of any thread, so this never waits."""
+        """Note a response to be released. Called by finalizers, which may run at any point of any thread, and so never
+        waits."""
         self._unused.append((number, part, nbytes))
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """Release noted responses. Called after each use of the lock, which finalizers may have found taken."""
+        """Release noted responses. Called after each use of the lock, because a finalizer that found the lock taken has
+        only noted its response."""
         while self._unused and self._lock.acquire(blocking=False):
             try:
                 while self._unused and not self._port.is_crowded:
@@ -202,7 +207,7 @@ class StarClient:
                     self._num_held -= nbytes > 0
                     self._port.release(number, part, prompt=False)
                 self._port.flush()
-                if self._unused:  # thousands at once: the listening thread goes on when the batcher has read some
+                if self._unused:  # the ring is nearly full: the listening thread releases the others
                     self._port.wake()
                     return
             finally:
@@ -215,7 +220,7 @@ class StarClient:
         self._shared.start("shoal-client")
 
     def _take(self, reply: Reply) -> None:
-        """Note a reply, under the lock; `_look` calls its callback, without the lock."""
+        """Note a reply, under the lock; `_look` calls `on_answer` later, without the lock."""
         request = self._open.get(reply.number)
         if request is None:
             return
@@ -224,7 +229,7 @@ class StarClient:
             del self._open[reply.number]
 
     def _look(self) -> float:
-        """Call the callbacks of noted responses, and end late and unwanted requests; returns the seconds until the next
+        """Call `on_answer` for noted responses, and end late and unwanted requests. Returns the seconds until the next
         call."""
         self._deliver()
         now_ns = time.monotonic_ns()
@@ -283,7 +288,7 @@ class StarClient:
             if request is None or request.on_answer is None:
                 return
             on_answer, request.on_answer = request.on_answer, None
-            with suppress(RingFullError):  # the ring is full: the request is executed in vain
+            with suppress(RingFullError):  # the ring is full: the request is executed nevertheless
                 self._port.cancel(number)
             self._port.flush()
         _notify(on_answer, error, True)
@@ -299,7 +304,7 @@ def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None
 
 
 def join() -> StarClient:
-    """Join the star as a client from a process that is a worker, too; returns when all models are known.
+    """Join the star as a client, from a worker's process; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
     """

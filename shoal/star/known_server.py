@@ -1,8 +1,8 @@
-"""The server's state as one of its processes knows it, and what clients are told of it in every protocol: metadata,
+"""The server's state as one of its processes knows it, and what clients are told about it in every protocol: metadata,
 statistics, readiness.
 
-Front ends know more (frontend/state.py); the supervisor makes one to answer guests. Workers whose models call others
-ask whether a model is ready.
+Front ends know more (frontend/state.py). The supervisor makes a KnownServer to answer guests. Workers whose models call
+others use `is_ready` alone.
 """
 
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ PROTOCOL_VERSION = "2.73.0"
 
 @dataclass(slots=True)
 class KnownServer:
-    """The server's state. The first three fields are settings; the others change while the server runs."""
+    """The server's state. The first three fields are settings; the other fields change while the server runs."""
 
     server_id: str = "triton"  # Triton's default
     version: str = PROTOCOL_VERSION
     strict_readiness: bool = True
-    has_repositories: bool = True  # False: they could not be read at the start, and no model is served
+    has_repositories: bool = True  # False: the repositories could not be read at the start, and no model is served
     started: bool = False
     exiting: bool = False
     counters: CounterTableView | None = None
@@ -38,7 +38,8 @@ class KnownServer:
         return 0
 
     def require_ready(self) -> None:
-        """Raise UnavailableError where Triton requires a server that has started and is not stopping."""
+        """Raise UnavailableError unless the server has started and is not stopping; for requests of which Triton
+        requires that."""
         if self.exiting or not (self.started and self.has_repositories):
             raise UnavailableError("Server not ready")
 
@@ -70,16 +71,17 @@ REGION_EXTENSIONS = ("system_shared_memory", "cuda_shared_memory")
 
 
 def describe_server(server: KnownServer) -> dict[str, Any]:
-    """The members of the server's metadata, by their names in either protocol."""
+    """The members of the server's metadata, by the names that they have in both protocols."""
     missing = set(REGION_EXTENSIONS[server.num_region_kinds :])
     extensions = [name for name in EXTENSIONS if name not in missing]
     return {"name": server.server_id, "version": server.version, "extensions": extensions}
 
 
 def describe_model(server: KnownServer, name: str, version: str | None) -> dict[str, Any]:
-    """The members of a model's metadata. `versions` has every READY version, or only the one in the request."""
+    """The members of a model's metadata. `versions` has every READY version or, if the request names a version, only
+    that one."""
     if not version:
-        server.require_ready()  # Triton lists versions only while the server is not stopping
+        server.require_ready()  # Triton refuses a list of versions while the server stops
     entry = server.models.lookup(name, version)
     versions = [entry] if version else server.models.ready_entries(name)
     batched = entry.signature.max_batch_size > 0
@@ -158,7 +160,8 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 def is_ready(entry: ModelEntry, ask: Ask) -> bool:
     """Whether an instance is up and, for a model with a readiness method, all instances return true.
 
-    Only the method needs a question to the supervisor, which may wait seconds for busy models. Raises ShoalError.
+    Only a readiness method needs a question to the supervisor, which may take seconds while the model is busy. Raises
+    ShoalError.
     """
     return entry.ready and (not entry.has_ready_check or bool(ask("is_ready", {"model": entry.model_id})))
 
@@ -192,14 +195,14 @@ def asks_model(server: KnownServer, name: str, version: str | None) -> bool:
 
 
 def is_settled(entry: ModelEntry) -> bool:
-    """Whether a version does not keep the server from being ready, by Triton's rules."""
+    """Whether the server may be ready in view of this version, by Triton's rules."""
     # Triton's readiness does not cover a model whose configuration it could not accept.
     if not entry.is_polled:
         return True
     if entry.state == "READY":
         return entry.ready
-    # Unlike Triton's, the server is ready while a version drains: otherwise a probe would take a server out of service
-    # because a model has just got a newer version.
+    # Unlike Triton, Shoal is ready while a version drains: otherwise a probe would take a server out of service because
+    # one of its models has just got a newer version.
     if entry.state == "UNLOADING":
         return True
     return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"

@@ -1,8 +1,8 @@
-"""Load requests of clients: their files (`file:1/model.onnx` and its bytes in base64) are written to a directory, in
-place of the model's, which the supervisor takes over.
+"""Load requests that bring the model's files (`file:1/model.onnx`, the bytes in base64): the files are written to a
+directory that takes the place of the model's, and that the supervisor takes over.
 
-Each file goes inside that directory, which is private and fresh, whatever path the client gives. Runs on the road, and
-in workers whose models load others.
+Each file is written inside that directory, which is new and private, whatever path the client gives. Runs on the road,
+and in workers whose models load others.
 """
 
 import base64
@@ -18,15 +18,15 @@ from shoal.repository import override_files
 from shoal.star.questions import NoAnswerError
 
 PREFIX = "file:"
-MAX_FILES = 1024  # ours: a model has a handful per version
-MAX_PATH_BYTES = 1024  # ours: with the directory's own path in front, the system's limit is 4096
+MAX_FILES = 1024  # ours: a model has a handful of files per version
+MAX_PATH_BYTES = 1024  # ours: the system's limit of 4096 includes the path of the directory
 _MAX_PART_BYTES = 255  # the limit of most file systems
 
 
 def place_files(parameters: Iterable[str]) -> dict[str, str]:
     """The relative path of each file → its parameter; of two parameters with one path the last counts, as in Triton.
 
-    Raises InvalidArgumentError for a path that leads outside, or cannot be a file's.
+    Raises InvalidArgumentError for a path that leads outside the model's directory, or cannot be a file's.
     """
     places: dict[str, str] = {}
     directories: set[str] = set()
@@ -45,7 +45,8 @@ def place_files(parameters: Iterable[str]) -> dict[str, str]:
 
 
 def _path(parameter: str) -> str:
-    """A path as in Triton, normalised and relative to the model's directory. Raises InvalidArgumentError."""
+    """The path that a parameter `file:…` names, normalised as in Triton and relative to the model's directory. Raises
+    InvalidArgumentError."""
     name = parameter.removeprefix(PREFIX).lstrip("/")
     path = posixpath.normpath(name)
     if path.split("/")[0] == "..":
@@ -64,11 +65,12 @@ def _path(parameter: str) -> str:
 
 
 def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> tuple[str, int]:
-    """A new directory that only this user can enter, with each file at its place, and the descriptor of its lock
-    (repository/override_files.py); `contents` by parameter.
+    """Write files to a new directory that only this user can enter. Returns the directory and the descriptor of its
+    lock (repository/override_files.py).
 
-    Text is base64. The caller must `remove_files` the directory, or close the descriptor when another process has
-    locked it. Raises InvalidArgumentError for invalid base64, InternalError if the system refuses to write.
+    `places` are paths and parameters as from `place_files`, `contents` the files by parameter, as bytes or as text in
+    base64. The caller must `remove_files` the directory, or close the descriptor when another process has locked it.
+    Raises InvalidArgumentError for invalid base64, InternalError if the system refuses to write.
     """
     try:
         directory, lock = override_files.make()
@@ -92,7 +94,8 @@ def write_files(places: Mapping[str, str], contents: Mapping[str, str | bytes]) 
 
 def _decode(parameter: str, text: str) -> bytes:
     try:
-        # Line breaks are part of base64; anything else that Triton ignores would load a damaged file.
+        # Line breaks may be part of base64. Other characters, which Triton ignores, are refused: the file would be
+        # damaged.
         return base64.b64decode("".join(text.split()), validate=True)
     except ValueError as error:
         raise InvalidArgumentError(f"Invalid file parameter '{parameter}': expected base64, {error}") from error
@@ -103,7 +106,7 @@ def remove_files(directory: str) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-#: The most bytes of a configuration (ours): most have kilobytes, and it travels in one message.
+#: The most bytes of a configuration, which is sent in one message (ours; most have kilobytes).
 MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -129,7 +132,7 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
         raise  # without an answer the model may still be loading from that directory
     except BaseException:
         if directory is not None:
-            remove_files(directory)  # a refusal: the supervisor has not taken the directory over
+            remove_files(directory)  # the load was refused: the supervisor has not taken the directory over
         raise
     finally:
         if lock is not None:

@@ -1,4 +1,5 @@
-"""A client's table of models, kept by the supervisor's messages, and the version that a request means.
+"""A client's table of models, filled from the supervisor's messages, and the choice of the version that a request
+means.
 
 One thread fills the table while others look models up, so it is copied on write: a reader of a table, a model or an
 entry sees a consistent state. Used by front ends, guests, and workers whose models call others.
@@ -16,7 +17,7 @@ from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.request import TensorRef
 
-#: The most names kept, by model id; beyond these the older names of removed versions are dropped (ours).
+#: Most names that are kept by model id; beyond that, the older names of removed versions are dropped (ours).
 MAX_NAMES = 65536
 #: The version number of a model that failed before any of its versions was known.
 NO_VERSION = -1
@@ -38,19 +39,19 @@ class ModelEntry:
     reason: str
     failed: bool  # UNAVAILABLE because its instances died again and again
     num_instances: int  # as configured
-    num_instances_up: int  # that batches may go to
+    num_instances_up: int  # to which batches may go
     config: dict[str, Any]
     signature: Signature
     load_seconds: float
-    labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
-    groups: tuple[str, ...] = ()  # names of its instance groups, by their numbers in errors about a death
-    namespace: str = ""  # its repository, with --model-namespacing
+    labels: dict[str, tuple[str, ...]]  # labels by index, of the outputs that have a label file
+    groups: tuple[str, ...] = ()  # names of its instance groups; errors about a death have the index
+    namespace: str = ""  # its repository, if --model-namespacing is on
     has_ready_check: bool = False  # the model has an is_ready of its own (known_server.py)
     is_polled: bool = True  # False: its configuration could not be read
     is_cached: bool = False  # the response cache is enabled
-    is_default: bool = False  # requests that name no version mean this one, not the highest
-    split_id: int = 0  # of a default: the model id of requests that name no version, while they are split
-    sticky_header: str = ""  # lower case; with a split: a request's version depends on this header's value
+    is_default: bool = False  # requests that name no version go to this one, not to the highest
+    split_id: int = 0  # of a default version in a split: the model id of requests that name no version
+    sticky_header: str = ""  # in a split: the header field, in lower case, on whose value a request's version depends
 
     @property
     def ready(self) -> bool:
@@ -88,9 +89,9 @@ class ModelTable:
         self._models: dict[ModelIdentifier, Versions] = {}
         self._named: dict[str, Versions] = {}  # by name, if it means one model
         self._latest: dict[str, ModelEntry] = {}
-        #: Names by model id, including versions that are gone, which open requests may name. Changed in place.
+        #: Names by model id, also of versions that are gone, to which requests may still be open. Changed in place.
         self.names: dict[int, str] = {}
-        #: The number of apply() calls: while it is unchanged, so are the results of lookup().
+        #: The number of apply() calls. While it is unchanged, the results of lookup() are, too.
         self.num_changes = 0
 
     def apply(self, message: ModelChanged | ModelForgotten) -> None:
@@ -100,7 +101,7 @@ class ModelTable:
         if isinstance(message, ModelChanged):
             previous = versions.get(version)
             if version != NO_VERSION:
-                versions.pop(NO_VERSION, None)  # the versions are known now
+                versions.pop(NO_VERSION, None)  # the entry stood for a model without known versions
             versions[version] = _entry(message, previous)
             self.names[message.model_id] = message.name
             if message.split_id:
@@ -136,15 +137,16 @@ class ModelTable:
         self.num_changes += 1
 
     def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
-        """The models that a name could mean; only the wanted ones if several have the name, or with namespacing."""
+        """The models that a name could mean. If several have the name, or with namespacing, only those that are to be
+        served."""
         bearers = [versions for identifier, versions in models.items() if identifier.name == name]
         if self._namespacing or len(bearers) > 1:
             return [versions for versions in bearers if _is_wanted(versions)]
         return bearers
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
-        """The READY entry that a request means; without a version the default one, if it is READY, or the highest.
-        While requests without a version are split, that entry has the split's model id.
+        """The READY entry that a request means. Without a version, that is the default version if it is READY, else the
+        highest READY one; while requests without a version are split, the entry has the split's model id.
 
         Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version or an ambiguous name.
         """
@@ -213,7 +215,7 @@ def _is_wanted(versions: Versions) -> bool:
 def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
     config, labels = message.config, message.labels
     if config is None:
-        # The configuration is sent once per load: later messages about that load leave it out.
+        # The configuration is sent once per load: later messages about the same load leave it out.
         known = previous is not None and previous.model_id == message.model_id
         if previous is not None and known:
             config, labels = previous.config, previous.labels

@@ -2,8 +2,8 @@
 
     0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
 
-A tensor by reference lies in another request's or process's block, which must stay until the request has been answered.
-For a tensor on a GPU, its place is copied (shoal/request.py), or named by reference.
+A tensor that is named lies in another block, of this or another process, which must stay until the request has been
+answered. Of a tensor on a GPU, the place (shoal/request.py) is copied or named instead of the tensor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ ALIGNMENT = 64
 
 
 class Input(NamedTuple):
-    """A tensor to send: `ref` and `offset` say where it lies; with NO_BLOCK, `data` is copied."""
+    """A tensor to send. `ref` and `offset` (bytes) say where it lies; if `ref` is NO_BLOCK, `data` is copied."""
 
     name: str
     datatype: Datatype
@@ -67,14 +67,14 @@ class OutgoingRequest:
     shapes: Sequence[tuple[int, ...]]
     rows: int
     shape_key: int
-    #: By input, of those on a GPU: the place in the sender's pool, packed, or b"" if a block by reference has it.
+    #: Of the inputs on a GPU, by name: the packed place in the sender's pool, or b"" if the named block has the place.
     places: Mapping[str, bytes] = field(default_factory=dict)
     stays: tuple[Stay, ...] = ()  # outputs that may stay on a GPU
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether tensors of the request or its response lie on a GPU: then a block has their places, and must be held,
-        not copied."""
+        """Whether tensors of the request or its response lie on a GPU: then the block of the response has the tensors'
+        places, and must be held instead of copied."""
         return bool(self.places or self.stays)
 
     @property
@@ -84,7 +84,7 @@ class OutgoingRequest:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that `write` needs; at most a few hundred more than it uses."""
+        """An upper bound, by a few hundred, of the bytes that `write` needs."""
         ask, places = self.ask, self.places
         tensors = [
             (each.name, len(shape), 0 if each.ref != NO_BLOCK else len(places.get(each.name) or each.data))
@@ -98,7 +98,7 @@ class OutgoingRequest:
         ask, offset = self.ask, 0
         refs: list[TensorRef | LentTensorRef] = []
         for (name, datatype, _, data, ref, elsewhere), shape in zip(ask.inputs, self.shapes, strict=True):
-            nbytes, place = len(data), self.places.get(name)  # of a tensor on a GPU, only the size of the data counts
+            nbytes, place = len(data), self.places.get(name)  # for a tensor on a GPU, `data` has only its size
             wire = datatype.wire if place is None else datatype.wire | PLACED
             if ref != NO_BLOCK:
                 refs.append(LentTensorRef(name, wire, shape, elsewhere, nbytes, ref))
@@ -126,7 +126,7 @@ def check(entry: ModelEntry, ask: RawRequest) -> OutgoingRequest:
         if name in names:
             raise InvalidArgumentError(f"{log_prefix(ask.id)}input '{name}' already exists in request")
         names.add(name)
-        # Strings were counted when they were encoded.
+        # BYTES tensors count as checked: their strings were counted when they were encoded.
         parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
     valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
     return OutgoingRequest(entry, ask, [each.shape for each in valid], rows, shape_key)
@@ -139,8 +139,9 @@ def block_nbytes(
     outputs: Iterable[str],
     parameters: Parameters,
 ) -> int:
-    """An upper bound of a request's bytes. `tensors`: name, number of dimensions, and bytes to copy of each."""
-    # In msgpack a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
+    """An upper bound of the bytes of a request. `tensors` has each tensor's name, number of dimensions, and bytes to
+    copy."""
+    # In msgpack a string takes its UTF-8 bytes (at most 4 per character) plus 5, a number 9 bytes, a tuple 5.
     nbytes = 96 + 4 * len(request_id)
     if isinstance(correlation_id, str):
         nbytes += 4 * len(correlation_id)

@@ -1,7 +1,8 @@
 """A client's place in the star: its port, its bell, its table of models, and the supervisor's messages to it.
 
-Every front end has one, every worker whose model calls others, and every guest. Workers and guests, which run users'
-code, ask for the segments in which answers lie. One thread uses a place, or several under a lock (shared_port.py).
+Every front end, every guest, and every worker whose model calls others has a place. Workers and guests, which run
+users' code, ask for the segments in which answers lie. One thread uses a place, or several under a lock
+(shared_port.py).
 """
 
 from collections.abc import Callable
@@ -30,25 +31,26 @@ from shoal.shm.port import Port
 from shoal.shm.segment import Segment, SegmentView
 from shoal.star.models import ModelTable
 
-#: Applies a message with this sequence number.
+#: A function that applies a message; the second argument is the message's sequence number, 0 if it has none.
 Apply: TypeAlias = Callable[[ToClient, int], None]
 
-#: Messages before which replies must be collected: a dead worker's replies lie in its segment, and requests without a
-#: dead batcher's reply are sent again. If a reply waits for a segment (`wanted` of the port), these messages wait, too.
+#: Messages before which all replies must be collected: SegmentGone, because a dead worker's replies lie in its segment;
+#: BatcherReplaced, because all requests without a reply of the dead batcher are then sent again. While a reply waits
+#: for its segment (`Port.wanted`), these messages wait, too.
 REPLIES_FIRST = (SegmentGone, BatcherReplaced)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A client's place in the star, from its join on."""
+    """A client's place in the star, once the client has joined."""
 
     port: Port
     bell: Doorbell | GuestBell
     channel: Channel
     models: ModelTable
     request_timeout_s: float
-    answer_timeout_s: float  # for the supervisor's answers, in seconds
-    #: Called with the owner id of each segment that is gone.
+    answer_timeout_s: float  # how long the supervisor may take to answer a question
+    #: Functions that are called with the owner id of each segment that is gone.
     segment_gone: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
@@ -78,9 +80,10 @@ class Place:
         """
         self.handlers.get(type(message), others)(message)
         if seq:
-            # Requests that a lane has pushed by the old table become visible before the acknowledgement: the supervisor
-            # then has the batcher read the rings, and finds no request for the old version later. The requests of other
-            # threads may have been looked up long before they are pushed; those are looked up again.
+            # Requests that a lane has pushed by the old table of models become visible before the acknowledgement. The
+            # supervisor then has the batcher read the rings, so that no request for the old version comes later.
+            # Processes with several threads may look up a model long before they push the request; if the version is
+            # gone by then, they look it up again.
             self.port.flush()
             self.channel.acknowledge(seq)
 
@@ -97,7 +100,7 @@ def take_place(
     kind: type[FrontEndConnected | CallerConnected], *, asks_for_segments: bool = False
 ) -> tuple[Place, ClientWelcomed, int]:
     """Join the supervisor as a client of the star. Returns the place, and the welcome with its sequence number, which
-    the caller must acknowledge. The counters' descriptor is the caller's.
+    the caller must acknowledge. The caller owns the welcome's descriptor of the counters.
 
     Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
     """
@@ -119,7 +122,7 @@ def join_as_guest(path: str) -> Place:
     try:
         welcome, seq = _welcomed(channel, *channel.receive(GUEST_WELCOME))
         bell = GuestBell(welcome.bell)
-        # Pages are reserved when they are used: most guests use few.
+        # The segment's pages are reserved when they are first written: most guests use few.
         port = Port(
             Segment.attach(welcome.segment, populate=False),
             SegmentView.attach(welcome.link),

@@ -1,4 +1,4 @@
-"""Questions to the supervisor, for requests whose answers only the supervisor has.
+"""Questions to the supervisor: requests of clients that only the supervisor can answer.
 
 Runs in any client with threads: a thread that asks waits, and the thread that listens to the supervisor passes on the
 answer. Never used on the path of an inference request.
@@ -16,7 +16,7 @@ from shoal.messages.from_client import QuestionAsked
 from shoal.messages.message import Message
 from shoal.messages.to_client import QuestionAnswered
 
-#: Asks the supervisor: a verb and its arguments, of msgpack's types; returns the answer.
+#: A function that asks the supervisor: a verb and its arguments, of types that msgpack packs. Returns the answer.
 Ask = Callable[[str, dict[str, Any]], Any]
 
 
@@ -35,7 +35,7 @@ class OpenQuestions:
         self._waiting: dict[int, queue.SimpleQueue[QuestionAnswered]] = {}
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> Any:
-        """The supervisor's answer, of msgpack's types.
+        """Ask, and return the supervisor's answer, of types that msgpack packs.
 
         Raises the ShoalError of a refusal, and NoAnswerError after `timeout_s` seconds.
         """
@@ -63,7 +63,7 @@ class OpenQuestions:
             waiter.put(QuestionAnswered(number, why.wire, str(why)))
 
     def receive(self, answer: QuestionAnswered) -> None:
-        """Pass on an answer; it is dropped if its thread has given up."""
+        """Pass on an answer. The answer is dropped if the thread that asked has given up."""
         with self._lock:
             waiter = self._waiting.pop(answer.question, None)
         if waiter is not None:

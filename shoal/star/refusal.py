@@ -1,4 +1,5 @@
-"""The response in a reply, or the error instead of one, in Triton's words. Pure; used by every client of the star."""
+"""The response in a reply, or the error that the reply reports, in Triton's words. Pure; used by every client of the
+star."""
 
 from typing import NamedTuple
 
@@ -24,8 +25,8 @@ def refusal(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: in
 
 
 def other_version(reply: Reply) -> int:
-    """The number of the version that has answered a request which named none, if that is not the one it was submitted
-    to; else 0. Both have the same inputs and outputs."""
+    """The number of the version that has answered, if that is not the version to which the request was submitted (in a
+    split); else 0. Both versions have the same inputs and outputs."""
     return reply.detail if reply.reason == OTHER_VERSION else 0
 
 
@@ -38,7 +39,8 @@ class Answered(NamedTuple):
 
 
 def answered(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: int | str = 0) -> Answered:
-    """The response in a reply. Raises the ShoalError that the reply has instead: the model's, or a refusal."""
+    """The response in a reply. Raises the ShoalError of a reply without a response: the model's error, or the batcher's
+    refusal."""
     if (reply.reason and reply.reason != OTHER_VERSION) or reply.block is None or reply.header is None:
         raise refusal(entry, request_id, reply, correlation_id)
     if reply.status:

@@ -1,9 +1,10 @@
 """The digest of a request: 128 bits that are equal for requests with equal answers. Pure.
 
-Requests are equal if their inputs (names, datatypes, shapes, bytes), requested outputs and parameters are, forwarded
-headers included; Triton compares the inputs' names and bytes alone. The id does not matter. Requests of sequences are
-never equal. All servers compute the same digest (names in the batcher's shared_answers.py have it). Front ends compute
-it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
+Requests are equal if their inputs (names, datatypes, shapes, bytes), requested outputs and parameters are equal,
+forwarded header fields included; Triton compares the inputs' names and bytes alone. The id does not matter. Requests of
+sequences are never equal. All servers compute the same digest, which is part of the names in batcher/shared_answers.py.
+Digests are computed by front ends and, for steps of ensembles, by the batcher, so that no process that runs users' code
+decides which answers are shared.
 """
 
 import struct
@@ -27,7 +28,8 @@ from shoal.request import (
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
 _WORDS = struct.Struct("<2Q")
-#: The number of kept headers: headers repeat, and a lookup takes a hundredth of the time of parsing (0.2 of 20 us).
+#: Most parsed headers that are kept: headers repeat, and a lookup takes a hundredth of the time of parsing (0.2 us
+#: instead of 20).
 _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 4096
 
@@ -36,7 +38,8 @@ _MAX_KEPT_BYTES = 4096
 MAX_LENT_NBYTES = 1 << 20
 
 
-#: Pieces of a tensor's sample, and bytes of each; a tensor with no more bytes than all pieces is read whole (ours).
+#: The number of pieces in a tensor's sample, and the bytes of each; a tensor that is no larger than all pieces together
+#: is read whole (ours).
 _NUM_PIECES, _PIECE_NBYTES = 16, 256
 #: Most bytes that `RequestContent.digest` reads (ours: 60 ms, during which the batcher does nothing else).
 MAX_CONTENT_NBYTES = 1 << 26
@@ -56,7 +59,7 @@ class RequestContent(NamedTuple):
 
     @property
     def sample(self) -> tuple[int, int]:
-        """The digest of a part of the bytes: of pieces of large tensors."""
+        """The digest of a part of the bytes: small tensors whole, large ones in pieces."""
         return _digest(self.words, [piece for each in self.tensors for piece in _pieces(each)])
 
     def digest(self) -> tuple[int, int] | None:
@@ -89,8 +92,8 @@ class _Described(NamedTuple):
 
 
 def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
-    """The digest, two words, of a request in its block, with its header at the span `header`; NO_DIGEST for a request
-    of a sequence."""
+    """The digest (two words) of a request in the block `memory`, whose header is at the span `header`; NO_DIGEST for a
+    request of a sequence."""
     offset, nbytes = unpack_span(header)
     describe = _describe if nbytes <= _MAX_KEPT_BYTES else _describe.__wrapped__
     described = describe(bytes(memory[offset : offset + nbytes]), len(memory))
@@ -100,8 +103,8 @@ def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
 
 
 def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[int, int]:
-    """The digest of a step's request, whose inputs lie in other blocks that its header names; NO_DIGEST for more than
-    MAX_LENT_NBYTES. Raises InternalError if one of these blocks is gone."""
+    """The digest of a step's request, whose header names the blocks that its inputs lie in; NO_DIGEST for tensors of
+    more than MAX_LENT_NBYTES together. Raises InternalError if one of the blocks is gone."""
     content = request_content(header, open_block)
     if content is None or content.nbytes > MAX_LENT_NBYTES:
         return NO_DIGEST
@@ -115,10 +118,10 @@ def request_content(
     compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> RequestContent | None:
     """The content of a request by its header; None for a request of a sequence, and for one with tensors on a GPU. Only
-    contents with the same `sender` are equal. `compared` selects those of its parameters that are compared.
+    contents with the same `sender` are equal. `compared` selects the parameters that are compared.
 
-    `open_block` returns the memory of a block that the header names, None if it is gone; 0 is the header's own. Raises
-    InternalError for a header that is damaged, or a block that is gone.
+    `open_block` returns the memory of a block that the header names, None if the block is gone; reference 0 is the
+    block that the header lies in. Raises InternalError for a header that is damaged, or a block that is gone.
     """
     request, refs, blocks = open_lent_request(header, open_block)
     if request.sequence != NO_SEQUENCE or any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):

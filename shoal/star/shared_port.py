@@ -33,17 +33,17 @@ from shoal.star.questions import OpenQuestions
 
 
 class ClientOversizeBlocks:
-    """The blocks of one client for requests that are too large for a slab: each a segment of its own, made by the
-    supervisor. The thread that listens to it passes on the answers. `send` sends the supervisor a message, from any
-    thread; an allocation waits for its segment for `wait_s` seconds at most."""
+    """The blocks of one client for requests that are too large for a slab: each is a segment of its own, made by the
+    supervisor. The thread that listens to the supervisor passes on the answers. `send` sends the supervisor a message,
+    from any thread; an allocation waits for its segment for `wait_s` seconds at most."""
 
     def __init__(self, send: Callable[[Message], None], wait_s: float) -> None:
         self._send = send
         self._wait_s = wait_s
         self._lock = threading.Lock()
         self._slabs = WholeSlabs()
-        # Changed under the lock: queues of waiting threads, by number of the request for a segment, and by the
-        # segment's owner id.
+        # Changed under the lock. Waiting threads' queues, by the number of the request for a segment until it is
+        # granted, and then by the segment's owner id.
         self._request = 0
         self._waiting: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
         self._mapped: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
@@ -52,8 +52,8 @@ class ClientOversizeBlocks:
         """A block of `nbytes`, in whole pages, that a model's workers have mapped by `deadline_s` (monotonic); the
         caller must `free` it once.
 
-        Raises InvalidArgumentError if the payload can never fit, UnavailableError if there is no room now, or none in
-        time: a worker maps it between two batches.
+        Raises InvalidArgumentError if the payload can never fit, UnavailableError if there is no room now, or if a
+        worker, which maps the segment between two batches, has not done so in time.
         """
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
@@ -95,7 +95,7 @@ class ClientOversizeBlocks:
             return news.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             with self._lock:
-                # `receive` removes the entry: if it is gone, the answer has just arrived.
+                # If `receive` has removed the entry, the answer has arrived just now.
                 return None if waiting.pop(key, None) is not None else news.get_nowait()
 
     def _late(self, nbytes: int) -> UnavailableError:
@@ -105,7 +105,7 @@ class ClientOversizeBlocks:
         )
 
     def receive(self, message: shared.PayloadNews) -> None:
-        """Pass on the supervisor's answer about a segment; takes over its descriptor."""
+        """Pass on the supervisor's answer about a segment, with the segment's descriptor."""
         with self._lock:
             if isinstance(message, shared.PayloadReady):
                 waiter = self._mapped.pop(message.owner, None)
@@ -128,13 +128,14 @@ class ClientOversizeBlocks:
                 waiter.put(shared.PayloadRefused(0, why.wire, str(why)))
 
     def free(self, ref: int, *, keep: bool = False) -> None:
-        """Free a block whose request has been answered, or was never submitted. With `keep` it is kept for the next
-        one; the caller must then call `look`."""
+        """Free a block whose request has been answered, or was never submitted. With `keep`, its segment is kept for
+        the next request; the caller must then call `look` from time to time."""
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
             self._send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
-        """Give back kept segments that were not reused in time. Returns the seconds until the next call, or None."""
+        """Give back kept segments that were not reused in time. Returns the seconds until the next call; None if none
+        is needed."""
         if not self._slabs.kept:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())
@@ -143,10 +144,10 @@ class ClientOversizeBlocks:
         return left_s
 
 
-#: Messages after which a reply whose segment was missing can be opened, or never will be.
+#: Messages after which a reply whose segment was missing can be opened, or is known to be lost.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
-#: Smallest request that gets a segment of its own where the slab has no room (ours: about the smallest body that a lane
-#: hands to the road for want of memory; a segment costs the supervisor a call).
+#: The smallest request that gets a segment of its own if the slab has no room (ours: about the smallest body that a
+#: lane without memory hands over to the road; each segment costs the supervisor work).
 LEAST_OVERSIZE_BYTES = 48 * 1024
 
 _log = logging.getLogger(__name__)
@@ -191,9 +192,9 @@ class SharedPort:
     # --- submitting, in any thread ---
 
     def allocate(self, nbytes: int, model_id: int, deadline_s: float = math.inf) -> Block:
-        """A block for a request to a model, in the slab or in a segment of its own: the latter if it is too large for
-        the slab, or large and the model may have no more of the slab now. For a segment this waits until `deadline_s`
-        (monotonic) at most. Raises ShoalError."""
+        """A block for a request to a model, in the slab or in a segment of its own. It gets a segment if it is too
+        large for the slab, or has at least LEAST_OVERSIZE_BYTES and the slab has no room for the model now. The wait
+        for a segment ends at `deadline_s` (monotonic). Raises ShoalError."""
         with self.lock:
             if nbytes <= self._largest_shared_nbytes:
                 try:
@@ -213,7 +214,8 @@ class SharedPort:
         self._oversize.free(ref)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor (verbs: supervisor/supervisor.py). Raises ShoalError: a refusal, or NoAnswerError.
+        """Ask the supervisor a question (supervisor/supervisor.py has the verbs). Raises the ShoalError of a refusal,
+        or NoAnswerError.
 
         Without `timeout_s` the answer may take as long as loading a model.
         """
@@ -224,8 +226,8 @@ class SharedPort:
             self._place.channel.send(message)
 
     def allocate_beside(self, nbytes: int) -> Block:
-        """A block for a tensor of several requests, in the slab or in a segment of its own. The caller must `free` it
-        after the last of them. Raises ShoalError."""
+        """A block for a tensor of several requests, in the slab or in a segment of its own. The caller must `free` the
+        block after the last of these requests. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
                 block = self._port.slab.allocate(nbytes)
@@ -260,7 +262,7 @@ class SharedPort:
             os._exit(0)  # the supervisor is gone: no reply can arrive any more
         except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for ever
             _log.exception("this process cannot go on without its place in the star")
-            os._exit(1)  # as after any uncaught exception
+            os._exit(1)  # the status of a process that ends with an uncaught exception
 
     def _pause_s(self) -> float | None:
         pauses = [each for each in (self._look(), self._oversize.look()) if each is not None]
@@ -272,8 +274,9 @@ class SharedPort:
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Hand out every reply that has arrived. The thread that listens clears the bell before, so that it sleeps
-        through no reply that comes meanwhile; a thread that looks for its own reply at the end of its time need not."""
+        """Hand out every reply that has arrived. The listening thread clears the bell before this call, so that it
+        notices replies that come during the call. A thread that looks for its own reply one last time need not clear
+        it."""
         port = self._port
         with self.lock:
             was_wanted = port.wanted
@@ -308,7 +311,8 @@ class SharedPort:
                 self.hand_out()  # replies that lie in this segment can be read now
 
     def _apply_put_off(self) -> None:
-        """Apply messages that waited: all earlier replies have been collected. Call under the lock."""
+        """Apply the messages in `_put_off`, when all replies before them have been collected. To be called under the
+        lock."""
         put_off, self._put_off = self._put_off, []
         with self._channel_lock:
             for message, seq in put_off:

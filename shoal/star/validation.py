@@ -1,4 +1,4 @@
-"""Triton's core validation: what every request must satisfy before it is queued, over any protocol.
+"""The validation of Triton's core, which every request must pass before it is queued, whatever its protocol.
 
 Names, number of inputs, batch dimension, datatypes, shapes, byte sizes, in Triton's order and words; then `reshape`.
 Pure: a parsed request and a Signature in, the inputs as the backend sees them out. Runs in every client.
@@ -28,17 +28,17 @@ _MAX_NAMES = 100
 
 
 class ParsedInput(NamedTuple):
-    """An input as in the request. `datatype` is None for a name that Triton does not know."""
+    """An input as in the request. `datatype` is None if the request names a datatype that Triton does not know."""
 
     name: str
     datatype: Datatype | None
     shape: tuple[int, ...]
-    data: memoryview | RegionSlice | CudaSlice  # BYTES never lie in a RegionSlice: their lengths are walked
+    data: memoryview | RegionSlice | CudaSlice  # BYTES are copied out of regions, since their lengths are checked
     num_strings: int  # elements of a BYTES tensor from JSON; -1: not counted yet
 
 
 class PreparedInput(NamedTuple):
-    """An input for the backend: `shape` has the batch dimension and any `reshape`."""
+    """An input for the backend: `shape` includes the batch dimension, and is the one after `reshape`."""
 
     name: str
     datatype: Datatype
@@ -47,7 +47,8 @@ class PreparedInput(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """A valid request. `rows` counts in batches and statistics; requests of one `shape_key` may share a batch."""
+    """A valid request. `rows` is the request's size in batches and statistics; requests of one `shape_key` may share a
+    batch."""
 
     inputs: tuple[PreparedInput, ...]
     rows: int
@@ -68,9 +69,9 @@ def validate(
 ) -> Validated:
     """Validate a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
 
-    The shape key is 0 if every input is present and of fixed size, else a hash, equal in every process, of the sizes
-    that the configuration leaves open in inputs that are not ragged, and of which inputs are present. With `lengths` of
-    the signature it is the request's length, at least 1.
+    The shape key is 0 if every input is present and of fixed size. Else it is a hash, equal in every process, of which
+    inputs are present and of the shapes of inputs that are of variable size and not ragged. If the signature has
+    `lengths`, the shape key is the request's length, at least 1.
     """
     model = signature.name
     for name in outputs:
@@ -114,7 +115,7 @@ def check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, c
             f"{log_prefix(request_id)}sequence batching control '{spec.control}' data-type is "
             f"'{'BYTES' if is_string else 'UINT64'}', but model '{model}' expects '{spec.correlation.name}'"
         )
-    if rows != 1:  # none, too: in a batch the rows behind would be other sequences'
+    if rows != 1:  # 0 rows are refused, too: the rows behind them in a batch would be taken for another sequence's
         raise InvalidArgumentError(
             f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
         )
@@ -152,8 +153,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
-    """The first dimension, which all inputs share. 0 is accepted here, as in Triton: `_check_nbytes` refuses it, unless
-    a row has no elements. Raises InvalidArgumentError."""
+    """The first dimension, which must be equal in all inputs. 0 is accepted here, as in Triton; `_check_nbytes` refuses
+    0 rows unless a row has no elements. Raises InvalidArgumentError."""
     batch = 0
     for each in inputs:
         if not each.shape:
@@ -198,7 +199,7 @@ def _check_shape(
 def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Datatype, *, has_batch: bool) -> None:
     num_elements = prod(each.shape)
     if not num_elements and has_batch and not each.shape[0] and not len(each.data):
-        num_elements = prod(each.shape[1:])  # Triton expects a row's data where there are no rows
+        num_elements = prod(each.shape[1:])  # Triton expects the data of one row if there are no rows
     if datatype is not BYTES:
         if num_elements * datatype.itemsize != len(each.data):
             raise InvalidArgumentError(
@@ -206,8 +207,9 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
                 f"Expected {num_elements * datatype.itemsize}, got {len(each.data)}"
             )
     elif each.num_strings != num_elements and not isinstance(each.data, CudaSlice):
-        # Strings from JSON have been counted; walking them again finds the sentence. The worker walks a GPU's. Of those
-        # between an ensemble's steps only the size is known: of them only an empty batch comes here.
+        # Strings from JSON have been counted: they come here for the error's sentence only. The worker checks strings
+        # on a GPU. Of a tensor between an ensemble's steps only the size is known; it comes here only as an empty
+        # batch.
         problem = check_bytes_elements(cast("memoryview", each.data), num_elements, each.name, model)
         if problem is not None:
             raise InvalidArgumentError(log_prefix(request_id) + problem)
@@ -217,7 +219,8 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
     if not variable and len(inputs) == len(signature.inputs):
         return 0
     present = {each.name for each in inputs}
-    # In the configuration's order, not the request's. Integers only: the hash of a string differs between processes.
+    # In the order of the configuration, not of the request. Only integers: the hash of a string differs between
+    # processes.
     words: list[int] = []
     for name in signature.inputs:
         shape = variable.get(name, ())
@@ -226,8 +229,8 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
 
 
 def _length(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
-    """The length of a request, which all its inputs with a length share; of packed inputs, the elements of the largest.
-    Raises InvalidArgumentError."""
+    """The length of a request, which must be equal in all its inputs with a length; for packed inputs, the number of
+    elements of the largest. Raises InvalidArgumentError."""
     axes = signature.lengths
     packed = [prod(each.shape) for each in inputs if axes.get(each.name) == ALL]
     if packed:
@@ -246,7 +249,7 @@ def _length(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]
 def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:
     """The error in a BYTES tensor that must have `expected` elements, in Triton's words; None if it is valid.
 
-    The walk stops at the first element beyond, so the time is bounded by the requested shape.
+    The check stops at the first element beyond those, so its time is bounded by the shape in the request.
     """
     where = f"for inference input '{name}' for model '{model}'"
     offset, end, count = 0, len(data), 0
