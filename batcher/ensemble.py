@@ -344,7 +344,7 @@ class Ensemble(ScheduledModel):
             outputs = tuple([name for name in signature.outputs if name in wanted])
             stage, started, _ = graph.start(wanted).after(None, tuple(signature.inputs))
             branches = {
-                step: graph.start(wanted, step).after(None, graph.there(signature.inputs, step))[:2]
+                step: graph.start(wanted, step).after(None, graph.available(signature.inputs, step))[:2]
                 for step in graph.decoupled
             }
             plan = StepPlan(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches, self.requests)
@@ -352,7 +352,7 @@ class Ensemble(ScheduledModel):
         return plan
 
     def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
-        """The outputs that steps have written; the others are missing from the response, as in Triton.
+        """Those of the `outputs` that steps have written; the response lacks the other outputs, as in Triton.
 
         The log warns once for each missing output.
         """

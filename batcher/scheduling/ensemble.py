@@ -105,7 +105,7 @@ class Graph:
                     readers[source] += 1
         return self.kept(Stage(self, wanted, waiting, readers, missing, frozenset()))
 
-    def there(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
+    def available(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
         """All tensors that are there once a decoupled step has answered: the inputs, the step's outputs, and what steps
         that do not depend on it have written."""
         written = [tensor for tensor in self.writers if not self._follows(self.origin_of(tensor), step)]

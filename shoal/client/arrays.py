@@ -154,10 +154,10 @@ class Opened(NamedTuple):
 
 def open_response(entry: ModelEntry, header: bytes, block_nbytes: int) -> Opened:
     """Parse a response's header. Raises InternalError if a worker has written a malformed one."""
-    return understood(entry, unpack_response(header, block_nbytes))
+    return with_client_shapes(entry, unpack_response(header, block_nbytes))
 
 
-def understood(entry: ModelEntry, response: InferResponse) -> Opened:
+def with_client_shapes(entry: ModelEntry, response: InferResponse) -> Opened:
     """A parsed response, its tensors with the shapes that clients see. Raises InternalError if a worker has written a
     malformed one."""
     tensors = []

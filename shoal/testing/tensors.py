@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal import bf16
-from shoal.client.arrays import as_input, copied, understood
+from shoal.client.arrays import as_input, copied, with_client_shapes
 from shoal.datatypes import BF16, BYTES, FP32
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
@@ -54,7 +54,7 @@ def as_arrays(entry: ModelEntry, answer: HeldResponse) -> dict[str, Array]:
 
     Raises InternalError if a model has written a malformed response.
     """
-    opened = understood(entry, answer.response)
+    opened = with_client_shapes(entry, answer.response)
     arrays = copied(opened, answer.block.data)
     for name, datatype, *_ in opened.tensors:
         if datatype is BF16:
