@@ -60,7 +60,8 @@ SHORT_SLEEP_S = 0.001
 
 #: Shorter sleeps are timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
 FINE_SLEEP_S = 0.01
-#: Most events per epoll call (epoll would make room for a thousand each time); the rest are first in the next call.
+#: Most events per epoll call (epoll's default makes room for a thousand each time); further events come with the next
+#: call.
 MAX_EVENTS = 64
 #: With more open requests than this the batcher does not spin: the requests wait for their models, and the batcher
 #: wakes rarely.

@@ -339,7 +339,7 @@ class Exchange:
     def look_at_clients(self, now_ns: int) -> None:
         """Read all clients' rings, for RELEASEs that rang no bell."""
         for owner, client in tuple(self.clients.items()):
-            # a client may have been removed while another one's ring was read
+            # a client may have been removed while another client's ring was read
             if client.reader.has_unread() and owner in self.clients:
                 self._drain_client(client, now_ns)
 

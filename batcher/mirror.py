@@ -37,7 +37,7 @@ from shoal.shm.ring import Record
 #: Bytes of all inputs and answers that the mirror keeps at once, shared by the pairs equally (ours: an eighth of a
 #: front end's default slab); and the part, one in so many, of a front end's slab that is lent at most.
 MAX_NBYTES, CLIENT_PARTS = 8 << 20, 8
-#: Bytes that one step copies, beyond which the rest waits for the next step (ours: 0.1 ms).
+#: Bytes that one step copies; further pairs wait for the next step (ours: 0.1 ms).
 STEP_NBYTES = 512 << 10
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 #: Numbers of mirrored requests are at least the time in units of 2^10 ns: the first number of a successor is then

@@ -395,7 +395,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """Queue a dead worker's unbegun requests again; requests that it was executing run once more, or fail.
 
         A request in execution runs once more, alone, so that a request that kills instances is found. It fails if its
-        model may not run a request again, if this is its second time, or if the execution exceeded a limit.
+        model may not run a request again, if it was run again before, or if the execution exceeded a limit.
         """
         model, poison = worker.model, self.poison
         begun = _batch_begun(worker, reason)

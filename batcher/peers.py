@@ -83,8 +83,7 @@ def flush_all(written: set[PeerT]) -> None:
 
 
 class ClientPeer(Peer):
-    """A client of the star: a front end, a worker whose model calls others, or a guest, which is a foreign process
-    (guests.py).
+    """A client of the star: a front end, a caller, or a guest, which is a foreign process (guests.py).
 
     The key of a request is `first_key` plus the client's number of it.
     """

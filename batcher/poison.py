@@ -94,8 +94,8 @@ class Poison:
 
         If the death counts, the requests that other instances of the process were executing are noted, too, and those
         instances' deaths are not noted again. A death that does not count is not noted. If several instances shared the
-        process, the death of another one may still count: that of the instance because of whose limit the process was
-        killed.
+        process, the death that counts may be noted later: that of the instance whose limit was the reason to kill the
+        process.
         """
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)

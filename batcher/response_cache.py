@@ -45,7 +45,8 @@ class _Coalesced(NamedTuple):
 
 
 class ResponseCache:
-    """Kept answers (`find`, `store`, `evict`) and requests that others may wait for (`begin`, `end`)."""
+    """Kept answers (`find`, `store`, `evict`), and requests in progress for whose answers equal requests wait (`begin`,
+    `end`)."""
 
     __slots__ = ("_coalesced", "_evicted_nbytes", "_executed", "_max_nbytes", "_stored", "_waiting", "nbytes")
 

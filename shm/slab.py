@@ -57,8 +57,8 @@ class Slab:
         self.largest_nbytes = UNIT << max_order if num_units else 0
         # Changed by allocate and free: per order, first units of free blocks; reference → order of allocated blocks.
         self._segment = segment
-        #: Units that can be added: all but the last one if their number is odd. That one is there from the beginning
-        #: (workers use it as a spare).
+        #: Units that can be added: all but an odd last unit, which is there from the beginning (workers use it as a
+        #: spare).
         self._num_units = num_units - num_units % 2
         #: Units from the first that have been added: a power of two, or all.
         self._num_added = min(self._num_units, (segment.present_nbytes - header.slab_offset) // UNIT)

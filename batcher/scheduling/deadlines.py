@@ -17,7 +17,7 @@ from shoal.batcher.scheduling.forwarding import ForwardingScheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
 
-#: Stale deadlines, of requests that have left, are removed once they outnumber the others by this many (ours).
+#: Deadlines of requests that have left are removed once they outnumber the valid deadlines by this many (ours).
 _MAX_STALE = 64
 
 

@@ -75,8 +75,8 @@ class Instances:
 
         An execution cannot move to another instance that becomes idle first, so only fast models work ahead. If no
         instance is idle, the execution goes to the instance with the fewest executions. If the model's executions are
-        tiny, it goes to the instance with the most that may have more, so that the others can sleep. Where a model has
-        several instances, nothing is put behind an execution that is, or may turn out, slow.
+        tiny, it goes to the instance with the most executions that may have one more, so that the other instances can
+        sleep. Where a model has several instances, nothing is put behind an execution that is, or may turn out, slow.
         """
         busy, idle = self._busy, self.idle
         if busy and (mean_ns := self._mean_ns) < FAST_NS:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import UnavailableError
 
-#: Stale deadlines, of requests that have left, are removed once they outnumber the others by this many (ours).
+#: Deadlines of requests that have left are removed once they outnumber the valid deadlines by this many (ours).
 _MAX_STALE = 64
 #: A level without requests keeps its two lines as long as there are no more lines than this (ours).
 _KEPT_LINES = 128

@@ -1,7 +1,7 @@
 """A guest's connection to the server, for many threads: a place in the star, and which thread waits for which reply.
 
 Threads that wait for replies wait for the bell themselves: one of them leads, hands out all replies, and wakes the
-threads that the replies are for. When the leading thread has its own reply, another one leads. A thread that only
+threads that the replies are for. When the leading thread has its own reply, another thread leads. A thread that only
 listened would cost each reply two more thread switches, 30 of 90 µs. Only the control connection has a thread of its
 own, or none with asyncio (aio.py).
 

@@ -192,9 +192,9 @@ class SharedPort:
     # --- submitting, in any thread ---
 
     def allocate(self, nbytes: int, model_id: int, deadline_s: float = math.inf) -> Block:
-        """A block for a request to a model, in the slab or in a segment of its own. It gets a segment if it is too
-        large for the slab, or has at least LEAST_OVERSIZE_BYTES and the slab has no room for the model now. The wait
-        for a segment ends at `deadline_s` (monotonic). Raises ShoalError."""
+        """A block for a request to a model, in the slab or in a segment of its own. A request gets a segment if it is
+        too large for the slab, or if it has at least LEAST_OVERSIZE_BYTES and the slab has no room for the model now.
+        The wait for a segment ends at `deadline_s` (monotonic). Raises ShoalError."""
         with self.lock:
             if nbytes <= self._largest_shared_nbytes:
                 try:
