@@ -66,7 +66,7 @@ class LateClients:
         return self._clients.get(key >> NUMBER_BITS)
 
     def has(self, key: int) -> bool:
-        """Whether this request's client is late."""
+        """Whether a request belongs to a late client."""
         return key >> NUMBER_BITS in self._clients
 
     def may_have_answer(self, key: int) -> bool:

@@ -140,6 +140,7 @@ class ModelRecording:
         self, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None = None, refusal: tuple[int, int] = NO_REFUSAL,
     ) -> None:  # fmt: skip
+        """Note a request that ends now, with the outcome that `answer` and `refusal` tell."""
         outcome = Outcome.REFUSED if refusal[0] else Outcome.FAILED if answer[0] else Outcome.OK
         self._recording.add(self, outcome, request, running, answer, compute, refusal, now_ns)
 

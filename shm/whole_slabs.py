@@ -25,6 +25,8 @@ _MOST_TIMES = 4
 
 @dataclass(slots=True, eq=False)
 class _Written:
+    """One oversize segment. `idle_since_s` (monotonic) is when it was kept for reuse."""
+
     slab: WholeSlab
     readers: int
     may_be_kept: bool

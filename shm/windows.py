@@ -68,6 +68,7 @@ class Windows:
         self._bins = self._all_bins[0]
 
     def clear(self) -> None:
+        """Empty all windows: the row is about to be used for a newly loaded model version."""
         self._period = -1
         for stamp in self._stamps:
             stamp[0] = 0

@@ -106,6 +106,7 @@ class RequestQueue:
         return next(iter(self._requests.values())).arrival_ns
 
     def drain(self) -> list[QueuedRequest]:
+        """Empty the queue, and return its requests in order of service."""
         requests = list(self._requests.values())
         self._requests.clear()
         self.rows = 0

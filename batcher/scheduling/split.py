@@ -43,6 +43,7 @@ class VersionFigures:
         self.latencies = Counter[int]()
 
     def answered(self, latency_ns: int) -> None:
+        """Count a request that the version answered, `latency_ns` after its acceptance."""
         self.num_requests += 1
         self.latencies[bucket(latency_ns)] += 1
 
