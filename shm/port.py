@@ -196,8 +196,8 @@ class Port:
         return shares
 
     def _uncount(self, shares: Shares, asked: Record) -> None:
-        """Uncount an answered request, whose block is not free yet; stop counting by model once most places and memory
-        are free."""
+        """Uncount an answered request, whose block is not free yet; stop counting by model once most places, and ample
+        memory, are free."""
         shares.remove(asked[_ASKED_MODEL], self.slab.nbytes_of(asked[_ASKED_BLOCK]))
         if 2 * len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes:
             self._shares = None

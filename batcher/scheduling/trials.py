@@ -2,9 +2,10 @@
 
 The batcher puts this scheduler in front of a model's own at the first death that a request may be the reason for
 (poison.py), so that other models do not pay for it. Rules: one trial at a time, so that other instances serve ordinary
-requests meanwhile; after a death, ordinary requests are served first; requests whose content is on trial wait for the
-outcome, and are then refused or queued. A waiting request can be cancelled, and expires as in the queue. See
-`Scheduler` for the contract of each method. Pure policy, runs in the batcher.
+requests meanwhile; after a death, and until an execution has ended, no trial begins while ordinary requests are queued;
+requests whose content is on trial wait for the outcome, and are then refused or queued. A waiting request can be
+cancelled, and expires as in the queue. See `Scheduler` for the contract of each method. Pure policy, runs in the
+batcher.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,8 @@ class TrialScheduler(ForwardingScheduler):
             self._tried[key] = None
 
     def died(self) -> None:
-        """Note the death of an instance: requests whose contents are not suspects are served before the next trial."""
+        """Note the death of an instance: until an execution has ended, no trial begins while ordinary requests are
+        queued."""
         self._are_others_first = True
 
     def refused(self, now_ns: int) -> list[tuple[QueuedRequest, PoisonError]]:
@@ -147,8 +149,8 @@ class TrialScheduler(ForwardingScheduler):
                     self._late.append(request)
 
     def _due_ns(self) -> int:
-        """When the next trial may begin, in monotonic ns; NEVER while ordinary requests, or the last trial, have not
-        been given to an instance."""
+        """When the next trial may begin, in monotonic ns; NEVER while the last trial has no instance yet or, after a
+        death, while ordinary requests are queued."""
         if self._are_others_first and self.behind.pending:
             return NEVER
         began_ns = [began_ns for _, began_ns in self.trials.values()]
