@@ -23,7 +23,7 @@ MAX_PACES = 5
 _SEEN = 3
 #: Batches after which the table is computed again; fewer while few are known. (Measured: 60 us for 64 cells.)
 REFRESH_BATCHES = 16
-#: The share of a cell's weight that is left after each batch: half after 550.
+#: The share of a cell's weight that each new table leaves: half after 550 batches.
 _FADE = 0.98
 #: The weight of the fitted line in a cell's estimate, in which each of the cell's times weighs 1 (ours).
 _LINE_WEIGHT = 0.25
