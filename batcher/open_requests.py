@@ -32,7 +32,6 @@ from shoal.timing import Points
 #: (ours). Also the most responses of a stream that `preserve_ordering` keeps back.
 MAX_BACKLOG = 65536
 
-
 _POISON_REFUSED = CELL["poison_refused"]
 
 
@@ -59,8 +58,7 @@ class OpenRequests(dict[int, OpenRequest]):
         #: waited for one that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, ScheduledModel] = {}
         #: Keys of requests that are not executed again if their instance dies: they were being executed when an
-        #: instance died, or are on trial, executed alone by the TrialScheduler given here, which is notified of their
-        #: end.
+        #: instance died, or are on trial, executed alone by the TrialScheduler given here, which hears of their end.
         self.last_chances: dict[int, TrialScheduler | None] = {}
         #: Keys of requests whose clients have been sent responses, but not the last one.
         self._responded: set[int] = set()
@@ -103,10 +101,10 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
-        # Noted before the reply is sent, with which the block is the client's again, and the trace is forgotten.
         reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
-            has_block = not (self._late.are_any and self._late.may_have_answer(key))
+            # Noted before the reply is sent, with which the block is the client's again, and the trace is forgotten.
+            has_block = not self._late.may_have_answer(key)
             if has_block:
                 self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
             if model.split_id and self._answer_in_split(key, request, status, ref, header, compute, now_ns, running):
