@@ -14,6 +14,7 @@ import select
 import socket
 import stat
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -35,6 +36,7 @@ MAX_DESCRIPTORS = 8
 GONE = (EOFError, ConnectionError)
 
 _PEERCRED = struct.Struct("3i")
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 
 
 class Channel:
@@ -52,6 +54,11 @@ class Channel:
     def setblocking(self, blocking: bool) -> None:
         """Make this channel blocking or not; one that is not raises BlockingIOError where there is no message."""
         self._socket.setblocking(blocking)
+
+    def set_deadline(self, deadline_s: float | None) -> None:
+        """Bound each wait of a blocking channel, to be sent or received a message, by a monotonic time, after which it
+        raises TimeoutError; None: by none."""
+        self._socket.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
 
     def send(self, message: Message, seq: int = 0) -> None:
         """Send a message, with duplicates of its descriptors; the peer acknowledges a sequence number other than 0.
@@ -245,23 +252,38 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def connect_guest(path: str) -> Channel:
-    """Connect this process, a user's, to the server that listens at `path`. Blocking.
+def connect_guest(path: str, deadline_s: float) -> Channel:
+    """Connect this process, a user's, to the server that listens at `path`. Blocking until a monotonic time at most;
+    the channel keeps this deadline.
 
-    Raises OSError where there is none, PermissionError where the server is another user's.
+    Raises OSError where there is none, PermissionError where the server is another user's, TimeoutError where it has
+    too many connections to accept.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect(path)
+        _connect_by(connection, path, deadline_s)
         if peer_of(connection)[1] != os.geteuid():
             raise PermissionError(errno.EPERM, "the server is another user's", path)
     except OSError:
         connection.close()
         raise
     channel = Channel(connection)
+    channel.set_deadline(deadline_s)
     with suppress(BrokenPipeError):  # the server has refused this process, and closed
         channel.send(GuestConnected())
     return channel
+
+
+def _connect_by(connection: socket.socket, path: str, deadline_s: float) -> None:
+    """Connect a blocking socket. A Unix socket waits for a place among the connections to accept only while it blocks,
+    and then for SO_SNDTIMEO (unix(7): EAGAIN)."""
+    left_us = max(1, int((deadline_s - time.monotonic()) * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
+    try:
+        connection.connect(path)
+    except BlockingIOError as error:
+        raise TimeoutError(errno.ETIMEDOUT, "the server accepts no connection", path) from error
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
 
 
 def join(message: Message, address: str = "") -> Channel:

@@ -57,10 +57,9 @@ def operate(
 
 def client_at(given: str | None, environ: Mapping[str, str], timeout_s: float | None = None) -> "Client":
     """The client of the server of a flag, else of $SHOAL_URL, else of this user's server. host:port means
-    http://host:port, as for RemoteServer; a path is a socket's. `timeout_s`: of each request over the network. Raises
-    CommandLineError for a text that is neither."""
+    http://host:port, as for RemoteServer; a path is a socket's. `timeout_s`: of each request over the network, and
+    of joining through shared memory. Raises CommandLineError for a text that is neither."""
     from shoal import Client
-    from shoal.client.remote import RemoteClient
 
     place = given or environ.get("SHOAL_URL") or None
     if place is not None and "://" not in place and "/" not in place and not Path(place).exists():
@@ -69,8 +68,7 @@ def client_at(given: str | None, environ: Mapping[str, str], timeout_s: float | 
         client = Client(place)
     except InvalidArgumentError as error:
         raise CommandLineError(str(error)) from None
-    if isinstance(client, RemoteClient):
-        client.timeout_s = timeout_s
+    client.timeout_s = timeout_s
     return client
 
 

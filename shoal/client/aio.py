@@ -7,9 +7,9 @@ supervisor, a connection or memory for a large tensor run in the loop's executor
 import asyncio
 import os
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedErro
 from shoal.client.request_arguments import RequestArguments, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
-from shoal.client.sync import connect
+from shoal.client.sync import connect, join_limit_s, late_to_join
 from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
 from shoal.reasons import ModelGoneError
 
@@ -73,7 +73,7 @@ class AsyncClient:
     async def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, "_Wakeup"]:
         num_tries = 0
         while True:
-            session = await self._connected()
+            session = await self._connected(asked.timeout)
             try:
                 return await self._submit_to(session, asked, is_stream=is_stream)
             except NotSubmittedError:  # the server was replaced just now
@@ -142,23 +142,27 @@ class AsyncClient:
 
     # --- the connection ---
 
-    async def _connected(self) -> Session:
+    async def _connected(self, timeout_s: float | None = None) -> Session:
+        limit_s = join_limit_s(timeout_s)
+        end_s = time.monotonic() + limit_s
         while True:
             session = self._session
             if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
                 return session
             if self._is_closed:
                 raise ConnectionLostError("the client is closed")
+            left_s = end_s - time.monotonic()
             if self._connecting is None:
-                return await self._connect()
-            with suppress(UnavailableError):  # the coroutine that connects raises the error; this one tries again
-                await asyncio.shield(self._connecting)
+                return await self._connect(max(0.0, left_s))
+            # A connecting coroutine that fails has the error; this one tries again.
+            if not (await asyncio.wait([self._connecting], timeout=max(0.0, left_s)))[0]:
+                raise late_to_join("the server", limit_s)
 
-    async def _connect(self) -> Session:
+    async def _connect(self, limit_s: float) -> Session:
         loop = asyncio.get_running_loop()
         self._connecting = connecting = loop.create_future()
         try:
-            connection = await _in_executor(lambda: connect(self._place))
+            connection = await _in_executor(lambda: connect(self._place, limit_s))
             self._session = session = Session(connection)
             _listen(loop, connection)
             _flush_together(loop, connection)

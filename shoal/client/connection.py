@@ -102,9 +102,10 @@ class Connection:
         _living.add(self)
 
     @classmethod
-    def to(cls, path: str) -> "Connection":
-        """Connect to the server at `path`. Raises ShoalError if it refuses, OSError or EOFError if there is none."""
-        return cls(join_as_guest(path))
+    def to(cls, path: str, limit_s: float) -> "Connection":
+        """Connect to the server at `path`. Raises ShoalError if it refuses, OSError or EOFError if there is none,
+        TimeoutError after `limit_s` seconds."""
+        return cls(join_as_guest(path, limit_s))
 
     def start(self) -> None:
         """Listen to the supervisor in a daemon thread."""

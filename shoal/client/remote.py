@@ -62,8 +62,6 @@ class RemoteClient(Client):
     def __init__(self, place: str) -> None:
         super().__init__(place)
         self._address = place.partition("://")[2].rstrip("/")
-        #: Timeout in seconds of calls without one of their own, set by Shoal's commands; None: tritonclient's default.
-        self.timeout_s: float | None = None
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
         except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient is there, but lacks a package

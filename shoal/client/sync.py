@@ -25,10 +25,14 @@ from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths, other_paths
 from shoal.control import GONE
-from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, TimedOutError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.reasons import ModelGoneError
 from shoal.server_url import split_url
+
+#: Seconds that a server may take to let a client join whose calls have no timeout of their own (ours: a server that
+#: starts another batcher meanwhile takes a few).
+JOIN_S = 30.0
 
 
 class Client:
@@ -37,7 +41,8 @@ class Client:
     With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
     `http://host:port`, `https://host:port` or `grpc://host:port`, makes the same calls over the network, with
     tritonclient; $SSL_CERT_FILE names the certificates that may sign an https server's. The client connects with its
-    first call, and again with the first call after the server was restarted.
+    first call, and after the server was restarted with the next one. A call waits for that as long as its timeout, and
+    for 30 s at most.
 
     Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
     server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
@@ -60,7 +65,9 @@ class Client:
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
-        # Changed under the lock. A forked copy of the process replaces the lock, which may stay locked for ever there.
+        #: Seconds that calls without a timeout of their own wait for the server, set by commands; None: a kind's own.
+        self.timeout_s: float | None = None
+        # Changed under the lock, which is replaced in a forked copy of the process, where it may stay locked for ever.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -115,8 +122,8 @@ class Client:
         num_tries = 0
         while True:
             try:
-                return self._connected().submit(asked, notify, is_stream=is_stream), sleeper
-            except NotSubmittedError:  # the server was replaced just now
+                return self._connected(asked.timeout).submit(asked, notify, is_stream=is_stream), sleeper
+            except NotSubmittedError:  # the server has been replaced in this moment
                 num_tries += 1
                 if num_tries > MAX_RECONNECTS:
                     raise
@@ -170,30 +177,37 @@ class Client:
         return rows
 
     def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
+        asked = {"model": model, "version": version_text(version)}
+        shared = self._connected().connection.shared
         try:
-            asked = {"model": model, "version": version_text(version)}
-            return self._connected().connection.shared.ask(verb, asked)
+            return shared.ask(verb, asked)
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
     # --- the connection ---
 
-    def _connected(self) -> Session:
-        """The session; connects if there is none. Raises ConnectionLostError, or the error with which the server
-        refuses."""
+    def _connected(self, timeout_s: float | None = None) -> Session:
+        """The session, after connecting if there is none. Raises ConnectionLostError, TimedOutError, or the server's
+        refusal."""
         session = self._session
         if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
             return session
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
-        with self._lock:
+        limit_s = join_limit_s(self.timeout_s if timeout_s is None else timeout_s)
+        end_s = time.monotonic() + limit_s
+        if not self._lock.acquire(timeout=limit_s):  # another thread connects
+            raise late_to_join("the server", limit_s)
+        try:
             session = self._session
             if session is None or session.connection.is_lost or session.connection.is_exiting:
                 if self._is_closed:
                     raise ConnectionLostError("the client is closed")
-                connection = connect(self._place)
+                connection = connect(self._place, max(0.0, end_s - time.monotonic()))
                 connection.start()
                 self._session = session = Session(connection)
+        finally:
+            self._lock.release()
         return session
 
     def close(self) -> None:
@@ -223,14 +237,29 @@ def _scheme_of(url: str) -> str:
         raise InvalidArgumentError(str(error)) from None
 
 
-def connect(place: str | None) -> Connection:
-    """A connection to the server at `place` or, if that is None, to the first server found at `client_paths`. Raises
-    ShoalError."""
+def join_limit_s(timeout_s: float | None) -> float:
+    """How many seconds a server may take to let a client join, for a call with this timeout."""
+    return JOIN_S if timeout_s is None else min(max(0.0, timeout_s), JOIN_S)
+
+
+def late_to_join(server: str, limit_s: float) -> TimedOutError:
+    """The error for a server that has not let a client join in time."""
+    return TimedOutError(
+        f"{server} has not let this client join within {limit_s:.3g} s. Look whether its process is stopped, as by a "
+        "debugger (kill -CONT continues it), or its machine overloaded; else start it again"
+    )
+
+
+def connect(place: str | None, limit_s: float = JOIN_S) -> Connection:
+    """A connection to the server at `place`, or to the first one found. Raises ShoalError; TimedOutError for a server
+    that listens, and has not let this process join within `limit_s` seconds."""
     paths = client_paths(os.environ) if place is None else [place]
     reasons = []
     for path in paths:
         try:
-            return Connection.to(path)
+            return Connection.to(path, limit_s)
+        except TimeoutError:
+            raise late_to_join(f"the server at {path}", limit_s) from None
         except (*GONE, OSError) as error:
             reasons.append(f"{path}: {error.strerror or error}" if isinstance(error, OSError) else f"{path}: {error}")
         except MessageError as error:

@@ -5,6 +5,7 @@ users' code, ask for the segments in which answers lie. One thread uses a place,
 (shared_port.py).
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -87,11 +88,16 @@ class Place:
             self.port.flush()
             self.channel.acknowledge(seq)
 
-    def settle(self, seq: int, others: Callable[[ToClient], None] = close_descriptors) -> None:
-        """Acknowledge the welcome, and apply all messages until all models are known."""
+    def settle(
+        self, seq: int, others: Callable[[ToClient], None] = close_descriptors, deadline_s: float | None = None
+    ) -> None:
+        """Acknowledge the welcome, and apply all messages until all models are known. Raises TimeoutError where they
+        are not by the monotonic time `deadline_s`, if there is one."""
         self.channel.acknowledge(seq)
         message: ToClient | None = None
         while not isinstance(message, ModelsKnown):
+            if deadline_s is not None:
+                self.channel.set_deadline(deadline_s)
             message, seq = self.channel.receive(TO_CLIENT)
             self.apply(message, seq, others)
 
@@ -113,12 +119,14 @@ def take_place(
     return _place(port, Doorbell(welcome.bell), channel, welcome), welcome, seq
 
 
-def join_as_guest(path: str) -> Place:
+def join_as_guest(path: str, limit_s: float) -> Place:
     """Join the server that listens at `path` as a guest; returns when all models are known.
 
-    Raises ShoalError if the server refuses, OSError or EOFError if no server of this user listens there.
+    Raises ShoalError if the server refuses, OSError or EOFError if no server of this user listens there, TimeoutError
+    if it has not let this process join within `limit_s` seconds.
     """
-    channel = control.connect_guest(path)
+    deadline_s = time.monotonic() + limit_s
+    channel = control.connect_guest(path, deadline_s)
     try:
         welcome, seq = _welcomed(channel, *channel.receive(GUEST_WELCOME))
         bell = GuestBell(welcome.bell)
@@ -132,7 +140,8 @@ def join_as_guest(path: str) -> Place:
             asks_for_segments=True,
         )
         place = _place(port, bell, channel, welcome)
-        place.settle(seq)
+        place.settle(seq, deadline_s=deadline_s)
+        channel.set_deadline(None)
     except BaseException:
         channel.close()
         raise

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_what_killed_servers_left_is_swept(tmp_path: Path) -> None:
 def test_a_guest_is_known_by_its_user(tmp_path: Path) -> None:
     listener = Listener.at(str(tmp_path / "sock"))
     assert os.stat(tmp_path / "sock").st_mode & 0o777 == 0o600
-    with connect_guest(str(tmp_path / "sock")):
+    with connect_guest(str(tmp_path / "sock"), time.monotonic() + 60):
         accepted = listener.accept(is_guests=True)
         assert accepted is not None
         channel, pid = accepted

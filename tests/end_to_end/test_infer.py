@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,27 @@ def test_no_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         code, printed, complaint = infer(capsys, "simple", "--sample=ones", "--url", place)
         assert (code, printed) == (3, ""), place
         assert "shoal serve --model-repository" in complaint
+
+
+def test_a_stopped_server_is_late(capsys: pytest.CaptureFixture[str], samples: Server) -> None:
+    """The kernel takes connections for it."""
+    with stopped(samples.process.pid):
+        code, printed, complaint = infer(
+            capsys, "simple", "--sample=ones", "--timeout=0.2", f"--url={samples.client_socket}"
+        )
+    assert (code, printed) == (3, "")
+    assert f"the server at {samples.client_socket} has not let this client join within 0.2 s" in complaint
+    assert "kill -CONT" in complaint
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that is stopped, and goes on afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_help_needs_neither_a_server_nor_numpy() -> None:

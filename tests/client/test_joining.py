@@ -1,0 +1,101 @@
+"""Servers that listen and do not let a client join: a stopped process, as the client sees it."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal import AsyncClient, Client
+from shoal.client import sync
+from shoal.control import Channel, Listener
+from shoal.errors import TimedOutError
+
+INPUTS = {"A": [1]}
+#: Seconds that no joining waits for in these tests, and that a client may wait.
+LONG_S, SHORT_S = 60.0, 0.05
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A socket that takes connections, and says nothing."""
+    monkeypatch.setattr(sync, "JOIN_S", LONG_S)
+    with closing(Listener.at(str(tmp_path / "sock"))):
+        yield str(tmp_path / "sock")
+
+
+def test_a_request_waits_for_joining_as_long_as_its_timeout(path: str) -> None:
+    with Client(path) as client, pytest.raises(TimedOutError, match=rf"{path} has not let .* 0.05 s.*kill -CONT"):
+        client.infer("m", INPUTS, timeout=SHORT_S)
+
+
+def test_a_coroutine_waits_for_joining_as_long_as_its_timeout(path: str) -> None:
+    async def ask() -> None:
+        async with AsyncClient(path) as client:
+            await client.infer("m", INPUTS, timeout=SHORT_S)
+
+    with pytest.raises(TimedOutError, match=r"has not let this client join within 0.05 s"):
+        asyncio.run(ask())
+
+
+def test_a_coroutine_waits_no_longer_where_another_one_joins(path: str) -> None:
+    async def ask() -> None:
+        async with AsyncClient(path) as client:
+            slow = asyncio.ensure_future(client.infer("m", INPUTS, timeout=1.0))
+            await asyncio.sleep(0)  # it has begun to join
+            with pytest.raises(TimedOutError, match=r"the server has not let .* within 0.05 s"):
+                await client.infer("m", INPUTS, timeout=SHORT_S)
+            with pytest.raises(TimedOutError, match=r"within 1 s"):
+                await slow
+
+    asyncio.run(ask())
+
+
+def test_calls_without_a_timeout_of_their_own_have_the_command_s(path: str) -> None:
+    with Client(path) as client:
+        client.timeout_s = SHORT_S
+        with pytest.raises(TimedOutError, match=r"within 0.05 s"):
+            client.model_config("m")
+        assert not client.is_live()
+
+
+def test_calls_without_any_have_a_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "JOIN_S", SHORT_S)
+    with Client(path) as client, pytest.raises(TimedOutError, match=r"within 0.05 s"):
+        client.server_metadata()
+
+
+def test_a_thread_waits_no_longer_where_another_one_joins(path: str) -> None:
+    with Client(path) as client:
+        client._lock.acquire()  # as a thread that joins has it
+        with pytest.raises(TimedOutError, match=r"within 0.05 s"):
+            client.infer("m", INPUTS, timeout=SHORT_S)
+        client._lock.release()
+
+
+def test_a_server_that_accepts_no_more_connections_is_late(tmp_path: Path) -> None:
+    """Its queue of connections is full: connecting itself waits."""
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+            first.connect(path)
+            with pytest.raises(TimedOutError, match=r"within 0.05 s"):
+                sync.connect(path, SHORT_S)
+
+
+def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
+    """See Channel.set_deadline: the socket blocks again."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, Channel(there) as channel:
+        channel.set_deadline(0.0)
+        with pytest.raises(TimeoutError):
+            channel._receive()
+        channel.set_deadline(None)
+        assert there.getblocking()
+        threading.Thread(target=here.close).start()
+        assert channel._receive() == (b"", [])
