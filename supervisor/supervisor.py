@@ -136,7 +136,7 @@ class Supervisor:
         ):  # fmt: skip
             verbs |= part.verbs
         is_under_way, overtakes = lambda: self._upgrade.is_under_way, lambda: self._upgrade.overtakes
-        return guarded(verbs, is_under_way, overtakes) | self._regions.verbs
+        return guarded(verbs, is_under_way, overtakes, self._carried.changes) | self._regions.verbs
 
     @property
     def batcher_handlers(self) -> Handlers:

@@ -98,6 +98,12 @@ class Model:
         problem = [] if self.problem is None else [self.problem]
         return problem + [self.versions[number].version for number in sorted(self.versions)]
 
+    async def settled(self) -> None:
+        """Return once the loads and unloads of this model that are under way now, or wait for their turn, have
+        ended."""
+        async with self._turn:
+            return
+
     def refuse_while_loading(self) -> None:
         """Raise InternalError, with Triton's sentence, while this model is being loaded or unloaded."""
         if self.is_loading:

@@ -6,28 +6,72 @@ counters, the response cache, sequences under way, and models' own state (docs/o
 `models`, `settings`, `follow` and `restore_region` in the old server's, the others in the new one's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.messages import upgrade as messages
 from shoal.messages.to_client import RegionChange
+from shoal.supervisor.event_loop import EventLoop, Future, first, gather
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.model import Model
 from shoal.supervisor.parts import Administration, Observation
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.upgrade.predecessor import Predecessor
 
 
+class OpenChanges:
+    """The changes by requests that are under way, in the old server."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._open: dict[Future[None], str] = {}  # changed by counted: done when the change has ended, and its verb
+
+    @property
+    def verbs(self) -> list[str]:
+        return list(self._open.values())
+
+    @contextmanager
+    def counted(self, verb: str) -> Iterator[None]:
+        """Count a change while this context is open."""
+        done = self._loop.future()
+        self._open[done] = verb
+        try:
+            yield
+        finally:
+            del self._open[done]
+            done.set_result(None)
+
+    async def ended(self) -> None:
+        """Return once no change is under way."""
+        while self._open:
+            await first(*self._open)
+
+
 class CarriedState:
-    """The parts of a server that requests change."""
+    """The parts of a server that requests change, and the `changes` that are under way."""
 
     def __init__(self, star: Star, admin: Administration, observation: Observation, regions: ClientRegions) -> None:
         self._star = star
         self._admin = admin
         self._observation = observation
         self._regions = regions
+        self.changes = OpenChanges(star.loop)
 
     # --- the old server ---
+
+    def under_way(self) -> list[str]:
+        """The changes by requests and the loads of models that are under way."""
+        return [*self.changes.verbs, *[model.title for model in self._loading()]]
+
+    async def changes_ended(self) -> None:
+        """Return once what `under_way` lists has ended."""
+        await self.changes.ended()
+        await gather(*[model.settled() for model in self._loading()])
+
+    def _loading(self) -> list[Model]:
+        return [model for model in self._admin.models.models.values() if model.is_loading]
 
     def serving(self) -> list[tuple[str, int]]:
         """The versions that serve, by name of the model and number."""

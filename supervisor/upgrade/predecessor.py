@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 #: The names of descriptors that are no endpoint's: the socket of shoal.Client, and the file with the server's pid.
 CLIENT_SOCKET, PID_FILE = "client-socket", "pid-file"
-#: How long the old server, whose loop is idle most of the time, may take to send its state (ours).
+#: How long an old server that does not say how long an upgrade may take has to send its state (ours).
 FIRST_MESSAGE_S = 30.0
 
 
@@ -82,8 +82,9 @@ class Predecessor:
             os.set_inheritable(fd, False)
         try:
             channel = control.join(messages.NewServerConnected(__version__), said["address"])
-            if not select.select([channel], [], [], FIRST_MESSAGE_S)[0]:
-                raise TimeoutError(f"it has sent nothing for {FIRST_MESSAGE_S:g} s")
+            limit_s = said.get("limit_s", FIRST_MESSAGE_S)  # it may wait for loads that are under way
+            if not select.select([channel], [], [], limit_s)[0]:
+                raise TimeoutError(f"it has sent nothing for {limit_s:g} s")
             models, _ = channel.receive(messages.FIRST_TO_NEW_SERVER)
         except (*GONE, OSError, MessageError) as error:
             raise UpgradeFailedError(f"the old server, process {said['pid']}, does not answer: {error}") from error

@@ -29,7 +29,7 @@ from shoal.supervisor.processes.members import Member
 from shoal.supervisor.questions.questions import Verb
 from shoal.supervisor.service import Service
 from shoal.supervisor.state_file import StateWriter
-from shoal.supervisor.upgrade.carried import CarriedState
+from shoal.supervisor.upgrade.carried import CarriedState, OpenChanges
 from shoal.supervisor.upgrade.launch import (
     DESCRIPTORS_VARIABLE,
     VARIABLE,
@@ -246,6 +246,7 @@ class Upgrade:
         sockets = self._sockets()
         launch = self._origin.launch
         facts = {"address": self._address, "pid": os.getpid(), "names": list(sockets), "takes_regions": True}
+        facts["limit_s"] = self._options.upgrade_timeout_secs
         environment = {**launch.inherited, VARIABLE: json.dumps(facts)}
         descriptors = {DESCRIPTORS_VARIABLE: list(sockets.values())}
         program = ChildProgram("new server", (), environment, descriptors, command=launch.command)
@@ -302,6 +303,7 @@ class Upgrade:
     async def _bring_up(self, new: NewServer) -> None:
         await new.reported(messages.NewServerConnected, "read its command line")
         assert new.member is not None
+        await self._await_changes(new)
         await self._hold_state()
         self.overtakes = self._loop.future()
         try:
@@ -325,6 +327,22 @@ class Upgrade:
         self._check_state()
         taken_over = self._acknowledgements.announce([(new.member, messages.TakeOver())])
         await new.done(taken_over, "taken over")
+
+    async def _await_changes(self, new: NewServer) -> None:
+        """Wait for the changes and loads that are under way, without which the new server would not serve what this one
+        does. A load may hang, so the upgrade goes on after half of its time. Raises UpgradeError where the new server
+        ends first."""
+        if not (under_way := self._carried.under_way()):
+            return
+        limit_s = self._options.upgrade_timeout_secs / 2
+        _log.info("upgrade: waits for what is under way, for %g s at most: %s", limit_s, ", ".join(under_way))
+        ended, over = self._loop.begin(self._carried.changes_ended()), self._loop.future()
+        self._loop.after(ended, lambda: resolve(over, None))
+        self._loop.call_after(limit_s, lambda: resolve(over, None))
+        try:
+            await new.done(over, "been sent its models")
+        finally:
+            ended.cancel()
 
     async def _hold_state(self) -> None:
         """Have the state files written to their ends, and not again: the new server reads them at its start, which
@@ -350,10 +368,14 @@ def _list(versions: set[tuple[str, int]]) -> str:
 
 
 def guarded(
-    verbs: Mapping[str, Verb], is_under_way: Callable[[], bool], overtakes: Callable[[], Future[bool] | None]
+    verbs: Mapping[str, Verb],
+    is_under_way: Callable[[], bool],
+    overtakes: Callable[[], Future[bool] | None],
+    changes: OpenChanges,
 ) -> dict[str, Verb]:
     """Verbs that refuse changes during an upgrade, in both servers: the new one begins with what was in force at its
-    start, and may be ended before it has taken over. A change that an upgrade overtakes is not answered as made."""
+    start, and may be ended before it has taken over. An upgrade waits for the `changes` that are under way; one that it
+    overtakes all the same is not answered as made."""
 
     def guard(name: str, verb: Verb) -> Verb:
         async def ask(arguments: dict[str, Any]) -> Any:
@@ -362,7 +384,8 @@ def guarded(
             if is_under_way():
                 raise UnavailableError("the server is being upgraded, and changes nothing meanwhile; try again later")
             before = overtakes()
-            answer = await verb(arguments)
+            with changes.counted(name):
+                answer = await verb(arguments)
             overtaken = overtakes()
             if overtaken is not None and overtaken is not before and await shared(overtaken):
                 raise UnavailableError(

@@ -233,6 +233,24 @@ def test_a_new_server_that_hangs_is_ended(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_model_that_is_being_loaded_is_served_by_the_new_server(tmp_path: Path, gate: Gate) -> None:
+    """The upgrade waits for the load."""
+    explicit = ["--model-control-mode=explicit", "--load-model=m", "--grpc-port=0"]
+    with Installation(tmp_path).serving(tmp_path / "models", *explicit) as server, ThreadPoolExecutor(1) as pool:
+        start = mark(server)
+        load = pool.submit(ask, server, "/v2/repository/models/gated/load", {})
+        assert server.read_log(b"loading: gated:1", start=start)
+        server.process.send_signal(signal.SIGUSR2)
+        assert server.read_log(b"upgrade: waits for what is under way, for 300 s at most: load", start=start)
+        gate.open()
+        assert load.result()[0] == 200
+        assert server.read_log(b"serves in this server's place", start=start)
+        new = await_started(server, start)
+        assert server.process.wait(DEADLINE_S) == 0
+        assert ask(server, "/v2/models/gated/ready")[0] == 200
+        stop(server, new)
+
+
 def test_a_new_server_that_is_ended_before_it_has_taken_over_leaves_the_old_one_and_its_sockets(tmp_path: Path) -> None:
     """Both ended: the old one took the acknowledgement of a server that was stopping. And a new server that stopped
     removed the Unix sockets that the old one listens on."""

@@ -24,10 +24,14 @@ from shoal.messages.upgrade import (
 )
 from shoal.supervisor.event_loop import EventLoop, Future, Task, resolve
 from shoal.supervisor.state_file import SETTLE_S, StateWriter
+from shoal.supervisor.upgrade.carried import OpenChanges
 from shoal.supervisor.upgrade.upgrade import BY_HAND, NewServer, Origin, Upgrade, guarded
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import StarRig
 from tests.supervisor.test_state_file import numbers
+
+#: Half of --upgrade-timeout-secs: so long an upgrade waits for changes that are under way.
+HALF_S = 300
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_what_the_new_server_would_not_know_of_is_refused(
         return "answered"
 
     is_under_way = True
-    asked = guarded({verb: answer}, lambda: is_under_way, lambda: None)[verb]
+    asked = guarded({verb: answer}, lambda: is_under_way, lambda: None, OpenChanges(EventLoop(clock)))[verb]
     outcome = EventLoop(clock).begin(asked(arguments))
     clock.settle()
     if is_change:
@@ -74,7 +78,9 @@ class Upgrading:
         self.ended = list[Any]()
         exited = loop.future()
         child: Any = SimpleNamespace(pid=1, exited=exited, signal=lambda _number: resolve(exited, 0))
+        self.changes = OpenChanges(loop)
         carried: Any = SimpleNamespace(
+            under_way=lambda: self.changes.verbs, changes_ended=self.changes.ended,
             models=lambda: ModelsCarried(None, [], [], [], None, [], 0), settings=lambda: SettingsCarried({}, {}),
             serving=list, follow=lambda _member: None, discard=lambda: None,
         )  # fmt: skip
@@ -96,7 +102,7 @@ class Upgrading:
             await loaded
 
         upgrade = self.upgrade
-        verbs = guarded({"load": load}, lambda: upgrade.is_under_way, lambda: upgrade.overtakes)
+        verbs = guarded({"load": load}, lambda: upgrade.is_under_way, lambda: upgrade.overtakes, self.changes)
         return loaded, upgrade._loop.begin(verbs["load"]({}))
 
     @property
@@ -148,6 +154,46 @@ def test_what_the_new_server_does_not_serve_ends_the_upgrade(
     assert upgrading.reason == reason
 
 
+def test_a_new_server_is_sent_the_models_once_a_load_that_is_under_way_has_ended(rig: StarRig, tmp_path: Path) -> None:
+    """The new server did not serve that model, which ended the upgrade."""
+    upgrading = Upgrading(rig, tmp_path)
+    loaded, answer = upgrading.load()
+    rig.settle()
+    upgrading.begin()
+    rig.clock.pass_time(HALF_S - 1)
+    assert upgrading.new.heard() == []
+    resolve(loaded, None)
+    assert [type(each) for each in upgrading.new.heard()] == [ModelsCarried]
+    assert answer.result() is None
+
+
+def test_a_load_that_hangs_leaves_the_upgrade_half_of_its_time(rig: StarRig, tmp_path: Path) -> None:
+    upgrading = Upgrading(rig, tmp_path)
+    _, answer = upgrading.load()
+    rig.settle()
+    upgrading.begin()
+    rig.clock.pass_time(HALF_S - 1)
+    assert upgrading.new.heard() == []
+    rig.clock.pass_time(1)
+    assert [type(each) for each in upgrading.new.heard()] == [ModelsCarried]
+    assert not answer.done()
+    answer.cancel()
+
+
+def test_a_new_server_that_ends_meanwhile_ends_the_upgrade(rig: StarRig, tmp_path: Path) -> None:
+    upgrading = Upgrading(rig, tmp_path)
+    loaded, answer = upgrading.load()
+    rig.settle()
+    upgrading.begin()
+    rig.settle()
+    upgrading.new.say(NewServerFails("it has failed"))
+    rig.clock.until(lambda: bool(upgrading.ended))
+    assert upgrading.reason == "it has failed"
+    resolve(loaded, None)
+    rig.settle()
+    assert answer.result() is None
+
+
 def test_files_of_loads_that_cannot_be_copied_end_the_upgrade(
     rig: StarRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +219,7 @@ def test_what_changes_while_a_new_server_starts_ends_the_upgrade_and_is_kept(rig
     loaded, answer = upgrading.load()
     rig.settle()
     upgrading.begin()
+    rig.clock.pass_time(HALF_S)
     rig.clock.until(lambda: bool(upgrading.new.read()))
     assert upgrading.file.read() == [1]
     resolve(loaded, None)
@@ -218,6 +265,7 @@ def test_a_server_that_was_replaced_writes_no_state_file(rig: StarRig, tmp_path:
     loaded, answer = upgrading.load()
     rig.settle()
     upgrading.begin()
+    rig.clock.pass_time(HALF_S)
     assert [type(each) for each in upgrading.new.heard()] == [ModelsCarried]
     resolve(loaded, None)
     upgrading.new.say(ModelsSettled([]))
