@@ -1,7 +1,7 @@
 """Restarts of a dead process: the pause before each, and the breaker that stops a worker's. Pure; in the supervisor.
 
     closed ─5 deaths in 60 s, none after a completed batch─► FAILED ─30 s─► half open: one attempt ─death─► FAILED
-       ▲                                                                        │
+       ▲    or 5 starts in a row, none of which was ready                       │
        └──────────────── a completed batch, or 60 s of service ◄────────────────┘
 
 Whether a death is forgiven is decided at the next death, by what the worker had done since it was ready.
@@ -13,7 +13,8 @@ from typing import NamedTuple
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0
-#: Deaths that open the breaker, and the seconds within which they come.
+#: Deaths that open the breaker, and the seconds within which they come. Workers that were never ready may take longer:
+#: a large model that finds too little memory dies after minutes, each time.
 MAX_DEATHS, WITHIN_S = 5, 60.0
 HALF_OPEN_AFTER_S = 30.0
 
@@ -30,7 +31,7 @@ class Restarts:
 
     def __init__(self) -> None:
         # Changed by died.
-        self._num_deaths = 0
+        self._num_deaths = self._num_failed_starts = 0  # in a row
         self._deaths_s: list[float] = []
         self._is_half_open = False
 
@@ -40,12 +41,13 @@ class Restarts:
         A worker that had completed a batch is started again at once: a single input may be to blame.
         """
         if has_completed or served_s >= HEALTHY_AFTER_S:
-            self._num_deaths, self._deaths_s, self._is_half_open = 0, [], False
+            self._num_deaths, self._num_failed_starts, self._deaths_s, self._is_half_open = 0, 0, [], False
         if has_completed:
             return Verdict(0.0, is_failed=False)
         self._num_deaths += 1
+        self._num_failed_starts = 0 if served_s else self._num_failed_starts + 1
         self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s <= WITHIN_S] + [now_s]
-        if self._is_half_open or len(self._deaths_s) >= MAX_DEATHS:
+        if self._is_half_open or max(len(self._deaths_s), self._num_failed_starts) >= MAX_DEATHS:
             self._is_half_open = True
             return Verdict(HALF_OPEN_AFTER_S, is_failed=True)
         return Verdict(backoff_s(self._num_deaths), is_failed=False)

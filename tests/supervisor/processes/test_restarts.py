@@ -30,9 +30,25 @@ def test_fifth_death_within_a_minute_opens_the_breaker_and_each_later_one_opens_
 
 
 def test_slow_deaths_pause_longer_and_longer_but_never_open_it() -> None:
-    verdicts = idle_deaths(Restarts(), *(each * 16.0 for each in range(20)))
+    restarts = Restarts()
+    verdicts = [restarts.died(each * 16.0, 0.1, has_completed=False) for each in range(20)]
     assert [verdict.pause_s for verdict in verdicts] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * 13
     assert not any(verdict.is_failed for verdict in verdicts)
+
+
+def test_slow_starts_that_all_fail_open_it() -> None:
+    """A model that takes long to load, and needs more memory than there is since a limit was lowered, was started again
+    for ever, and clients waited for it."""
+    assert idle_deaths(Restarts(), *(each * 100.0 for each in range(6))) == [
+        (0.0, False), (0.5, False), (1.0, False), (2.0, False), (30.0, True), (30.0, True),
+    ]  # fmt: skip
+
+
+def test_a_start_that_was_ready_is_no_failed_one() -> None:
+    restarts = Restarts()
+    idle_deaths(restarts, 0.0, 100.0, 200.0, 300.0)
+    assert not restarts.died(400.0, 0.1, has_completed=False).is_failed
+    assert not idle_deaths(restarts, 500.0, 600.0)[-1].is_failed
 
 
 @pytest.mark.parametrize(("served_s", "has_completed"), [(0.1, True), (60.0, False)], ids=["completed", "long service"])
@@ -54,20 +70,22 @@ def test_a_worker_that_completes_batches_is_always_started_at_once(deaths: list[
 
 
 @given(DEATHS)
-def test_it_fails_only_after_five_deaths_in_a_minute_or_in_a_half_open_attempt(
+def test_it_fails_only_after_five_deaths_in_a_minute_five_failed_starts_or_in_a_half_open_attempt(
     deaths: list[tuple[float, float, bool]],
 ) -> None:
     restarts, now_s, was_failed = Restarts(), 0.0, False
-    fruitless_s = list[float]()  # since a batch was completed or somebody served for a minute
+    fruitless_s = list[float]()  # since a batch was completed or a worker served for a minute
+    num_failed_starts = 0  # in a row
     for after_s, served_s, has_completed in deaths:
         now_s += after_s
         if has_completed or served_s >= 60.0:
             fruitless_s, was_failed = [], False
+        num_failed_starts = 0 if served_s or has_completed else num_failed_starts + 1
         if not has_completed:
             fruitless_s.append(now_s)
         verdict = restarts.died(now_s, served_s, has_completed=has_completed)
         burst = sum(now_s - death_s <= 60.0 for death_s in fruitless_s) >= 5
-        assert verdict.is_failed == (not has_completed and (burst or was_failed))
+        assert verdict.is_failed == (not has_completed and (burst or was_failed or num_failed_starts >= 5))
         assert verdict.pause_s in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
         was_failed = verdict.is_failed
 
