@@ -12,6 +12,7 @@ import errno
 import gzip
 import lzma
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -33,6 +34,8 @@ _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
     NotImplementedError, struct.error, OverflowError,
 )  # fmt: skip
+#: What a reader's sentence quotes, from the first quotation mark to the last one.
+_QUOTED = re.compile(r"""b?(['"]).*\1""", re.DOTALL)
 
 
 class RefusedArchiveError(ValueError):
@@ -83,7 +86,8 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
     except RefusedArchiveError:
         raise
     except _DAMAGED as error:
-        raise RefusedArchiveError(f"it is damaged, or neither a zip nor a .tar.gz ({error}); make it again") from error
+        said = _without_contents(error)
+        raise RefusedArchiveError(f"it is damaged, or neither a zip nor a .tar.gz ({said}); make it again") from error
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
@@ -93,6 +97,12 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
     except RuntimeError as error:  # zipfile's word for an entry that needs a password
         raise RefusedArchiveError(f"it cannot be read ({error}); make it again") from error
     return Unpacked(budget.num_files, budget.nbytes)
+
+
+def _without_contents(error: Exception) -> str:
+    """A reader's sentence about a file that may be no archive at all, such as any file of this machine's that a client
+    names: without the pieces of the file that it quotes."""
+    return error.reason if isinstance(error, UnicodeDecodeError) else _QUOTED.sub("…", str(error))
 
 
 class _Budget:

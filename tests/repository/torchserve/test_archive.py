@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import struct
 import tarfile
 import zipfile
@@ -177,6 +178,30 @@ def test_an_attack_is_refused(name: str, tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} == {"a", "out"}
     assert not [each for each in (tmp_path / "out").rglob("*") if each.is_symlink()]
     assert sum(each.stat().st_size for each in (tmp_path / "out").rglob("*")) <= SMALL.always_bytes + 2**20
+
+
+def _rename_in_table(raw: bytes) -> bytes:
+    """Another name in the table of entries than before the entry itself."""
+    at = raw.index(b"PK\x01\x02")
+    return raw[:at] + raw[at:].replace(b"a.py", b"c.py")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _of(b"secret"),
+        _of(gzip.compress(b"secret" * 200)),
+        _of(gzip.compress(b"name".ljust(100, b"\0") + b"secret".ljust(412, b"\0"))),
+        _patched(_plain, _rename_to_no_utf8),
+        _patched(_plain, _rename_in_table),
+    ],
+)
+def test_a_refusal_quotes_no_file_that_is_no_archive(make: Callable[[Path], object], tmp_path: Path) -> None:
+    """A client of the management API may name any file that the server can read."""
+    make(tmp_path / "a")
+    with pytest.raises(RefusedArchiveError, match="it is damaged") as refused:
+        unpack_file(tmp_path / "a", tmp_path / "target")
+    assert not re.search(r"b'|secret|0x|\.py", str(refused.value)), refused.value
 
 
 @pytest.mark.parametrize("length", range(0, 900, 13))
