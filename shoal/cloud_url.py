@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
+from shoal.passwords import without_passwords
 
 #: Scheme → how its addresses are written.
 _FORMS = {
@@ -62,7 +63,9 @@ class CloudUrl:
         url = cls(scheme, parts[0] if parts else "", "/".join(parts[1:]), endpoint, account)
         fault = _fault(url)
         if fault:
-            raise InvalidArgumentError(f"'{text}' is no address of a model repository: {fault}; write {_FORMS[scheme]}")
+            raise InvalidArgumentError(
+                f"'{without_passwords(text)}' is no address of a model repository: {fault}; write {_FORMS[scheme]}"
+            )
         return url
 
 

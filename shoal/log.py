@@ -13,7 +13,8 @@ request, but for the access log. With the format "json" a line is an object:
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
 
 with `request_id` and `trace_id` if the record has them. A record about a failure also has `stage` (load, idle, queue or
-execute), `worker_pid`, `batch`, and `signal` or `exit_code`. Imports nothing of Shoal but the writer (log_writer.py).
+execute), `worker_pid`, `batch`, and `signal` or `exit_code`. URLs have *** in place of
+passwords. Imports nothing of Shoal but the writer (log_writer.py) and passwords.py.
 """
 
 import json
@@ -27,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.log_writer import PATIENCE_MS, UNREAD, writer_of
+from shoal.passwords import without_passwords
 
 if TYPE_CHECKING:
     TextHandler = logging.StreamHandler[TextIO]
@@ -121,7 +123,7 @@ class TritonFormatter(logging.Formatter):
             trace = self.formatException(record.exc_info)
             text += "".join(f"\n    {line}" for line in trace.splitlines())
         # A client may have sent half a surrogate pair, and the stream's encoding may be strict.
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+        return without_passwords(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
     def _head(self, record: logging.LogRecord) -> str:
         # Triton has no letter for its verbose messages.
@@ -159,7 +161,7 @@ class JsonFormatter(logging.Formatter):
         line = json_line(record.created, level, {"pid": record.process, **_context, **more, "place": place}, message)
         if record.exc_info:
             line = f"{line[:-1]},{json.dumps({'exception': self.formatException(record.exc_info)})[1:]}"
-        return line
+        return without_passwords(line)
 
 
 def json_line(time_s: float, level: str, fields: Mapping[str, Any], message: str) -> str:

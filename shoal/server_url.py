@@ -1,9 +1,14 @@
-"""The URL of a server, as people give it to commands and to `shoal.Client`, and what is wrong with one. Pure."""
+"""The URL of a server, as people give it to commands and to `shoal.Client`, and what is wrong with one. Pure.
+
+No server is sent the name and password of a user that a URL may have.
+"""
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from shoal.passwords import shown_url
 
 
 class ServerUrl(NamedTuple):
@@ -12,7 +17,7 @@ class ServerUrl(NamedTuple):
     scheme: str
     host: str
     port: int | None  # None: the scheme's
-    netloc: str  # host and port, as they are written
+    netloc: str  # host and port, as they are written, without a user
     path: str
 
 
@@ -23,7 +28,7 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
     form = " or ".join([", ".join(forms[:-1]), forms[-1]])
 
     def refused(what: str) -> ValueError:
-        return ValueError(f"'{given}' {what}: a server's URL is {form}")
+        return ValueError(f"'{shown_url(given)}' {what}: a server's URL is {form}")
 
     try:
         parts = urlsplit(url)
@@ -45,4 +50,4 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
         port = 0
     if port == 0:
         raise refused("has a port that is no number from 1 to 65535")
-    return ServerUrl(parts.scheme, parts.hostname, port, parts.netloc, parts.path)
+    return ServerUrl(parts.scheme, parts.hostname, port, parts.netloc.rpartition("@")[2], parts.path)

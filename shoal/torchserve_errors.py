@@ -16,6 +16,7 @@ from shoal.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from shoal.passwords import without_passwords
 
 _FORM = re.compile(r"ts:([1-5][0-9]{2}):([A-Za-z]*):(.*)", re.DOTALL | re.ASCII)
 _CLASSES: dict[int, type[ShoalError]] = {
@@ -32,8 +33,9 @@ class TorchServeFault(NamedTuple):
 
 
 def torchserve_error(status: int, kind: str, message: str) -> ShoalError:
-    """A ShoalError that carries TorchServe's status, type and message in its sentence."""
-    return _CLASSES.get(status, InvalidArgumentError)(f"ts:{status}:{kind}:{message}")
+    """A ShoalError that carries TorchServe's status, type and message in its sentence; URLs have *** in place of
+    passwords."""
+    return _CLASSES.get(status, InvalidArgumentError)(f"ts:{status}:{kind}:{without_passwords(message)}")
 
 
 def torchserve_fault(sentence: str) -> TorchServeFault | None:

@@ -8,6 +8,11 @@ from shoal.errors import InvalidArgumentError
 S3_FORMS = "s3://bucket/path, s3://host:port/bucket/path or s3://https://host:port/bucket/path"
 
 
+def test_a_refusal_has_no_password() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^'s3://user:\*\*\*@host:9000/bucket' is no address"):
+        CloudUrl.parse("s3://user:secret@host:9000/bucket")
+
+
 @pytest.mark.parametrize("text", ["s3://bucket", "gs://bucket/models", "as://account/container", "s3://", "gs:///x"])
 def test_three_schemes_are_cloud_storage(text: str) -> None:
     assert is_cloud(text)

@@ -66,6 +66,12 @@ def test_a_message_is_one_json_string(message: str, printed: str) -> None:
     line.encode()
 
 
+def test_no_line_has_the_password_of_a_url() -> None:
+    made = record(logging.INFO, "asking %s", "http://user:secret@host:80/")
+    assert log.TritonFormatter("default").format(made).endswith('"asking http://user:***@host:80/"')
+    assert json.loads(log.JsonFormatter().format(made))["message"] == "asking http://user:***@host:80/"
+
+
 def test_escaping_can_be_switched_off() -> None:
     line = log.TritonFormatter("default", escape=False).format(record(logging.INFO, 'say "hi"'))
     assert line == 'I0520 20:03:25.829575 3355 lifecycle.py:441] say "hi"'

@@ -45,6 +45,12 @@ def test_what_is_wrong_with_others(url: str, what: str) -> None:
         split_url(url, ("http", "https"), url)
 
 
+def test_a_user_is_no_part_of_a_server_s_place_and_the_password_is_not_said() -> None:
+    assert split_url("http://user:secret@gpu:8000/a", ("http",), "")[1:4] == ("gpu", 8000, "gpu:8000")
+    with pytest.raises(ValueError, match=r"^'user:\*\*\*@gpu:x' has a port"):
+        split_url("http://user:secret@gpu:x", ("http",), "user:secret@gpu:x")
+
+
 def test_the_forms_of_several_schemes() -> None:
     with pytest.raises(
         ValueError, match=r"^'gpu:x' has .* is http://host:port, https://host:port or grpc://host:port$"

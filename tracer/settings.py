@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.messages.shared import TraceSettingFields
+from shoal.passwords import without_passwords
 
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 #: Levels, of which a setting may have several.
@@ -135,7 +136,7 @@ def read_changes(body: Any) -> Changes:
 
 
 def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any]:
-    """The settings object for clients; `options` are the exporter's."""
+    """The settings object for clients; `options` are the exporter's, whose URLs have *** in place of passwords."""
     described: dict[str, Any] = {
         "trace_level": [word for word, level in _LEVELS.items() if setting.level & level] or ["OFF"],
         "trace_rate": str(setting.rate),
@@ -144,7 +145,8 @@ def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any
     if setting.mode == TRITON:
         described |= {"log_frequency": str(setting.log_frequency), "trace_file": setting.file}
     described["trace_mode"] = setting.mode
-    return {**described, **(options if setting.mode == OPENTELEMETRY else {})}
+    shown = {name: without_passwords(value) for name, value in options.items()}
+    return {**described, **(shown if setting.mode == OPENTELEMETRY else {})}
 
 
 def level_of(word: str) -> int:

@@ -14,6 +14,7 @@ from shoal.cli.request_arguments import add_requests, count, name_and_value, par
 from shoal.cli.response_text import PrintedResponse, as_json, as_text, times_text
 from shoal.cli.timing_text import timing_text
 from shoal.cli.verb import EXIT_DONE, WHICH_MODEL, VerbParser, run_verb
+from shoal.passwords import shown_url
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -79,7 +80,8 @@ def _infer(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     with client_at(arguments.url, environ, arguments.timeout) as client:
         config = client.model_config(arguments.model, version=arguments.version)
-        config = answered(config, CONFIG, arguments.url or environ.get("SHOAL_URL") or "the server's socket")
+        place = arguments.url or environ.get("SHOAL_URL") or "the server's socket"
+        config = answered(config, CONFIG, shown_url(place))
         given = [*arguments.inputs, *arguments.input]
         requests = read_requests(config, given, arguments.data, arguments.sample)
         signature = Signature.from_config(config)

@@ -24,6 +24,7 @@ from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, as_text, s
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, ServerOptions, check, largest_request_bytes
+from shoal.passwords import without_passwords
 from shoal.shared_settings import MetricsConfig
 from shoal.store_settings import StoreSettings
 from shoal.tracer.command_line import check_export, understand
@@ -67,7 +68,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
                 [*given, *flags], prog=prog, defaults=defaults, environ=environ, is_terminal=is_terminal
             )
             for warning in warnings:
-                print(f"Warning: {warning}", file=sys.stderr)
+                print(f"Warning: {without_passwords(warning)}", file=sys.stderr)
             for model in models:
                 print(as_text(model), end="", file=sys.stderr)
 
@@ -75,7 +76,9 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
             return run(options)
     except (CommandLineError, PathError) as error:
-        print(f"{error}\nUsage: {_usage(prog)}\n'{prog} --help' explains them.", file=sys.stderr)
+        print(
+            f"{without_passwords(str(error))}\nUsage: {_usage(prog)}\n'{prog} --help' explains them.", file=sys.stderr
+        )
         return 1
 
 

@@ -17,6 +17,7 @@ from shoal.cli.help_text import for_terminal
 from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
+from shoal.passwords import without_passwords
 
 T = TypeVar("T")
 
@@ -193,7 +194,9 @@ def _remedies(sentence: str) -> list[str]:
 
 
 def show_error(sentence: str, *advice: str, as_json: bool, stdout: TextIO | None = None) -> None:
-    """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines."""
+    """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines. URLs
+    have *** in place of passwords."""
+    sentence, advice = without_passwords(sentence), tuple(map(without_passwords, advice))
     print(printable_lines(sentence), *advice, sep="\n", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": sentence}), file=stdout, flush=True)

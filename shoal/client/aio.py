@@ -21,6 +21,7 @@ from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.sync import connect, join_limit_s, late_to_join
 from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
+from shoal.passwords import shown_url
 from shoal.reasons import ModelGoneError
 
 _T = TypeVar("_T")
@@ -36,8 +37,10 @@ class AsyncClient:
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
         if self._place is not None and "://" in self._place:
-            raise InvalidArgumentError(f"'{place}' is a URL; with asyncio, use tritonclient's own clients for those")
-        # Changed by coroutines, which need no lock. `_connecting`: one coroutine connects, and the others wait for it.
+            raise InvalidArgumentError(
+                f"'{shown_url(self._place)}' is a URL; with asyncio, use tritonclient's own clients for those"
+            )
+        # Changed by coroutines, between two of which no other code runs: one connects, and the others wait for it.
         self._session: Session | None = None
         self._connecting: asyncio.Future[Session] | None = None
         self._is_closed = False

@@ -29,6 +29,7 @@ from shoal.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from shoal.passwords import shown_url
 from shoal.request import Parameters
 
 #: Client's methods → the ends of tritonclient's get_… methods.
@@ -61,12 +62,14 @@ class RemoteClient(Client):
 
     def __init__(self, place: str) -> None:
         super().__init__(place)
-        self._address = place.partition("://")[2].rstrip("/")
+        authority, slash, path = place.partition("://")[2].partition("/")
+        self._address = (authority.rpartition("@")[2] + slash + path).rstrip("/")
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
-        except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient is there, but lacks a package
+        except (ImportError, RuntimeError) as error:  # the latter is tritonclient's own for lack of one
+            package = f"tritonclient[{self.protocol or self.scheme}]"
             raise ConnectionLostError(
-                f"{place} needs pip install 'tritonclient[{self.protocol or self.scheme}]', which is not there: {error}"
+                f"{shown_url(place)} needs pip install '{package}', which is not there: {error}"
             ) from error
         # Changed by _client and close: the connections of each thread and process, which are used by that thread only.
         self._local = threading.local()

@@ -27,6 +27,7 @@ from shoal.client.socket_path import client_paths, other_paths
 from shoal.control import GONE
 from shoal.errors import ConnectionLostError, InvalidArgumentError, TimedOutError, UnavailableError
 from shoal.messages.message import MessageError
+from shoal.passwords import shown_url
 from shoal.reasons import ModelGoneError
 from shoal.server_url import split_url
 
@@ -60,7 +61,8 @@ class Client:
         if "://" in place:
             return object.__new__(cls._remote[_scheme_of(place)])
         if ":" in place and "/" not in place and not os.path.exists(place):
-            raise InvalidArgumentError(f"'{place}' is no socket: a server's URL is http://{place}, or grpc://{place}")
+            shown = shown_url(place)
+            raise InvalidArgumentError(f"'{shown}' is no socket: a server's URL is http://{shown}, or grpc://{shown}")
         return object.__new__(cls)
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:

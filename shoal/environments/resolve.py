@@ -21,6 +21,7 @@ from shoal.environments.requirements import contents
 from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted, cannot_be_made
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.file_kinds import exists
+from shoal.passwords import without_passwords
 from shoal.process import die_with_parent
 
 #: How many of an installer's last lines are quoted when it fails.
@@ -181,7 +182,7 @@ def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], 
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
-            last.append(line.rstrip())
+            last.append(without_passwords(line.rstrip()))
             log(last[-1])
     if process.returncode:
         words = "\n".join(last)

@@ -93,6 +93,11 @@ def test_the_reply_has_strings_and_what_its_mode_has() -> None:
     assert describe(EMPTY, {})["trace_level"] == ["OFF"]
 
 
+def test_the_reply_has_no_password() -> None:
+    exported = describe(TraceSetting(mode="opentelemetry"), {"url": "http://user:secret@host:4318/v1/traces"})
+    assert exported["url"] == "http://user:***@host:4318/v1/traces"
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Layers
 

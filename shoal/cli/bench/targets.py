@@ -15,6 +15,8 @@ from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.run_inputs import RunRequest
 from shoal.datatypes import BYTES, Datatype, encode_bytes_tensor
 from shoal.model_config.signature import Signature
+from shoal.passwords import shown_url
+from shoal.server_url import split_url
 
 if TYPE_CHECKING:
     from shoal import Client
@@ -48,7 +50,7 @@ def target(url: str | None, protocol: str | None, model: str, version: str, time
     """
     kind = _protocol_of(url) if url is not None else (protocol or HTTP)
     if protocol is not None and protocol != kind:
-        raise ValueError(f"--protocol {protocol} does not fit --url {url}: leave out one of the two")
+        raise ValueError(f"--protocol {protocol} does not fit --url {shown_url(url or '')}: leave out one of the two")
     if kind == HTTP:
         return _by_http(url or f"http://127.0.0.1:{_PORTS[HTTP]}", model, version, timeout_s)
     if kind == GRPC:
@@ -61,7 +63,9 @@ def _protocol_of(url: str) -> str:
     if not mark:
         return MEMORY if "/" in url else HTTP
     if scheme not in (HTTP, GRPC):
-        raise ValueError(f"bench asks http://host:port, grpc://host:port or the path of a socket, not '{url}'")
+        raise ValueError(
+            f"bench asks http://host:port, grpc://host:port or the path of a socket, not '{shown_url(url)}'"
+        )
     return scheme
 
 
@@ -110,14 +114,14 @@ def http_body(path: str, host: str, signature: Signature, request: RunRequest) -
 def _by_grpc(url: str, model: str, version: str, timeout_s: float) -> Target:
     from shoal.cli.bench.grpc_exchange import GrpcExchange, grpc_message
 
-    parts = urlsplit(url)
+    parts = split_url(url, (GRPC,), url)
 
     def connect(signature: Signature, requests: Sequence[RunRequest]) -> Transport:
         made = [grpc_message(_grpc_body(model, version, signature, each)) for each in requests]
         exchange = partial(GrpcExchange, parts.netloc, _SERVICE, made)
-        return SocketTransport(str(parts.hostname), parts.port or _PORTS[GRPC], exchange)
+        return SocketTransport(parts.host, parts.port or _PORTS[GRPC], exchange)
 
-    return _by_client(client_at(url, {}, timeout_s), url, GRPC, model, version, connect)
+    return _by_client(client_at(url, {}, timeout_s), f"{GRPC}://{parts.netloc}", GRPC, model, version, connect)
 
 
 def _grpc_body(model: str, version: str, signature: Signature, request: RunRequest) -> bytes:

@@ -20,6 +20,7 @@ from shoal.cli.torchserve.properties import PropertiesError, format_properties, 
 from shoal.errors import InvalidArgumentError
 from shoal.file_kinds import is_dir, is_file
 from shoal.options import ServerOptions, check
+from shoal.passwords import without_passwords
 from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, end_tidily, running_server
 from shoal.supervisor.upgrade.launch import VARIABLE
 from shoal.torchserve_keys import FILE, write_keys
@@ -56,7 +57,7 @@ def torchserve(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
             return _stop(path, waits=arguments.foreground)
         return _start(arguments, path, environ)
     except (PidFileError, PropertiesError, InvalidArgumentError) as error:
-        print(error, file=sys.stderr)
+        print(without_passwords(str(error)), file=sys.stderr)
         return 1
 
 
@@ -113,7 +114,7 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
     """Write the tokens, and serve: in this process, or in a child in the background, which the pid file then names."""
     pid_file.write(os.getpid())
     for sentence in start.warnings:
-        print(f"Warning: {sentence}", file=sys.stderr)
+        print(f"Warning: {without_passwords(sentence)}", file=sys.stderr)
     if start.options.torchserve.token_file:
         try:
             write_keys(Path(start.options.torchserve.token_file), datetime.now(), start.expires_min)

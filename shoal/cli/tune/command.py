@@ -20,6 +20,7 @@ from shoal.cli.request_arguments import add_requests, count, writable, write
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, VerbParser, not_empty, run_verb, show_before
 from shoal.file_kinds import is_dir
+from shoal.passwords import shown_url
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -342,4 +343,4 @@ def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, te
         raise CommandLineError(str(error)) from None
     except OSError as error:
         raise CommandLineError(f"--apply: cannot write {path}: {error.strerror}") from None
-    print(f"\nWritten to {path}, and loaded by {url}.", file=sys.stderr if given.json else sys.stdout)
+    print(f"\nWritten to {path}, and loaded by {shown_url(url)}.", file=sys.stderr if given.json else sys.stdout)

@@ -309,6 +309,14 @@ REFUSED = [
     ("a\0.mar", "ts:404:ModelNotFoundException:Model not found at: a\0.mar"),
     ("/etc/passwd", "ts:400:InvalidModelException:Model name is not defined. Archive 'passwd' is refused: it is"),
     ("ftp://host/a.mar", "ts:404:ModelNotFoundException:Given URL ftp://host/a.mar does not match any allowed URL(s)"),
+    (
+        "ftp://u:secret@host/a.mar",
+        "ts:404:ModelNotFoundException:Given URL ftp://u:***@host/a.mar does not match any allowed URL(s)",
+    ),
+    (
+        "http://u:secret@host/a.mar",
+        "ts:400:DownloadArchiveException:Failed to download archive from: http://u:***@host/a.mar (no user's name and",
+    ),
     ("broken.mar", "ts:400:InvalidModelException:Model name is not defined. Archive 'broken.mar' is refused"),
     ("nameless.mar", "ts:400:InvalidModelException:Model name is not defined. Neither"),
     ("no_handler.mar", "ts:400:InvalidModelException:Model handler is not defined"),

@@ -1,0 +1,45 @@
+"""passwords.py: what is a password, and what only looks like one."""
+
+import pytest
+
+from shoal.passwords import shown_url, without_passwords
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:secret@host:8000", "http://user:***@host:8000"),
+        ("'https://user:secret@host/x?y#z' is refused", "'https://user:***@host/x?y#z' is refused"),
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("grpc://u:se@cret@host:8001", "grpc://u:***@host:8001"),
+        ("grpc://u:@host", "grpc://u:***@host"),
+        ("http://u:se/cret@host:80/a", "http://u:***@host:80/a"),
+        ("http://u:12345@host/a", "http://u:***@host/a"),
+        ("http://u:p@[::1]:80/a", "http://u:***@[::1]:80/a"),
+        ("http://u:it's@host", "http://u:***@host"),
+        ("http://a:b@c, https://d:e@f", "http://a:***@c, https://d:***@f"),
+    ],
+)
+def test_a_password_is_left_out(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://host:8000/models/a@b",
+        "http://[::1]:8000/a@b",
+        "http://user@host:8000",
+        "s3://bucket/a:b@c",
+        "http://host:8000, or ask admin@host",
+        "user:secret@host: no URL",
+        '{"url":"http://host:8000","mail":"admin@host"}',
+    ],
+)
+def test_other_texts_stay(text: str) -> None:
+    assert without_passwords(text) == text
+
+
+def test_a_url_may_lack_its_scheme() -> None:
+    assert shown_url("user:secret@host:8000") == "user:***@host:8000"
+    assert shown_url("host:8000") == "host:8000"
