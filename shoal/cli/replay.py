@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.colour import printable
-from shoal.cli.operate import client_at
+from shoal.cli.operate import client_at, seconds
 from shoal.cli.records import WHICH_RECORDING, complain, open_recording, read
 from shoal.cli.request_arguments import count, writable, write
 from shoal.cli.serve import CommandLineError
@@ -41,6 +41,7 @@ Options:
   --exact-batches       with --repo: requests that were executed together are executed together, in their order
   --version <number>    of the models, whatever version was recorded
   --speed <factor>      2: in half of the time; 0: as fast as answers come (default: 1)
+  --timeout <seconds>   how long to wait for each response of a server (default: 60)
   --model <name>        only requests to this model
   --limit <number>      only so many, the first
   --compare <tolerance> atol=1e-5,rtol=1e-3: for floating-point values; top1: where the largest value stands;
@@ -63,6 +64,7 @@ def replay(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("--exact-batches", action="store_true")
     parser.add_argument("--version", type=int)
     parser.add_argument("--speed", type=float, default=1.0)
+    parser.add_argument("--timeout", type=seconds, default=60.0)
     parser.add_argument("--model")
     parser.add_argument("--limit", type=count)
     parser.add_argument("--compare")
@@ -146,7 +148,7 @@ def _ask_server(
 ) -> "list[Answer]":
     from shoal.cli.replay_targets import RunningServer
 
-    with client_at(arguments.against, environ) as client:
+    with client_at(arguments.against, environ, arguments.timeout) as client:
         return RunningServer(client, arguments.version).replay(requests, arguments.speed)
 
 

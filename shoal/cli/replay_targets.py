@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.recorded_inputs import recorded_inputs
 from shoal.cli.replay_comparison import Answer
-from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.sequences import END, START
@@ -50,7 +50,7 @@ class RunningServer:
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
         """Send the requests `speed` times as fast as they were recorded (0: all at once); returns their answers. Raises
-        ConnectionLostError if the server is gone."""
+        ConnectionLostError if the server is gone, TimedOutError if it answers nothing from the beginning."""
         self._configs = {name: self._config(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
         with ThreadPoolExecutor(MAX_OPEN) as pool:
@@ -69,10 +69,11 @@ class RunningServer:
         return [answers[each.number] for each in requests]
 
     def _config(self, model: str) -> Config:
-        """The configuration of a model; empty if the server has none of that name."""
+        """The configuration of a model; empty if the server has none of that name. Raises ConnectionLostError or
+        TimedOutError if the server does not answer."""
         try:
             return self._client.model_config(model, version=self._version)
-        except ConnectionLostError:
+        except (ConnectionLostError, TimedOutError):
             raise
         except ShoalError:
             return {}

@@ -53,7 +53,7 @@ class GrpcClient(RemoteClient):
         try:
             while True:
                 try:
-                    answer, error = answers.get(timeout=asked.timeout)
+                    answer, error = answers.get(timeout=self._limit_s(asked))
                 except queue.Empty:
                     raise TimedOutError(f"Request timeout expired: no answer from model '{asked.model}'") from None
                 if error is not None:
@@ -83,7 +83,10 @@ class GrpcClient(RemoteClient):
         return RemoteResponse(response.model_version, outputs, parameters)
 
     def _limits(self, asked: RequestArguments) -> dict[str, Any]:
-        return {"client_timeout": asked.timeout}
+        return {"client_timeout": self._limit_s(asked)}
+
+    def _limit_s(self, asked: RequestArguments) -> float | None:
+        return self.timeout_s if asked.timeout is None else asked.timeout
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
         limit = {"client_timeout": self.timeout_s}

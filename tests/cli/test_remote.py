@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +15,9 @@ from shoal.cli import main
 from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
 from shoal.cli.verb import VerbParser, run_verb
 from shoal.errors import TimedOutError
+from shoal.recorder.segment_file import file_head, pack_frame
 from tests.cli.answering import Answering
+from tests.recorder.entries import made
 
 
 @contextmanager
@@ -105,6 +108,18 @@ def test_every_request_of_a_verb_has_its_timeout(verb: str, scheme: str, capsys:
         assert main([verb, "m", "--timeout=0.1", f"--url={url.replace('http', scheme)}"]) == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert "o answer from" in said
+    assert "within 0.1 s" in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_replay_waits_for_a_silent_server_until_its_timeout(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.shoalrec").write_bytes(file_head() + pack_frame([made()]))
+    with saying(b"") as url:
+        assert main(["replay", str(tmp_path), "--timeout=0.1", f"--against={url.replace('http', scheme)}"]) == 3
+    said = capsys.readouterr().err
+    assert "no answer from" in said
     assert "within 0.1 s" in said
 
 

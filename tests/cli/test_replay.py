@@ -11,6 +11,8 @@ from shoal.cli import main, replay
 from shoal.cli.operate import client_at
 from shoal.cli.replay_comparison import Answer
 from shoal.cli.replay_targets import RunningServer
+from shoal.client.remote_grpc import GrpcClient
+from shoal.client.request_arguments import RequestArguments
 from shoal.errors import ConnectionLostError
 from shoal.recorder.recorded import Recording
 from shoal.recorder.segment_file import file_head, pack_frame
@@ -31,6 +33,15 @@ def test_without_a_server_it_says_what_to_type(recording: str, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert said.startswith(f"no server is found at {place}: Connection refused\n")
     assert "  shoal replay … --against http://<host>:<port> " in said
+
+
+def test_no_request_waits_longer_than_the_timeout() -> None:
+    """A server that answers the question for the configuration, and then nothing."""
+    client = client_at("grpc://127.0.0.1:1", {}, 0.25)
+    assert isinstance(client, GrpcClient)
+    with client:
+        assert client._limits(RequestArguments("m", {})) == {"client_timeout": 0.25}
+        assert client._limits(RequestArguments("m", {}, timeout=3.0)) == {"client_timeout": 3.0}
 
 
 def test_where_a_client_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
