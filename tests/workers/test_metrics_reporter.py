@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from triton_python_backend_utils import metrics
-from triton_python_backend_utils.metric_registry import Kind, MetricRegistry
+from triton_python_backend_utils.metric_registry import MetricKind, MetricRegistry
 from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
 from shoal.control import Channel
@@ -144,7 +144,7 @@ def test_reports_of_two_threads_arrive_in_the_order_of_the_changes(connection: C
     """The worker's own thread reports when a scrape asks it, the reporter's when the interval is over."""
     registry = OvertakenRegistry()
     reporter = MetricsReporter(registry, connection.worker)
-    handle = registry.register("n", Kind.GAUGE, "Number")
+    handle = registry.register("n", MetricKind.GAUGE, "Number")
     gauge = registry.series(handle, (), ())
     other = threading.Thread(target=reporter.flush)
 

@@ -4,33 +4,51 @@ from typing import Final
 
 from shoal import errors
 from triton_python_backend_utils.arguments import text
+from triton_python_backend_utils.enumeration import TritonEnum
+
+
+class ErrorCode(TritonEnum):
+    """The codes of a TritonError."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+ErrorCode.__name__ = "__ErrorCode"  # Triton's, with which a code is written
 
 
 class TritonError:
     """The error of one request. Its code determines the status that the client gets. Raises TypeError for an unknown
     code, or a message that is no text."""
 
-    UNKNOWN: Final = 0
-    INTERNAL: Final = 1
-    NOT_FOUND: Final = 2
-    INVALID_ARG: Final = 3
-    UNAVAILABLE: Final = 4
-    UNSUPPORTED: Final = 5
-    ALREADY_EXISTS: Final = 6
-    CANCELLED: Final = 7
+    UNKNOWN: Final = ErrorCode.UNKNOWN
+    INTERNAL: Final = ErrorCode.INTERNAL
+    NOT_FOUND: Final = ErrorCode.NOT_FOUND
+    INVALID_ARG: Final = ErrorCode.INVALID_ARG
+    UNAVAILABLE: Final = ErrorCode.UNAVAILABLE
+    UNSUPPORTED: Final = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: Final = ErrorCode.ALREADY_EXISTS
+    CANCELLED: Final = ErrorCode.CANCELLED
 
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str | bytes, code: int = INTERNAL) -> None:
-        if code not in _KINDS:
-            raise TypeError(f"Unsupported error code {code!r}: use one of TritonError's.")
+        try:
+            self._code = ErrorCode(code)
+        except ValueError:
+            raise TypeError(f"Unsupported error code {code!r}: use one of TritonError's.") from None
         self._message = text("the message of a TritonError", message)
-        self._code = code
 
     def message(self) -> str:
         return self._message
 
-    def code(self) -> int:
+    def code(self) -> ErrorCode:
         """The error's code, one of this class's constants."""
         return self._code
 
@@ -38,7 +56,7 @@ class TritonError:
         return self._message
 
     def __repr__(self) -> str:
-        return f"TritonError({self._message!r}, {self._code})"
+        return f"TritonError({self._message!r}, {self._code.name})"
 
 
 class TritonModelException(Exception):
@@ -50,7 +68,7 @@ class TritonModelException(Exception):
 
 #: Triton's codes → the server's error classes, whose numbers in records are the codes plus one: 0 is success there.
 _KINDS = {wire - 1: kind for wire, kind in errors.BY_WIRE.items()}
-_CODES = {kind: code for code, kind in _KINDS.items()}
+_CODES = {kind: ErrorCode(code) for code, kind in _KINDS.items()}
 
 
 def as_shoal_error(error: TritonError) -> errors.ShoalError:

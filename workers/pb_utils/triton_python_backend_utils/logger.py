@@ -5,21 +5,30 @@ from typing import Final
 
 from triton_python_backend_utils import runtime
 from triton_python_backend_utils.arguments import text
+from triton_python_backend_utils.enumeration import TritonEnum
 
-_LEVELS = frozenset({"INFO", "WARNING", "ERROR", "VERBOSE"})
+
+class LogLevel(TritonEnum):
+    """The levels of a Logger's lines."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
 
 
 class Logger:
     """Triton's log. Without a server, lines go to stderr. Methods raise TypeError for a message that is no text, or
     an unknown level."""
 
-    INFO: Final = "INFO"
-    WARNING: Final = "WARNING"
-    ERROR: Final = "ERROR"
-    VERBOSE: Final = "VERBOSE"
+    LogLevel = LogLevel
+    INFO: Final = LogLevel.INFO
+    WARNING: Final = LogLevel.WARNING
+    ERROR: Final = LogLevel.ERROR
+    VERBOSE: Final = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str | bytes, level: str = INFO) -> None:
+    def log(message: str | bytes, level: TritonEnum = INFO) -> None:
         _write(level, message)
 
     @staticmethod
@@ -40,13 +49,13 @@ class Logger:
         _write(Logger.VERBOSE, message)
 
 
-def _write(level: str, message: str | bytes) -> None:
-    if level not in _LEVELS:
+def _write(level: TritonEnum, message: str | bytes) -> None:
+    if not isinstance(level, LogLevel):
         raise TypeError(f"the level must be one of Logger's, found {level!r}")
     message = text("the message", message)
     frame = sys._getframe(2)  # the frame of the model that called a method of Logger
     file, line = frame.f_code.co_filename, frame.f_lineno
     if runtime.current is not None:
-        runtime.current.log(level, message, file, line)
+        runtime.current.log(level.name, message, file, line)
     elif level != Logger.VERBOSE:
-        print(f"{level[0]} {file}:{line}] {message}", file=sys.stderr)  # noqa: T201 - what a plain interpreter has
+        print(f"{level.name[0]} {file}:{line}] {message}", file=sys.stderr)  # noqa: T201 - what a plain interpreter has

@@ -9,9 +9,9 @@ import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any
 
+from triton_python_backend_utils.enumeration import TritonEnum
 from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
@@ -25,12 +25,17 @@ NO_FAMILY = "Error when creating MetricFamily: "
 Labels = tuple[tuple[str, str], ...]
 
 
-class Kind(Enum):
-    """The kind of a metric family, in Prometheus's words; MetricFamily.MetricKind for models."""
+class MetricKind(TritonEnum):
+    """The kind of a metric family."""
 
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    @property
+    def word(self) -> str:
+        """Prometheus's word for this kind."""
+        return self.name.lower()
 
 
 class Series:
@@ -95,7 +100,7 @@ class _Histogram(Series):
 class RegisteredFamily:
     """A metric family: its name and kind, and the series that the MetricFamily objects of its name have made."""
 
-    def __init__(self, name: str, kind: Kind, description: str) -> None:
+    def __init__(self, name: str, kind: MetricKind, description: str) -> None:
         self.name, self.kind, self.description = name, kind, description
         # Changed by the registry, under its lock.
         self.series: dict[Labels, Series] = {}
@@ -132,7 +137,7 @@ class MetricRegistry:
         # Changed by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
 
-    def register(self, name: str, kind: Kind, description: str) -> FamilyHandle:
+    def register(self, name: str, kind: MetricKind, description: str) -> FamilyHandle:
         """The handle of a new MetricFamily object, which is the family's first or one of several: the description is
         the first one's. Raises TritonModelException if the family is of another kind."""
         with self.lock:
@@ -140,7 +145,7 @@ class MetricRegistry:
             family = self._families.setdefault(name, RegisteredFamily(name, kind, description))
             if family.kind != kind:
                 raise TritonModelException(
-                    f"{NO_FAMILY}metric family '{name}' exists already, as {family.kind.value} with the "
+                    f"{NO_FAMILY}metric family '{name}' exists already, as {family.kind.word} with the "
                     f"description '{family.description}'"
                 )
             family.num_objects += 1
@@ -226,12 +231,12 @@ class MetricRegistry:
 
 
 def _changes_of(families: dict[RegisteredFamily, list[Any]], family: RegisteredFamily) -> list[Any]:
-    described = families.setdefault(family, [family.name, family.kind.value, family.description, []])
+    described = families.setdefault(family, [family.name, family.kind.word, family.description, []])
     changes: list[Any] = described[3]
     return changes
 
 
-def _make(kind: Kind, bounds: Sequence[float]) -> Series:
-    if kind is Kind.HISTOGRAM:
+def _make(kind: MetricKind, bounds: Sequence[float]) -> Series:
+    if kind is MetricKind.HISTOGRAM:
         return _Histogram(bounds)
-    return _Counted() if kind is Kind.COUNTER else _Gauge()
+    return _Counted() if kind is MetricKind.COUNTER else _Gauge()

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from triton_python_backend_utils.arguments import figure, text
 from triton_python_backend_utils.errors import TritonModelException
-from triton_python_backend_utils.metric_registry import NO_FAMILY, FamilyHandle, Kind, Labels, MetricRegistry
+from triton_python_backend_utils.metric_registry import NO_FAMILY, FamilyHandle, Labels, MetricRegistry
+from triton_python_backend_utils.metric_registry import MetricKind as Kind
 
 #: Most buckets of a histogram; most characters of one series' labels, and of a family's name and description (ours).
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
