@@ -300,14 +300,14 @@ class Supervisor:
         upgrade_ends = self._loop.begin(self._upgrade.close())
         if not is_handed_over:
             self._service.stopping(self._models.versions)
-        # Another server's: the new one's, or the old one's where this one has been ended before it has taken over.
-        keeps_files = is_handed_over or (self._predecessor is not None and self._predecessor.is_the_server)
-        self._guests.close(keeps_socket=keeps_files)
+        # The new server, or the old one where this one is ended before it has taken over. It may listen elsewhere.
+        has_sibling = is_handed_over or (self._predecessor is not None and self._predecessor.is_the_server)
+        self._guests.close(has_sibling=has_sibling)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
         self._star.send_to_guests(to_client.ServerStopping())
         stopping = () if is_handed_over else (to_client.ServerStopping(),)
         self._clients.announce_ending(*stopping, to_client.ConnectionsEnding())
-        await self._front_ends.stop(keeps_files=keeps_files)
+        await self._front_ends.stop(has_sibling=has_sibling)
         await self._admin.registrations.snapshots.save_last()
         self._drained.set_result(None)
         await self._guests.await_end()  # the last front end has ended: no other request is open

@@ -233,17 +233,16 @@ class FrontEnds:
             _log.info("Started %s at %s", SERVICES[name], text_of(listener))
         self._all_started.set_result(None)
 
-    async def stop(self, *, keeps_files: bool = False) -> None:
+    async def stop(self, *, has_sibling: bool = False) -> None:
         """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended.
-        With `keeps_files` another server listens on the Unix sockets."""
+        With `has_sibling` another server may listen on the Unix sockets: those files stay at which it does."""
         self._is_stopping = True
         paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():
             listener.close()
         if self._arbiter is not None:
             await shared(self._arbiter.stop())
-        if not keeps_files:
-            remove(paths)
+        remove(paths, keeps_served=has_sibling)
 
     def close(self) -> None:
         """Close the sockets between front ends: the last front end has ended."""

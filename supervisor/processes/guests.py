@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.client.socket_path import server_path, sweep
-from shoal.control import Listener
+from shoal.control import Listener, remove_left_over
 from shoal.errors import UnavailableError
 from shoal.messages.from_client import GuestConnected
 from shoal.messages.message import Handlers, on, table
@@ -87,17 +87,16 @@ class Guests:
         """The listening socket's descriptor; None where there is none."""
         return None if self._listener is None else self._listener.fileno()
 
-    def close(self, *, keeps_socket: bool = False) -> None:
-        """Stop listening. The socket's file is removed, unless another server listens there (`keeps_socket`). Guests
-        that join later than this are sent that the server is stopping."""
+    def close(self, *, has_sibling: bool = False) -> None:
+        """Stop listening. The socket's file is removed; with `has_sibling` not where another server listens there.
+        Guests that join later than this are sent that the server is stopping."""
         listener, self._listener = self._listener, None
         self._is_stopping = True
         if listener is not None:
             self._loop.forget(listener.fileno())
             listener.close()
-            if not keeps_socket:
-                with suppress(OSError):
-                    os.unlink(self._path)
+            with suppress(OSError):
+                remove_left_over(self._path) if has_sibling else os.unlink(self._path)
 
     async def await_end(self) -> None:
         """After `close`, wait until all guests have left, which they do when their requests are answered. Those that

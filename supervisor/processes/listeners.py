@@ -101,11 +101,13 @@ def text_of(listener: socket.socket) -> str:
     return address if address.startswith(UNIX) else f"{address}:{port}"
 
 
-def remove(listener_paths: Iterable[str]) -> None:
-    """Remove the files of Unix sockets that are closed."""
+def remove(listener_paths: Iterable[str], *, keeps_served: bool = False) -> None:
+    """Remove the files of Unix sockets that are closed; with `keeps_served` not those at which another server
+    listens."""
     for path in listener_paths:
         with suppress(OSError):  # gunicorn has removed it, or its directory is gone
-            os.unlink(path)
+            if not (keeps_served and _is_served(path)):
+                os.unlink(path)
 
 
 def _bind_unix(endpoint: Endpoint) -> socket.socket:

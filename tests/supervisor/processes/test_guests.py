@@ -1,7 +1,15 @@
-"""Guests and a batcher's death: how long they have to send its successor again what they hold."""
+"""Guests and a batcher's death: how long they have to send its successor again what they hold. And their socket's
+file."""
 
+import os
+import socket
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from shoal.control import Listener
 from shoal.supervisor.processes.guests import RESEND_S, Guests
 from tests.supervisor.star_rig import StarRig
 
@@ -21,3 +29,28 @@ def test_guests_have_half_a_second_from_when_a_successor_serves(rig: StarRig) ->
     rig.clock.pass_time(0.2)
     assert not rig.a.member.is_open
     assert rig.b.member.is_open
+
+
+@pytest.mark.parametrize("is_inherited", [True, False], ids=["inherited", "its own"])
+def test_the_socket_s_file_stays_where_the_other_server_of_an_upgrade_listens(
+    rig: StarRig, tmp_path: Path, is_inherited: bool
+) -> None:
+    """A new server that was ended before it had taken over left the file of a socket of its own, as where the old one
+    had found no place for one."""
+    path = tmp_path / "sock"
+    guests = Guests(rig.star, *cast(Any, (None, None)))
+    with ExitStack() as opened:
+        if is_inherited:
+            old = opened.enter_context(closing(Listener.at(str(path))))
+            guests.open(str(path), socket.socket(fileno=os.dup(old.fileno())))
+        else:
+            guests.open(str(path))
+        guests.close(has_sibling=True)
+        assert path.exists() is is_inherited
+
+
+def test_the_socket_s_file_goes_with_a_server_that_is_no_part_of_an_upgrade(rig: StarRig, tmp_path: Path) -> None:
+    guests = Guests(rig.star, *cast(Any, (None, None)))
+    guests.open(str(tmp_path / "sock"))
+    guests.close()
+    assert not (tmp_path / "sock").exists()

@@ -179,6 +179,20 @@ def test_a_unix_socket_that_is_left_is_replaced_and_another_file_is_not(tmp_path
     assert path.read_text() == "mine"
 
 
+def test_the_file_of_a_socket_stays_where_another_server_listens_on_it_and_only_there(tmp_path: Path) -> None:
+    """After an upgrade to a version that listens elsewhere the old server's files stayed."""
+    served, left = tmp_path / "served.sock", tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as new, socket.socket(socket.AF_UNIX) as closed:
+        new.bind(str(served))
+        new.listen()
+        closed.bind(str(left))
+        closed.close()
+        remove([str(served), str(left)], keeps_served=True)
+        assert (served.exists(), left.exists()) == (True, False)
+        remove([str(served)])
+        assert not served.exists()
+
+
 @pytest.mark.parametrize("has_moved", [False, True])
 def test_an_old_servers_unix_socket_is_kept_where_its_path_is(tmp_path: Path, has_moved: bool) -> None:
     old, new = bind(unix_options(tmp_path / "a.sock")), tmp_path / ("b.sock" if has_moved else "a.sock")
