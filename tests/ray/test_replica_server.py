@@ -47,8 +47,10 @@ def server() -> Iterator[ReplicaServer]:
     running = ReplicaServer(plan)
     running.start()
     yield running
+    folder = Path(running.client_socket).parent
     running.stop()
     assert running.wait(0)
+    assert not folder.exists()
 
 
 def asked(server: ReplicaServer, method: str, path: str, body: bytes = b"", **headers: str) -> Response:
@@ -311,11 +313,13 @@ sys.stdin.read()
 """
 
 
-def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given() -> None:
+def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given(tmp_path: Path) -> None:
+    """The folder of its socket stays: in the test's own."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-c", REPLICA, str(SAMPLES), str(core)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as replica:
         assert replica.stdout is not None
         pid, client_socket = replica.stdout.readline().split()
