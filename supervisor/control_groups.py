@@ -1,6 +1,7 @@
 """The control groups above this process, of versions 1 and 2, and the CPU time that they grant.
 
-The figures are read from the kernel's files. Runs in the supervisor, and in `shoal doctor`.
+The figures are read from the kernel's files. What is not written as the kernel's own documentation has it, as a
+sandbox may write it, is passed over. Runs in the supervisor, and in `shoal doctor`.
 """
 
 import os
@@ -17,8 +18,9 @@ def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        _, mark, rest = line.partition(":")
+        controllers, other_mark, path = rest.partition(":")
+        if not (mark and other_mark) or (controllers and controller not in controllers.split(",")):
             continue
         top = cgroups / controller if controllers else cgroups
         # In a container the path may be the host's, and the top be this process's group.
@@ -32,10 +34,10 @@ def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
     for group in control_groups("cpu", proc, cgroups):
         try:
             quota, period = _quota_and_period(group)
-        except OSError:
+            if quota not in ("max", "-1"):
+                quotas.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
             continue  # the top group has no such files
-        if quota not in ("max", "-1"):
-            quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 

@@ -28,10 +28,10 @@ def num_tasks_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         try:
             most = (group / "pids.max").read_text().strip()
             number = int((group / "pids.current").read_text())
-        except OSError:
+            if most != "max":
+                found.append(max(0, int(most) - number))  # the limit may have been lowered since
+        except (OSError, ValueError):
             continue  # the top group has no such files
-        if most != "max":
-            found.append(max(0, int(most) - number))  # the limit may have been lowered since
     return min(found, default=None)
 
 

@@ -24,11 +24,11 @@ def available_nbytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
                 limit = (group / limit_name).read_text().strip()
                 used = int((group / used_name).read_text())
                 fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            except OSError:
+                if limit != "max":  # version 1 writes a number larger than any machine's memory
+                    # Files that were not used lately are dropped before any process is killed.
+                    found.append(max(0, int(limit) - used + int(fields[inactive_name])))
+            except (OSError, ValueError, KeyError):
                 continue  # the top group of version 2 has no such files, and no group has both versions'
-            if limit != "max":  # version 1 writes a number larger than any machine's memory
-                # Files that were not used lately are dropped before any process is killed.
-                found.append(max(0, int(limit) - used + int(fields[inactive_name])))
     return min(found)
 
 

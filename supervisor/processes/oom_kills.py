@@ -30,10 +30,10 @@ class OomKills:
             for name in ("memory.events", "memory.oom_control"):
                 try:
                     fields = dict(line.split() for line in (group / name).read_text().splitlines())
-                except OSError:
+                    if "oom_kill" in fields:
+                        return int(fields["oom_kill"])
+                except (OSError, ValueError):
                     continue
-                if "oom_kill" in fields:
-                    return int(fields["oom_kill"])
         return 0
 
     def claim(self, count_at_start: int) -> bool:

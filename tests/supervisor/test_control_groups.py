@@ -31,5 +31,17 @@ def test_version_1_has_other_files(quota: str, cores: float | None, tmp_path: Pa
     assert cpu_quota(proc, tmp_path / "cgroup") == cores
 
 
+@pytest.mark.parametrize("text", ["max\n", "50000\n", "", "50000 0\n", "many few\n", "1 2 3\n"])
+def test_a_quota_that_is_not_understood_is_passed_over(text: str, tmp_path: Path) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("nonsense\n0::/outer/inner\n")
+    (cgroups / "outer" / "inner").mkdir(parents=True)
+    (cgroups / "outer" / "inner" / "cpu.max").write_text(text)
+    assert cpu_quota(proc, cgroups) is None
+    (cgroups / "outer" / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(proc, cgroups) == 1.5
+
+
 def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path, tmp_path) is None

@@ -37,6 +37,8 @@ def test_a_limit_that_is_too_low_is_named(num_tasks: int | None, nbytes: int | N
         (1000, 50, {"pids.max": "40", "pids.current": "12"}, 28),
         (0, 50, {"pids.max": "40", "pids.current": "12"}, 28),
         (0, 50, {"pids.max": "10", "pids.current": "12"}, 0),
+        (1000, 50, {"pids.max": "10", "pids.current": "few"}, 50),
+        (1000, 50, {"pids.max": "", "pids.current": "12"}, 50),
     ],
 )
 def test_the_users_limit_and_the_groups_count(

@@ -50,6 +50,16 @@ def test_the_tightest_limit_decides(
 
 
 @pytest.mark.parametrize(
+    ("name", "text"), [("memory.max", "much"), ("memory.stat", "a b c"), ("memory.stat", "anon 1")]
+)
+def test_figures_that_are_not_understood_are_passed_over(proc: Path, tmp_path: Path, name: str, text: str) -> None:
+    group = tmp_path / "cgroup" / "outer"
+    write_group(group, "1000", 0, 0)
+    (group / name).write_text(text)
+    assert available_nbytes(proc, tmp_path / "cgroup") == 5000 * 1024
+
+
+@pytest.mark.parametrize(
     ("limit", "nbytes"), [("9223372036854771712", 5_120_000), ("3000000", 2_400_000)], ids=["unlimited", "limited"]
 )
 def test_version_1_has_other_files(proc: Path, tmp_path: Path, limit: str, nbytes: int) -> None:

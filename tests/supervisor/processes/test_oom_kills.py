@@ -56,6 +56,12 @@ def test_a_kill_before_its_start_explains_nothing(machine: Machine) -> None:
     assert machine.oom_kills.claim(1) is False
 
 
+@pytest.mark.parametrize("text", ["oom_kill\n", "oom_kill many\n", "a b c\n"])
+def test_figures_that_are_not_understood_are_none(machine: Machine, text: str) -> None:
+    machine.write(machine.cgroups / "a" / "memory.events", text)
+    assert machine.oom_kills.count() == 0
+
+
 def test_version_1_has_other_files(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "9:name=systemd:/\n4:memory:/b/c\n0::/\n")
     group = machine.cgroups / "memory" / "b" / "c"
