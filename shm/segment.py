@@ -7,10 +7,12 @@ a model's code may write is a sealed memfd, because a file in /dev/shm can be tr
 (SIGBUS) and cannot be sealed.
 """
 
+import errno
 import fcntl
 import mmap
 import os
 
+from shoal.open_files import RAISE_FILE_SIZE
 from shoal.shm import layout
 from shoal.shm.layout import Geometry, LayoutError
 
@@ -83,9 +85,11 @@ def create(
         os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
     except OSError as error:
         os.close(fd)
+        lower = "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
+        remedy = RAISE_FILE_SIZE if error.errno == errno.EFBIG else lower
         raise OutOfSharedMemoryError(
             f"no shared memory for a {layout.KIND_NAMES[kind]} segment of {geometry.nbytes} bytes: {error.strerror}. "
-            "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
+            f"{remedy}"
         ) from error
     if sealed:
         final = fcntl.F_SEAL_SEAL if for_guest else 0

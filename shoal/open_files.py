@@ -1,5 +1,5 @@
-"""How many file descriptors this process has and may have, and the sentences for a server that gets no more of them, or
-no more processes.
+"""How many file descriptors this process has and may have, and the sentences for a server that gets no more of them, no
+more processes, or no larger files.
 
 Used in every process.
 """
@@ -19,6 +19,8 @@ RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulim
 RAISE_TASKS = (
     "Raise the limit of processes and threads: TasksMax= of the systemd unit, --pids-limit of a container, or ulimit -u"
 )
+#: The remedy for a limit of files' sizes, which counts for shared memory.
+RAISE_FILE_SIZE = "Raise the limit of a file's size: LimitFSIZE= of the systemd unit, or ulimit -f"
 
 
 def limit() -> int:

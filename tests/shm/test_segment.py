@@ -126,18 +126,33 @@ def test_a_peers_mapping_is_read_only_in_python_too() -> None:
 
 
 @BOTH
-def test_no_room_is_an_error_that_names_the_flags_and_keeps_no_descriptor(
+def test_a_limit_of_files_sizes_is_an_error_that_names_it_and_keeps_no_descriptor(
     sealed: bool, num_descriptors: Callable[[], int]
 ) -> None:
+    """The flags were named, for segments that have none."""
     before, names = num_descriptors(), named_segments()
     with files_of_at_most_a_page(), pytest.raises(OutOfSharedMemoryError) as caught:
         create(sealed=sealed)
     assert str(caught.value) == (
         "no shared memory for a worker segment of 16384 bytes: File too large. "
-        "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
+        "Raise the limit of a file's size: LimitFSIZE= of the systemd unit, or ulimit -f"
     )
     assert num_descriptors() == before
     assert left_behind(names) == set()
+
+
+@BOTH
+def test_no_room_is_an_error_that_names_the_flags(sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(OutOfSharedMemoryError) as caught:
+        create(sealed=sealed)
+    assert str(caught.value) == (
+        "no shared memory for a worker segment of 16384 bytes: No space left on device. "
+        "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
+    )
 
 
 def memfd(content: bytes) -> int:
