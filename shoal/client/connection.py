@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD, MAX_HELD_NBYTES, HeldBlock
 from shoal.star.place import Place, join_as_guest
 from shoal.star.shared_port import SharedPort
+
+T = TypeVar("T")
 
 _LOST = "the connection to the server was lost"
 #: How often a request that could not be submitted, because the server was being replaced, is sent to the new server
@@ -334,11 +337,11 @@ class Connection:
             self.tidy()
 
     def tidy(self) -> None:
-        """Cancel the requests, release the replies and free the blocks that finalizers have noted."""
-        while self._unwanted:
-            self.cancel(self._unwanted.popleft())
-        while self._unused_blocks and not self.is_lost:
-            self.shared.free(self._unused_blocks.popleft())
+        """Cancel, release and free what finalizers have noted. Several threads may do so at a time."""
+        while (waiter := _taken(self._unwanted)) is not None:
+            self.cancel(waiter)
+        while not self.is_lost and (ref := _taken(self._unused_blocks)) is not None:
+            self.shared.free(ref)
         with self._lock:
             while self._unused and not self.is_lost and not self._port.is_crowded:
                 number, part, nbytes = self._unused.popleft()
@@ -386,6 +389,14 @@ class Connection:
         self._open.clear()
         self.channel.close()
         self.bell.close()
+
+
+def _taken(noted: deque[T]) -> T | None:
+    """The next entry; None where there is none any more: another thread may take the last one after a look."""
+    try:
+        return noted.popleft()
+    except IndexError:
+        return None
 
 
 def _after_fork() -> None:

@@ -197,8 +197,12 @@ class StarClient:
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """Release noted responses. Called after each use of the lock, because a finalizer that found the lock taken has
-        only noted its response."""
+        """Release noted responses. Called after each use of the lock, which finalizers may have found taken.
+
+        No two threads collide here, nor a thread and a finalizer that interrupts it: responses are taken from
+        `_unused`, and what is held is counted, here and in `_answer`, under the lock alone. A finalizer that finds the
+        lock taken, be it by its own thread, leaves its response to the holder, which looks again after the lock.
+        """
         while self._unused and self._lock.acquire(blocking=False):
             try:
                 while self._unused and not self._port.is_crowded:

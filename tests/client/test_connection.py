@@ -4,7 +4,9 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -89,3 +91,25 @@ def test_a_client_leaves_a_stopping_server_only_when_it_has_read_its_replies() -
         assert not connection.leave()
         connection.release(waiter.replies[0])
         assert connection.is_lost
+
+
+class TakenMeanwhile(deque[Any]):
+    """Another thread takes the last entry between a look and `popleft`."""
+
+    def popleft(self) -> Any:
+        self.clear()
+        return super().popleft()
+
+
+@pytest.mark.parametrize("name", ["_unwanted", "_unused_blocks"])
+def test_threads_may_tidy_at_the_same_time(name: str) -> None:
+    """A request of one failed with an IndexError."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = End(layout.CLIENT, 41)
+    bell, _ = GuestBell.pair()
+    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+    with here, there:
+        connection = Connection(Place(port, bell, Channel(there), ModelTable(), 10, 10))
+        setattr(connection, name, TakenMeanwhile([1]))
+        connection.tidy()
+        assert not getattr(connection, name)
