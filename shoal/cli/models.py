@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from shoal.cli import cells
 from shoal.cli.colour import BAD, GOOD, NOTE, coloured, printable
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer, Row
@@ -17,7 +18,7 @@ _EXAMPLES = """\
   shoal models --url http://gpu-1:8000
 """
 
-#: Characters of a name that are shown before further columns, where a terminal is narrow (ours).
+#: Cells of a name that are shown before further columns, where a terminal is narrow (ours).
 LEAST_NAME = 16
 _MIB = 1024 * 1024
 
@@ -128,14 +129,16 @@ def _instance(instance: Row, version: Row) -> list[str]:
 
 
 def cut(name: str, width: int) -> str:
-    """A name of at most `width` characters, whose middle is left out if it is longer: ends tell models apart, too."""
-    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - 1) // 2 :]}"
+    """A name of at most `width` cells, whose middle is left out if it is longer: ends tell models apart, too."""
+    if cells.width(name) <= width:
+        return name
+    return f"{cells.clipped(name, width // 2)}…{cells.clipped_left(name, (width - 1) // 2)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as text: columns as wide as needed, two spaces between them, none at the end of a line. What a terminal
     would obey is escaped."""
     lines = [head, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+    widths = [max(cells.width(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(cells.padded(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()
                      for line in lines)  # fmt: skip

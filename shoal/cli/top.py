@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli import top_requests
+from shoal.cli.cells import clipped
+from shoal.cli.cells import width as width_of
 from shoal.cli.colour import printable
 from shoal.cli.models import LEAST_NAME, cut, table
 from shoal.cli.operate import OperatingParser, operate, seconds
@@ -152,7 +154,7 @@ def fitted(text: str, columns: int, rows: int) -> str:
     lines = text.splitlines()
     if len(lines) >= rows > 1:  # the cursor needs a row
         lines[rows - 2 :] = [f"… and {len(lines) - (rows - 2)} lines more"]
-    return "\n".join(line[:columns] for line in lines)
+    return "\n".join(clipped(line, columns) for line in lines)
 
 
 def compare(earlier: StatisticsSample, later: StatisticsSample) -> list[Figures]:
@@ -219,16 +221,16 @@ def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
 
 def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
     """A table of the figures. One that is wider than `columns` has short heads, no columns that say nothing, and none
-    that there is no room for beside names of LEAST_NAME characters; longer names are cut."""
+    that there is no room for beside names of LEAST_NAME cells; longer names are cut."""
     if not figures:
         return "The server has no models that are ready."
     cells = [_cells(each) for each in figures]
     text = table([column.head for column in _COLUMNS], cells)
-    if columns is None or max(map(len, text.splitlines())) <= columns:
+    if columns is None or max(map(width_of, text.splitlines())) <= columns:
         return text
     names = [printable(each.model) for each in figures]
     short = [[column.short for column in _COLUMNS], *([cell.replace(" ", "") for cell in row] for row in cells)]
-    widths = [max(map(len, each)) for each in zip(*short, strict=True)]
+    widths = [max(map(width_of, each)) for each in zip(*short, strict=True)]
     shown = [
         at for at, column in enumerate(_COLUMNS) if at and (not column.is_rare or any(row[at] != "-" for row in cells))
     ]
@@ -236,7 +238,7 @@ def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
     def room() -> int:
         return columns - sum([2 + widths[at] for at in shown])
 
-    least = min(LEAST_NAME, max(map(len, [_COLUMNS[0].short, *names])))
+    least = min(LEAST_NAME, max(map(width_of, [_COLUMNS[0].short, *names])))
     for at in sorted([at for at in shown if _COLUMNS[at].rank], key=lambda at: -_COLUMNS[at].rank):
         if room() < least:
             shown.remove(at)

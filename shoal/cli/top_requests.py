@@ -4,6 +4,7 @@ Pure."""
 import sys
 from textwrap import wrap
 
+from shoal.cli.cells import width as width_of
 from shoal.cli.colour import printable
 from shoal.cli.models import LEAST_NAME, cut, table
 from shoal.cli.remote import Row
@@ -53,7 +54,7 @@ def _fits(text: str, columns: int) -> bool:
 
 
 def _width(text: str) -> int:
-    return max(map(len, text.splitlines()))
+    return max(map(width_of, text.splitlines()))
 
 
 def _narrow(head: list[str], rows: list[list[str]], columns: int) -> tuple[list[str], list[list[str]]]:

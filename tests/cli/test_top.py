@@ -187,6 +187,10 @@ def test_a_table_is_cut_to_the_terminal(columns: int, rows: int, shown: str) -> 
     assert fitted("MODEL  VERSION\na      1\nb      1\nc      1", columns, rows) == shown
 
 
+def test_a_line_is_cut_by_cells() -> None:
+    assert fitted("魚の群れ  1", 5, 5) == "魚の"
+
+
 NARROW = [
     Figures("digits", "1", 1234.5, 0.0, 7.5, 0.72, 12.09, 13.1, None, 512.0),
     Figures("text_classification_multilingual_large", "12", 0.0, 1.5, None, None, None, None, None, 7.0),
