@@ -71,6 +71,19 @@ def test_the_last_response_may_bear_the_flag() -> None:
     assert channel.said == [([[1]], None, True)]
 
 
+@pytest.mark.parametrize("flag", [True, np.int64(1), np.uint8(1), np.array(1)])
+def test_the_flag_may_be_numpys(flag: Any) -> None:
+    """To the compiled build numpy's bool is none."""
+    channel = Collected()
+    InferenceResponseSender(channel, is_decoupled=True).send(response(), flag)
+    assert channel.said[0][-1] is True
+    channel = Collected()
+    sender = InferenceResponseSender(channel, is_decoupled=True)
+    sender.send(response(), flag - flag)
+    assert channel.said[0][-1] is False
+    sender.send(flags=flag)
+
+
 def test_a_model_that_is_not_decoupled_sends_one_and_may_end_it_later() -> None:
     channel = Collected()
     sender = InferenceResponseSender(channel, is_decoupled=False)
