@@ -84,6 +84,21 @@ def test_a_number_of_numpy_s_is_sent_as_one_of_python_s_and_what_is_no_integer_i
     RequestArguments("model", {}, sequence_id=none).check_numbers()
 
 
+@pytest.mark.parametrize("kind", [bool, int, float, np.bool_, np.int8, np.uint64])
+def test_what_begins_and_ends_a_sequence_is_true_of_any_type(kind: Any) -> None:
+    for start, end in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        asked = RequestArguments("model", {}, sequence_start=kind(start), sequence_end=kind(end))
+        assert (type(asked.flags), asked.flags) == (int, start | end << 1)
+    assert RequestArguments("model", {}, sequence_start=2).flags == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("none", [0, "", None, False, 0.0, np.int64(0)])
+def test_no_sequence_has_the_number_0(none: Any) -> None:
+    asked = RequestArguments("model", {}, sequence_id=none)
+    assert asked.is_plain
+    assert (type(asked.correlation_id), asked.correlation_id) == (int, 0)
+
+
 def test_a_version_is_a_text_or_a_number() -> None:
     assert [version_text(each) for each in ("", "2", 2, 0)] == ["", "2", "2", "0"]
     for other in (1.0, True, None, b"1"):

@@ -283,6 +283,20 @@ def test_what_is_asked_beside_the_tensors_is_the_same_by_url(remote: Client, cli
     assert said == [b"a 0 0 [('number', 1), ('truth', True), ('word', 'x')]", b" 7 1 []", b" 7 0 []", b" seven 2 []"]
 
 
+def test_numpys_booleans_begin_and_end_a_sequence(remote: Client, client: Client) -> None:
+    for start, end in ((True, False), (False, True)):
+        more: Any = {"sequence_id": np.int64(8), "sequence_start": np.bool_(start), "sequence_end": np.bool_(end)}
+        there, here = (each.infer("asked", {"INPUT0": [1]}, **more)["OUTPUT0"][0] for each in (remote, client))
+        assert there == here == b" 8 %d []" % (start + 2 * end)
+
+
+def test_a_request_like_an_earlier_one_may_name_no_sequence_in_its_own_way(client: Client) -> None:
+    assert sums(client)
+    for none in (None, np.int64(0), 0.0):
+        more: Any = {"sequence_id": none, "sequence_start": np.bool_(False)}
+        assert (client.infer("simple", BOTH, **more)["OUTPUT0"] == A + B).all()
+
+
 def test_a_version_may_be_a_number(remote: Client, client: Client) -> None:
     for each in (remote, client):
         assert each.infer("simple", BOTH, version=1).model_version == "1"
