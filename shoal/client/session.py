@@ -105,11 +105,9 @@ class Session:
         if template is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
         _check_kind(template.entry, is_stream=is_stream)
-        block = connection.allocate(template.nbytes, template.entry.model_id)
         arrays = tuple(asked.inputs.values())
-        span = template.write(block.memory, arrays)
-        waiter = Waiter(notify, arrays if template.lends else None, wants_timing=asked.timing)
-        return self._hand_over(asked, template, block, span, waiter)
+        kept = arrays if template.lends else None
+        return self._hand_over(asked, template, lambda memory: template.write(memory, arrays), kept, notify)
 
     def _key(self, asked: RequestArguments) -> Any:
         """The key of a validated request, equal for requests that differ only in their tensors' contents; None if the
@@ -131,7 +129,6 @@ class Session:
     def _submit_checked(
         self, key: Any, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool
     ) -> ClientCall:
-        connection = self.connection
         entry = self.find(asked.model, asked.version)
         _check_kind(entry, is_stream=is_stream)
         arrays = tensors.as_arrays(entry, asked.inputs)
@@ -143,28 +140,40 @@ class Session:
                 arrays[name] = copy = self._memory.copy(array, datatype, self._allocate_beside)
                 lent[name] = self._memory.find(copy) or Lent(0, 0)
                 outgoing = tensors.prepare(entry, arrays, asked, lent)
-        block = connection.allocate(outgoing.nbytes, outgoing.entry.model_id)
-        span = outgoing.write(block.memory)
-        if unpack_span(span)[1] > MAX_HEADER_BYTES:
-            connection.shared.free(block.ref)
-            raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
-        if key is not None and (template := tensors.template_of(outgoing, arrays, block.memory, span)) is not None:
-            self._templates.keep(key, template)
-        waiter = Waiter(notify, arrays if lent else None, wants_timing=asked.timing)
-        return self._hand_over(asked, outgoing, block, span, waiter)
+
+        def write(memory: memoryview) -> int:
+            span = outgoing.write(memory)
+            if unpack_span(span)[1] > MAX_HEADER_BYTES:
+                raise InvalidArgumentError(
+                    f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes"
+                )
+            if key is not None and (template := tensors.template_of(outgoing, arrays, memory, span)) is not None:
+                self._templates.keep(key, template)
+            return span
+
+        return self._hand_over(asked, outgoing, write, arrays if lent else None, notify)
 
     def _hand_over(
         self,
         asked: RequestArguments,
         checked: ArraysTemplate | OutgoingRequest,
-        block: Block,
-        span: int,
-        waiter: Waiter,
+        write: Callable[[memoryview], int],
+        kept: object,
+        notify: Callable[[], None],
     ) -> ClientCall:
-        entry, start_ns = checked.entry, time.monotonic_ns()
-        # The timeout of a request to a decoupled model limits the wait for each response, not the execution.
-        deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
-        self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
+        """Submit a request in a block that `write` fills, returning the header's span; `kept` is referenced until the
+        reply."""
+        connection, entry = self.connection, checked.entry
+        block = connection.allocate(checked.nbytes, entry.model_id)
+        try:
+            span, start_ns = write(block.memory), time.monotonic_ns()
+            # A stream's timeout limits each response, and not a decoupled model's execution.
+            deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
+        except BaseException:  # text without UTF-8, or a timeout that is no number
+            connection.shared.free(block.ref)
+            raise
+        waiter = Waiter(notify, kept, wants_timing=asked.timing)
+        connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
         return ClientCall(self._responses, asked, entry, waiter, start_ns)
 
 

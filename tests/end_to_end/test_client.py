@@ -297,6 +297,18 @@ def test_a_request_like_an_earlier_one_may_name_no_sequence_in_its_own_way(clien
         assert (client.infer("simple", BOTH, **more)["OUTPUT0"] == A + B).all()
 
 
+@pytest.mark.parametrize("more", [{"request_id": "\ud800"}, {"timeout": float("nan")}])
+def test_what_cannot_be_written_leaves_no_block(client: Client, more: dict[str, Any]) -> None:
+    for _ in range(2):  # another request like the first one is not checked again
+        assert sums(client)
+    slab = client._connected().connection._port.slab
+    before = slab.free_nbytes
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"surrogates not allowed|cannot convert float NaN"):
+            client.infer("simple", BOTH, **more)
+    assert slab.free_nbytes == before
+
+
 def test_a_version_may_be_a_number(remote: Client, client: Client) -> None:
     for each in (remote, client):
         assert each.infer("simple", BOTH, version=1).model_version == "1"
