@@ -114,6 +114,11 @@ class Lane(ABC, Generic[ConnectionT]):
             return ""
         return self._state.endpoint_at(address, port)
 
+    @property
+    def _head_ends_s(self) -> float:
+        """When a connection that begins in this pass must have sent its first bytes."""
+        return self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
+
     @abstractmethod
     def _serve(self, connection: ConnectionT, event: int) -> None:
         """Handle an event of a connection."""

@@ -116,7 +116,7 @@ class GrpcLane(CallLane):
         )  # fmt: skip
         if self._state.log_access:
             connection.access = GrpcCalls(connection.peer)
-        connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
+        connection.silent_until_s = self._head_ends_s
         connection.http2.bound(*self._bounds[:2])
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0

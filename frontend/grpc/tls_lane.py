@@ -4,7 +4,7 @@ import socket
 
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.lane_loop import LINGER_S, GunicornHandle
 from shoal.frontend.tls.context import RenewedContext
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
@@ -21,18 +21,17 @@ class GrpcTlsLane(GrpcLane):
         tls: RenewedContext,
     ) -> None:
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(self._poller, tls, "h2", self._admit, "gRPC's clients", self._count_failed)
-        self._handshakes.limit(self._max_connections)
-
-    def _count_failed(self) -> None:
-        self._port.noted[GRPC_HANDSHAKES_FAILED] += 1
+        self._handshakes = Handshakes(
+            self._poller, tls, "h2", self._admit, "gRPC's clients", self._max_connections,
+            self._port.noted[GRPC_HANDSHAKES_FAILED:],
+        )  # fmt: skip
 
     def _renew_certificates(self) -> None:
         self._handshakes.renew_certificates()
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         """Begin a handshake, at whose end the connection is added."""
-        self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
+        self._handshakes.begin(accepted, self.now_s, self._head_ends_s)
 
     def _admit(self, client: TlsSocket) -> None:
         super()._add(client, b"", is_new=True)

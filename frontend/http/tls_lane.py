@@ -10,7 +10,7 @@ from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.http.lane_api import LaneApi
 from shoal.frontend.http.relays import Relays
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.lane_loop import LINGER_S, GunicornHandle
 from shoal.frontend.tls.context import RenewedContext
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
@@ -71,9 +71,8 @@ class HttpTlsLane(HttpLane):
         super().__init__(front_end, gunicorn)
         self._handshakes = Handshakes(
             self._poller, tls, "", lambda client: self._admit(client, b"", is_new=True), "HTTP's clients",
-            self._count_failed,
+            self._max_connections, self._port.noted[HTTP_HANDSHAKES_FAILED:],
         )  # fmt: skip
-        self._handshakes.limit(self._max_connections)
         self._https = frozenset(https)
         self._relays = Relays(
             self._poller, self._sources, max(1, self._max_connections // _CONNECTIONS_PER_RELAY),
@@ -84,7 +83,7 @@ class HttpTlsLane(HttpLane):
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         if is_new and self._endpoint_of(accepted) in self._https:
-            self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
+            self._handshakes.begin(accepted, self.now_s, self._head_ends_s)
         else:
             super()._add(accepted, data, is_new=is_new)
 
@@ -148,9 +147,6 @@ class HttpTlsLane(HttpLane):
     def _begin_to_stop(self) -> None:
         super()._begin_to_stop()
         self._handshakes.end_by(self.now_s + LINGER_S)
-
-    def _count_failed(self) -> None:
-        self._port.noted[HTTP_HANDSHAKES_FAILED] += 1
 
     def _renew_certificates(self) -> None:
         self._handshakes.renew_certificates()

@@ -35,18 +35,20 @@ class Handshakes:
         alpn: str,
         completed: Callable[[TlsSocket], None],
         clients: str,
-        failed: Callable[[], None],
+        max_connections: int,
+        num_failed: memoryview,
     ) -> None:
         """`completed` is called with the socket of a client whose handshake is complete, which `poller` no longer
         watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the
-        log. `failed` is called for each handshake that has failed, except those of clients that never sent anything.
+        log. `max_connections` of the lane bound its handshakes at once. The word `num_failed` counts the handshakes
+        that have failed, except those of clients that never sent anything.
         """
         self._poller = poller
         self._tls = tls
         self._alpn = alpn
-        self._max_num = 1  # changed by limit
+        self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
         self._completed = completed
-        self._failed = failed
+        self._num_failed = num_failed
         # Changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
@@ -54,10 +56,6 @@ class Handshakes:
 
     def __len__(self) -> int:
         return len(self._open)
-
-    def limit(self, max_connections: int) -> None:
-        """Bound the handshakes at once by the connections that the lane may have."""
-        self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
 
     def renew_certificates(self) -> None:
         """Have the certificates' files read again, for later handshakes."""
@@ -107,7 +105,7 @@ class Handshakes:
         """Close the connection of a client whose handshake has failed; one that never sent anything is not logged."""
         self._forget(client)
         if client.has_spoken:
-            self._failed()
+            self._num_failed[0] += 1
             self._failures.add(now_s, f"{address_of(client) or 'a client that has gone'}: {reason}")
         client.close()
 

@@ -80,7 +80,7 @@ class Lane:
         self.tls = RenewedContext(server_context(*files, "", False), ssl.create_default_context)
         self.lane = GrpcTlsLane(front_end, host, self.tls)
         self.lane._max_connections = 40
-        self.lane._handshakes.limit(40)
+        self.lane._handshakes._max_num = 4
         self.lane.now_s = 1000.0
         self._context = ssl.create_default_context(cafile=certificates.root)
         self._context.set_alpn_protocols(["h2"])
