@@ -162,7 +162,7 @@ class Model:
     async def _bring_up_one_state(self, found: FoundModel) -> tuple[FoundModel, LoadPlan, dict[int, ServedVersion]]:
         """Bring up what was found; once more where several instances may have read different states of its files,
         since these have changed meanwhile. Returns what was brought up, its plan and the fresh versions."""
-        todo, fresh, changed = await self._bring_up_found(found)
+        todo, fresh, changed = await self._bring_up(found)
         if changed is None:
             return found, todo, fresh
         _log.info("the files of model '%s' have changed while it was loading: it is loaded once more", self.identifier)
@@ -170,7 +170,7 @@ class Model:
             served.discard()
         await gather(*[shared(served.ended) for served in fresh.values()])
         found = changed
-        todo, fresh, changed = await self._bring_up_found(found)
+        todo, fresh, changed = await self._bring_up(found)
         if changed is not None:
             _log.warning(
                 "the files of model '%s' have changed during both of its loads: its instances may have read different "
@@ -197,15 +197,6 @@ class Model:
             return None
         return None if now.fingerprint == found.fingerprint else now
 
-    async def _bring_up_found(self, found: FoundModel) -> tuple[LoadPlan, dict[int, ServedVersion], FoundModel | None]:
-        """Plan a load, and bring up what it needs; returns the plan, the fresh versions, and the model if it has
-        changed meanwhile. Raises ShoalError where the model cannot be read, or as `_bring_up`."""
-        if found.error is not None:
-            self._refuse(found, found.error)
-            raise found.error
-        todo = plan({number: each.source for number, each in self.serving.items()}, found)
-        return todo, *await self._bring_up(found, todo)
-
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
         """Note why the model on disk cannot be loaded at all."""
         _log.error("failed to load '%s': %s", self.identifier, error)
@@ -217,19 +208,24 @@ class Model:
         else:
             for number in found.versions:
                 self._show(number, self._all_versions.create(found, number))
-                self.versions[number].refuse(error)
+                self.versions[number].discard(reason)
 
     def _note(self, reason: str) -> None:
         """Note as the reason of each version that goes on serving why no newer one does."""
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
-    async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> tuple[dict[int, ServedVersion], FoundModel | None]:
-        """Bring up fresh and resized versions; returns the fresh ones, and the model if it has changed meanwhile.
+    async def _bring_up(self, found: FoundModel) -> tuple[LoadPlan, dict[int, ServedVersion], FoundModel | None]:
+        """Plan a load, and bring up fresh and resized versions; returns the plan, the fresh ones, and the model if it
+        has changed meanwhile.
 
-        Raises ShoalError where one is not up; the fresh ones then end. A version that cannot come up leaves the others
-        time to do so; an unexpected error does not.
+        Raises ShoalError where the model cannot be read, or a version is not up; the fresh ones then end. A version
+        that cannot come up leaves the others time to do so; an unexpected error does not.
         """
+        if found.error is not None:
+            self._refuse(found, found.error)
+            raise found.error
+        todo = plan({number: each.source for number, each in self.serving.items()}, found)
         fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._all_versions.loop.begin
         flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
@@ -245,7 +241,7 @@ class Model:
             if served not in up:  # it may have come up, and have failed while others did
                 reasons.setdefault(served.version.version, served.version.reason)
         if not reasons:
-            return fresh, changed
+            return todo, fresh, changed
         for served in up:
             with contained(served):
                 served.discard()

@@ -196,14 +196,9 @@ class ServedVersion:
         reject(self.loaded, error)
         self._end()
 
-    def refuse(self, error: ShoalError) -> None:
-        """End a version whose load cannot even be tried."""
-        self.version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        self._end()
-
-    def discard(self) -> None:
-        """End a version that could serve, but is not wanted."""
-        self.version.move(VersionState.UNAVAILABLE, UNLOADED)
+    def discard(self, reason: str = UNLOADED) -> None:
+        """End a version that is not wanted, or whose load cannot even be tried, for a reason."""
+        self.version.move(VersionState.UNAVAILABLE, reason)
         self._end()
 
     # --- what happens to instances ---
