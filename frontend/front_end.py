@@ -5,6 +5,7 @@ Lanes use it in their only thread, the roads behind a lock (transport.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shoal import fault, log
@@ -25,7 +26,7 @@ from shoal.star.place import Place, take_place
 from shoal.torchserve_settings import TorchServeSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrontEnd:
     """A front-end process that has joined the star: the server's state and the process's place."""
 
@@ -33,9 +34,9 @@ class FrontEnd:
     place: Place
 
     def apply(self, message: to_client.ToClient, seq: int) -> None:
-        self.place.apply(message, seq, self._apply_other)
+        self.place.apply(message, seq, self.handlers)
 
-    @property
+    @cached_property
     def handlers(self) -> Handlers:
         """Handlers of the messages that concern front ends alone; the place has those of all clients."""
         state = self.state
@@ -54,9 +55,6 @@ class FrontEnd:
             # only the acknowledgement matters, which comes from this process's own loop
             on(Ping, lambda _message: None),
         )
-
-    def _apply_other(self, message: to_client.ToClient) -> None:
-        self.handlers[type(message)](message)
 
     def _start(self, _message: to_client.ModelsKnown) -> None:
         self.state.started = True
@@ -84,7 +82,7 @@ class FrontEnd:
 
     def settle(self, seq: int) -> None:
         """Apply messages until every model and segment is known; from then on this process answers that it is ready."""
-        self.place.settle(seq, self._apply_other)
+        self.place.settle(seq, self.handlers)
 
     def close(self) -> None:
         """Close the connection to the supervisor. No request may be in flight."""

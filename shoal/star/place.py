@@ -8,6 +8,7 @@ users' code, ask for the segments in which answers lie. One thread uses a place,
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 from shoal import control, errors
@@ -40,8 +41,10 @@ Apply: TypeAlias = Callable[[ToClient, int], None]
 #: for its segment (`Port.wanted`), these messages wait, too.
 REPLIES_FIRST = (SegmentGone, BatcherReplaced)
 
+_NONE: Handlers = {}  # the handlers of a client that has none of its own
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Place:
     """A client's place in the star, once the client has joined."""
 
@@ -54,13 +57,20 @@ class Place:
     #: Functions that are called with the owner id of each segment that is gone.
     segment_gone: list[Callable[[int], None]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def handlers(self) -> Handlers:
-        """The handlers of messages that mean the same to every client."""
-        port, channel, models = self.port, self.channel, self.models
+        """The handlers of messages that mean the same to every client. None refers to this place: nothing but its
+        owner keeps it, and its memory, alive."""
+        port, channel, models, segment_gone = self.port, self.channel, self.models, self.segment_gone
+
+        def remove_segment(message: SegmentGone) -> None:
+            port.remove_segment(message.owner)
+            for each in segment_gone:
+                each(message.owner)
+
         return table(
             on(SegmentAnnounced, lambda message: port.add_segment(message.owner, SegmentView.attach(message.segment))),
-            on(SegmentGone, self._remove_segment),
+            on(SegmentGone, remove_segment),
             on(SegmentMissing, lambda message: port.remove_segment(message.owner)),
             on(BatcherReplaced, lambda _message: port.resubmit()),
             on(ModelChanged, models.apply),
@@ -68,18 +78,14 @@ class Place:
             on(LedgerWanted, lambda _: channel.send(ledger_message(connections_open=connections(), **port.counts))),
         )
 
-    def _remove_segment(self, message: SegmentGone) -> None:
-        self.port.remove_segment(message.owner)
-        for each in self.segment_gone:
-            each(message.owner)
-
-    def apply(self, message: ToClient, seq: int, others: Callable[[ToClient], None] = close_descriptors) -> None:
-        """Apply a message, and acknowledge it if it has a sequence number; `others` gets messages without a common
-        handler.
+    def apply(self, message: ToClient, seq: int, others: Handlers = _NONE) -> None:
+        """Apply a message, and acknowledge it if it has a sequence number; `others` are the client's own handlers,
+        and a message without a handler has no effect.
 
         Before one of REPLIES_FIRST, the caller must have collected all replies.
         """
-        self.handlers.get(type(message), others)(message)
+        kind = type(message)
+        (self.handlers.get(kind) or others.get(kind, close_descriptors))(message)
         if seq:
             # Requests that a lane has pushed by the old table of models become visible before the acknowledgement. The
             # supervisor then has the batcher read the rings, so that no request for the old version comes later.
@@ -88,11 +94,8 @@ class Place:
             self.port.flush()
             self.channel.acknowledge(seq)
 
-    def settle(
-        self, seq: int, others: Callable[[ToClient], None] = close_descriptors, deadline_s: float | None = None
-    ) -> None:
-        """Acknowledge the welcome, and apply all messages until all models are known. Raises TimeoutError where they
-        are not by the monotonic time `deadline_s`, if there is one."""
+    def settle(self, seq: int, others: Handlers = _NONE) -> None:
+        """Acknowledge the welcome, and apply all messages until all models are known."""
         self.channel.acknowledge(seq)
         message: ToClient | None = None
         while not isinstance(message, ModelsKnown):

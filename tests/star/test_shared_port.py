@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
+from weakref import ref
 
 import pytest
 
@@ -78,6 +79,15 @@ def harness() -> Iterator[Harness]:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as threads:
         yield threads
+
+
+def test_a_places_handlers_are_made_once_and_keep_no_place_alive(harness: Harness) -> None:
+    """A cycle would keep a closed client's memory until the next collection of garbage."""
+    place = Place(harness.port, harness.place.bell, harness.place.channel, ModelTable(), 10, 10)
+    handlers, alive = place.handlers, ref(place)
+    assert place.handlers is handlers
+    del place
+    assert alive() is None
 
 
 @pytest.mark.parametrize("message", [shared.SegmentGone(31), shared.BatcherReplaced()])
