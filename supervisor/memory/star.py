@@ -127,6 +127,12 @@ class Star:
             if client.is_guest:
                 client.member.send(message)
 
+    def send_to_clients(self, messages: Sequence[Message]) -> None:
+        """Send messages to every client that has joined; none acknowledges them."""
+        for client in self.joined:
+            for each in messages:
+                client.member.send(each)
+
     def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the
         batcher what was sent to it before: it might read a request that follows sooner than those messages.

@@ -124,7 +124,7 @@ class Models:
         if not (model.serving or is_known):
             _log.error("failed to load '%s': %s", identifier, error)
             model.problem = self.create_problem(identifier, reason, is_polled=False)
-            self.announce([model.problem.message()])
+            self.send([model.problem.message()])
 
     def _model(self, identifier: ModelIdentifier) -> Model:
         if identifier not in self.models:
@@ -196,7 +196,7 @@ class Models:
         )
         if self.traffic is not None:
             self.traffic.mark(version)
-        arguments = version, source_of(found, number), self._context, self._roster, self.announce
+        arguments = version, source_of(found, number), self._context, self._roster, self.send
         served = ServedEnsemble(*arguments, self.find_composing) if is_ensemble(config) else ServedVersion(*arguments)
         with contained(served):
             self.loop.after(served.ended, lambda: self._release(served))
@@ -226,15 +226,25 @@ class Models:
 
     def announce(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to front ends; done when all have applied them, and the batcher its earlier messages."""
+        self._refresh()
+        applied = self._context.star.announce_to_clients(messages)
+        self._on_changed()
+        return applied
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages about changes that no flow waits for: no client acknowledges them."""
+        self._refresh()
+        self._context.star.send_to_clients(messages)
+        self._on_changed()
+
+    def _refresh(self) -> None:
+        """Bring up to date what depends on several models, before a change is sent."""
         for served in tuple(self._served.values()):
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may end a version that is one of the ensemble's steps
                     served.look()
         if self.traffic is not None:
             self.traffic.refresh()
-        applied = self._context.star.announce_to_clients(messages)
-        self._on_changed()
-        return applied
 
     def settle(self) -> Future[None]:
         """A future that is done when clients and the batcher have applied everything sent so far."""

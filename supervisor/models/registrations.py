@@ -91,7 +91,7 @@ class Registrations:
                 served.version.is_default = is_default
                 changed.append(served.version.message())
         if changed:
-            self._models.announce(changed)
+            self._models.send(changed)
 
     async def _set_default(self, arguments: Arguments) -> None:
         """Let requests without a version mean this one; answered when clients know. Raises TorchServe's errors 404."""

@@ -43,10 +43,10 @@ class ServedEnsemble(ServedVersion):
         source: Source,
         context: InstanceContext,
         roster: Roster,
-        announce: Callable[[Sequence[Message]], object],
+        send: Callable[[Sequence[Message]], object],
         find: Find,
     ) -> None:
-        super().__init__(version, source, context, roster, announce)
+        super().__init__(version, source, context, roster, send)
         self._find = find
         self._own_labels = version.labels
         # Changed by look: the versions of the steps, in order; whether `_start` has been called.

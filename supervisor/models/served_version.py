@@ -49,7 +49,7 @@ _MAX_POISON = 256
 
 
 class ServedVersion:
-    """A model version and its instances. `announce` sends messages to all clients (models.py)."""
+    """A model version and its instances. `send` sends messages to all clients (models.py)."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class ServedVersion:
         source: Source,
         context: InstanceContext,
         roster: Roster,
-        announce: Callable[[Sequence[Message]], object],
+        send: Callable[[Sequence[Message]], object],
     ) -> None:
         self.version = version
         self.title = f"model '{version.identifier}' version {version.version}"  # in the log
         self.source = source
         self._context = context
         self._roster = roster
-        self._announce = announce
+        self._send = send
         self.ended: Future[None] = context.loop.future()  # done when no instance is left
         self.loaded: Future[None] = context.loop.future()  # all instances have come up once, or one cannot
         # Changed as instances come and go.
@@ -181,9 +181,9 @@ class ServedVersion:
             self.version.move(VersionState.READY)
 
     def changed(self) -> None:
-        """Announce this version's state and number of instances to clients, if it is public."""
+        """Send this version's state and number of instances to clients, if it is public."""
         if self.is_public:
-            self._announce([self.version.message()])
+            self._send([self.version.message()])
 
     def fail(self, error: ShoalError) -> None:
         """End a version whose load has failed or must not succeed: it is UNAVAILABLE."""

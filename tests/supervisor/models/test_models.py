@@ -9,6 +9,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.messages.to_batcher import ModelAdded, ModelRemoved
+from shoal.messages.to_client import ModelChanged
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.repository.found import FoundModel, FoundVersion
@@ -135,6 +136,22 @@ def test_an_ensemble_waits_for_the_model_of_its_own_repository_whose_load_has_ye
         version.rig.settle()
     version.rig.settle()
     assert outcome(load) is None
+
+
+def test_a_death_is_sent_to_front_ends_which_need_not_acknowledge_it(version: Version) -> None:
+    """Only a load, which a client waits for, needs to know that they have applied it."""
+    models, front_end = models_of(version), version.rig.a
+    load = models.load(found("a", 1))
+    version.rig.settle()
+    first, *others = version.roster
+    for instance in (first, *others):
+        version.bring_up(instance)
+    version.rig.settle()
+    assert outcome(load) is None
+    version.end(first)
+    sent = [(each.state, each.num_instances_up) for each in front_end.heard() if type(each) is ModelChanged]
+    assert sent == [("READY", len(others))]
+    assert version.rig.star.acknowledgements.oldest(front_end.member) is None
 
 
 def test_an_error_of_an_ensemble_stops_no_announcement(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,10 +85,10 @@ def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, mon
     told: list[list[type[Any]]] = []
     pair.told_batcher()
 
-    def announce(_messages: object) -> None:
+    def send(_messages: object) -> None:
         told.append([type(message) for message in pair.rig.batcher.heard()])
 
-    monkeypatch.setattr(pair.served, "_announce", announce)
+    monkeypatch.setattr(pair.served, "_send", send)
     pair.end(pair.served.instances[0])
     assert told == [[]]
     assert WorkerDied in [type(message) for message in pair.told_batcher()]
