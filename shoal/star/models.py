@@ -213,14 +213,12 @@ def _is_wanted(versions: Versions) -> bool:
 
 
 def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
-    config, labels = message.config, message.labels
-    if config is None:
-        # The configuration is sent once per load: later messages about the same load leave it out.
-        known = previous is not None and previous.model_id == message.model_id
-        if previous is not None and known:
-            config, labels = previous.config, previous.labels
-        else:
-            config, labels = _config_unknown(message.name), {}
+    if previous is not None and previous.model_id == message.model_id and message.config in (None, previous.config):
+        config, signature = previous.config, previous.signature  # as in most messages about a version
+        labels = previous.labels if message.config is None else message.labels
+    else:
+        config = message.config or {"name": message.name, "max_batch_size": 0, "input": [], "output": []}
+        signature, labels = Signature.from_config(config), message.labels
     return ModelEntry(
         name=message.name,
         version=message.version,
@@ -232,7 +230,7 @@ def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
         num_instances=message.num_instances,
         num_instances_up=message.num_instances_up,
         config=config,
-        signature=Signature.from_config(config),
+        signature=signature,
         load_seconds=message.load_seconds,
         labels={output: tuple(lines) for output, lines in labels.items()},
         groups=tuple(message.groups),
@@ -244,7 +242,3 @@ def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
         split_id=message.split_id,
         sticky_header=message.sticky_header,
     )
-
-
-def _config_unknown(name: str) -> dict[str, Any]:
-    return {"name": name, "max_batch_size": 0, "input": [], "output": []}

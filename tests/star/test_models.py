@@ -1,4 +1,4 @@
-"""The version that a request without one means, while such requests are split."""
+"""The version that a request without one means while such requests are split, and what messages change."""
 
 from shoal.star.models import ModelTable
 from tests.messages import model_message
@@ -26,3 +26,15 @@ def test_without_its_stable_version_requests_mean_the_highest_as_ever() -> None:
     table.apply(model_message("m", 1, 11, CONFIG, is_default=True, split_id=50, state="UNLOADING"))
     table.apply(model_message("m", 3, 13, CONFIG))
     assert table.lookup("m", None).model_id == 13
+
+
+def test_a_signature_is_made_again_only_where_the_configuration_has_changed() -> None:
+    """Most messages, about deaths and states, come with the same configuration."""
+    table = ModelTable()
+    table.apply(model_message("m", 1, 11, CONFIG))
+    before = table.lookup("m", None)
+    table.apply(model_message("m", 1, 11, dict(CONFIG), num_instances_up=1))
+    after = table.lookup("m", None)
+    assert (after.num_instances_up, after.signature is before.signature) == (1, True)
+    table.apply(model_message("m", 1, 11, {**CONFIG, "max_batch_size": 8}))
+    assert table.lookup("m", None).signature.max_batch_size == 8
