@@ -64,7 +64,7 @@ class Models:
         self._on_changed = on_changed
         self._discard = discard
         self._forget = forget
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)  # of versions and splits; none is used again
         self._slots = LoadSlots(context.loop, context.options.model_load_thread_count)
         # Changed by loads, and as versions are created and end.
         self.models: dict[ModelIdentifier, Model] = {}
@@ -192,7 +192,7 @@ class Models:
         row = self._free_rows.popleft()
         directory, config = found.versions[number].directory, found.config_of(number)
         version = ModelVersion(
-            found.name, number, next(self._ids), row, directory, config, found.labels, found.namespace
+            found.name, number, next(self.ids), row, directory, config, found.labels, found.namespace
         )
         if self.traffic is not None:
             self.traffic.mark(version)
@@ -208,14 +208,10 @@ class Models:
     def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion:
         """A placeholder version with a reason, for a model of which no version is known."""
         name, namespace = identifier
-        ids = next(self._ids), NO_ROW
+        ids = next(self.ids), NO_ROW
         version = ModelVersion(name, NO_VERSION, *ids, Path(), namespace=namespace, is_polled=is_polled)
         version.move(VersionState.UNAVAILABLE, reason)
         return version
-
-    def take_id(self) -> int:
-        """A model id that no version has or will have."""
-        return next(self._ids)
 
     def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
         """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep

@@ -83,7 +83,7 @@ class Traffic:
         division = self._divisions.setdefault(model.identifier, Division(stable))
         division.stable, division.canary, division.share = stable, canary, 0.0
         division.sticky_header, division.retries = sticky_header, retries
-        division.split_id = division.split_id or self._models.take_id()
+        division.split_id = division.split_id or next(self._models.ids)
         message = self._message(model, division)
         division.sent = message
         await self._star.acknowledgements.announce(self._star.to_batcher(message))

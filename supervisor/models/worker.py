@@ -59,7 +59,7 @@ class Worker:
             on(ModelLoaded, lambda message: resolve(self.loaded, message)),
             on(Refused, self._on_refused),
             on(MemoryMapped, lambda message: resolve(self.mapped, message)),
-            on(MetricsReported, self._on_metrics),
+            on(MetricsReported, lambda message: context.metrics.add(version.model_id, number, message.families)),
             on(ReadyAnswered, lambda message: context.readiness.receive(self.owner, is_ready=message.is_ready)),
             on(PayloadWanted, self._on_payload),
             on(PayloadMapped, self._on_payload),
@@ -158,9 +158,6 @@ class Worker:
 
     def _on_refused(self, message: Refused) -> None:
         self.error = errors.from_wire(message.wire, message.sentence)
-
-    def _on_metrics(self, message: MetricsReported) -> None:
-        self._context.metrics.add(self._version.model_id, self._number, message.families)
 
     def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
         if self.participant is not None:
