@@ -184,10 +184,11 @@ class GrpcLane(CallLane):
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
         """Keep the template of a call for recognising the next one, if the call before had that template, too."""
-        call = connection.calls.get(connection.http2.streams.last_id)
+        started = events[0]  # what is learnt is of this call: others that came with it may have other headers
+        call = connection.calls.get(started.stream_id) if isinstance(started, RequestStarted) else None
         template = call.template if isinstance(call, UnaryCall) else None
-        if template is not None and template is connection.template and isinstance(connection.opening, Opening):
-            connection.known = learn(data, events, connection.http2.known_block, connection.opening, template)
+        if isinstance(call, UnaryCall) and template is not None and template is connection.template:
+            connection.known = learn(data, events, connection.http2.known_block, call.opening, template)
         connection.template = template
 
     def _receive_into_target(self, connection: GrpcConnection) -> bool:

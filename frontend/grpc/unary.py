@@ -35,17 +35,17 @@ class UnaryCall(AskingCall):
         "_inbox",
         "_lane",
         "_number",
-        "_opening",
         "_parked",
         "_stream_id",
         "_waits_for",
+        "opening",
     )
 
     def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
-        self._opening = opening
+        self.opening = opening
         self._deadline_s = lane.deadline_s(opening)
         # Changed as the call goes on.
         self._inbox: Inbox | None = None  # None for a message that comes in one piece, as most do
@@ -97,7 +97,7 @@ class UnaryCall(AskingCall):
 
     def _received(self, received: ReceivedMessage) -> None:
         """Answer a message that has come whole."""
-        opening = self._opening
+        opening = self.opening
         if opening.method.handler is None:
             self._infer(received)
             return
@@ -122,7 +122,7 @@ class UnaryCall(AskingCall):
             self._connection.respond(self._stream_id, chunks, None)
 
     def _infer(self, received: ReceivedMessage) -> None:
-        model = self._lane.parking.must_wait(received, self._opening.protocol)
+        model = self._lane.parking.must_wait(received, self.opening.protocol)
         if model and received.block is not None:  # a waiting message takes none of the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
             self._lane.free(block)
@@ -135,7 +135,7 @@ class UnaryCall(AskingCall):
         """Submit the request. Returns 0, or the model that has no room for the request before a reply has come."""
         try:
             self._number, _ = self._lane.inference.ask(
-                self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
+                self, self.opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
             )
         except RoadOnlyError:  # the message's block is free by now, but unchanged
             self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
@@ -156,7 +156,7 @@ class UnaryCall(AskingCall):
             return False
         try:
             self._number = lane.inference.ask_known(
-                self, template, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
+                self, template, id_, tensors, self.opening, self._connection.begun_s, self._deadline_s
             )
         except NoRoomError:
             return False
@@ -191,7 +191,7 @@ class UnaryCall(AskingCall):
         sentence = TOO_MANY_HANDED_OVER
         if self._lane.may_hand_over(sum([isinstance(each, RoadCall) for each in self._connection.calls.values()])):
             try:
-                road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
+                road = RoadCall(self._lane, self._connection, self._stream_id, self.opening, message, self._deadline_s)
             except OSError as error:
                 sentence = explain(error)
             else:
@@ -210,7 +210,7 @@ class UnaryCall(AskingCall):
             inference.release(number, reply.part)
             return
         try:
-            chunks = self._opening.protocol.response(asked, reply)
+            chunks = self.opening.protocol.response(asked, reply)
         except ShoalError as error:
             if reply.block is not None:
                 inference.release(number, 0)
@@ -219,7 +219,7 @@ class UnaryCall(AskingCall):
             return
         connection = self._connection
         trailers = OK if not timing else with_timing(OK, timing)
-        if not connection.respond(self._stream_id, chunks, (number, 0), self._opening.response_encoding, trailers):
+        if not connection.respond(self._stream_id, chunks, (number, 0), self.opening.response_encoding, trailers):
             inference.release(number, 0, prompt=False)
         self._lane.has_output(connection)
 
@@ -235,7 +235,7 @@ class UnaryCall(AskingCall):
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
             self._end()
-            self._connection.refuse(self._stream_id, *self._lane.too_late(self._opening))
+            self._connection.refuse(self._stream_id, *self._lane.too_late(self.opening))
             self._lane.has_output(self._connection)
         elif self._inbox is not None and (late := self._inbox.late(now_s)) is not None:
             self._refuse(late)
