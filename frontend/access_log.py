@@ -1,5 +1,5 @@
-"""Two logs of requests: with --log-access, a line for each that a front end has answered, or whose client has left; and
-the audit log, a line for each that changes the server, or was to, and who has sent it.
+"""Two logs of requests: with --log-access, a line for each request that a front end has answered, or whose client has
+left; and the audit log, a line for each request to change the server, let in or refused, with its sender.
 
     access: POST /v2/models/simple/infer by 127.0.0.1: 200, 312 bytes, 4.1 ms
     access: gRPC /inference.GRPCInferenceService/ModelInfer by 127.0.0.1: 0, 41 bytes, 1.2 ms
@@ -26,7 +26,7 @@ _log = logging.getLogger("shoal")
 
 #: The status of a request whose client has hung up, or was given up, before all of its response had left: nginx's.
 HUNG_UP = 499
-#: gRPC's status of such a call: CANCELLED.
+#: gRPC's status of a call whose client has cancelled it or hung up: CANCELLED.
 CANCELLED = 1
 _MAX_TEXT = 200
 _TRACE_PARENT = re.compile(rb"\r\ntraceparent:[ \t]*([!-~]+)", re.IGNORECASE)
@@ -77,7 +77,7 @@ class HttpExchange:
 
 
 class GrpcCalls:
-    """The open calls of a connection of gRPC."""
+    """The open calls of a gRPC connection, each of which is logged when it ends."""
 
     __slots__ = ("_client", "_open")
 
@@ -157,7 +157,7 @@ class Audit:
         _log.warning("admin: %s by %s refused: %s%s", printable(what), _who(None, address), outcome, more)
 
 
-#: The process's own.
+#: This process's audit log.
 AUDIT = Audit()
 
 

@@ -22,7 +22,8 @@ MAX_BYTES = 4096
 
 
 class AdmissionMessage(NamedTuple):
-    """A request asks to begin or, without a key, has ended. `number` is the lane's."""
+    """A lane's message about one request: with a key, the request asks to begin; without one, it has ended. `number` is
+    the lane's own number of the request."""
 
     number: int
     key: ApiKey | None

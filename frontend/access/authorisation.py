@@ -1,6 +1,7 @@
-"""The decision whether a request may pass its door: by its API key where there are any, else by where it comes from.
+"""The decision whether a request may use a route, rpc or verb (a door, doors.py): by the request's API key if the
+server has keys, else by the address that the request comes from.
 
-Lanes and the road ask before they read a body. A model that only the message names is checked once that is parsed
+Lanes and the road ask before they read a body. A model that only the body names is checked once the body is parsed
 (`check_model`). Pure; front-end processes.
 """
 
@@ -20,12 +21,12 @@ REFUSAL = (
 )
 #: Headers of a request on another's behalf: a proxy sends them for its client.
 _SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via")
-#: An origin that this server can have for a browser on its machine, and never a name from a foreign DNS server.
+#: An origin that names this machine without DNS, whose answers another party may choose (DNS rebinding).
 _LOCAL_ORIGIN = re.compile(r"https?://((?:localhost|127\.[0-9.]+|\[::1\])(?::[0-9]+)?)")
 
 _BEARER = "bearer "
 _UNKNOWN_KEY = "this API key is not known, or not any more"
-#: The fields of a request that may have its key, in lower case.
+#: The header fields that may hold a request's API key, in lower case.
 CREDENTIALS = frozenset({"authorization", "x-api-key"})
 #: By the scope of a door, the scopes of keys that open it.
 _OPENED_BY: Mapping[Scope, frozenset[str]] = {
@@ -44,7 +45,7 @@ def authorise(
     """Let a request pass, or raise UnauthenticatedError or PermissionDeniedError; returns its key, if it needs one.
 
     `headers` have names in lower case, `address` is the peer's; `model` is the model that is asked for, "" for all
-    models, None where only the message has it.
+    models, None where only the body names it.
     """
     if scope is Scope.OPEN:
         return None
@@ -65,7 +66,7 @@ def authorise(
 
 
 def check_scope(key: ApiKey, scope: Scope) -> None:
-    """Raise PermissionDeniedError where a key does not open a door."""
+    """Raise PermissionDeniedError where a key does not open doors of this scope."""
     needed = _OPENED_BY[scope]
     if needed.isdisjoint(key.scopes):
         raise PermissionDeniedError(
@@ -84,8 +85,8 @@ def check_model(key: ApiKey | None, model: str) -> None:
 
 
 def check_named_model(state: ServerState, headers: Mapping[str, str], model: str) -> None:
-    """Check the model that the body of a request names, which has passed its door. Raises PermissionDeniedError where
-    its key is not for that model, UnauthenticatedError where the key has been removed meanwhile."""
+    """Check the model that the body of an authorised request names. Raises PermissionDeniedError where the request's
+    key is not for that model, UnauthenticatedError where the key has been removed since the request was authorised."""
     if state.api_keys is None:
         return
     key = state.api_keys.find(credential(headers))
@@ -125,7 +126,8 @@ def check_lane(key: ApiKey, *, is_stream: bool) -> None:
 def credential(headers: Mapping[str, str]) -> str:
     """The key that a request has sent; "" for none. Raises UnauthenticatedError for two that differ.
 
-    A field that was sent twice is joined by commas, which no key has. Authorization of another scheme is not ours.
+    A field that was sent twice is joined by commas, which no key has. An Authorization of another scheme than Bearer is
+    ignored.
     """
     sent, authorization = headers.get("x-api-key", "").strip(), headers.get("authorization", "")
     bearer = authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""
@@ -151,8 +153,9 @@ def is_local(address: str, headers: Mapping[str, str]) -> bool:
 
 
 def _is_own_page(headers: Mapping[str, str]) -> bool:
-    """Whether a request that a browser sends for a page is for this server's own (frontend/page): its origin is then
-    the host that the request names. True without an origin, which browsers always send beside a change."""
+    """Whether a request comes from this server's own page (frontend/page) or from no page. A browser sends a page's
+    origin with every request that may change the server; that of this server's page is the host that the request
+    names."""
     origin = headers.get("origin")
     if origin is None:
         return True

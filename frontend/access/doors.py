@@ -1,6 +1,6 @@
 """The table of doors: every route, rpc and verb by which a caller can enter, and the scope that the caller needs.
 
-A door that is not in the table is administrative, so that one that was forgotten is closed. A restriction of
+A door that the table lacks needs the scope ADMIN, so that a forgotten row closes its door. A restriction of
 --http-restricted-api and --grpc-restricted-protocol holds beside the scope: a group of paths, or of rpcs, needs a
 header with a secret value, which is checked before anything else of a request, its method included. Pure.
 """
@@ -11,9 +11,10 @@ from hmac import compare_digest
 
 
 class Scope(Enum):
-    """The right that a door asks for; values are the words of docs. Without --api-keys all but ADMIN are for all."""
+    """The right that a door asks for; the values are the words of docs/security.md. Without --api-keys every caller has
+    all scopes but ADMIN."""
 
-    OPEN = "open"  # no key is ever needed: whether the server lives, for those that watch it
+    OPEN = "open"  # needs no key: health, for what watches the server
     KNOWN = "any key"  # tells of the server, not of its models
     READ = "read"  # tells of models: keys for inference and for administration
     INFER = "infer"
@@ -63,13 +64,13 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "POST /v2/shadow": _ADMIN,
         "GET /v2/debug/requests": _ADMIN,  # ids that clients gave, and what models said of their errors
         "GET /v2/debug/log": _ADMIN,  # what the log says of clients, models and files
-        # The page (frontend/page): its files tell of nothing; its figures do.
+        # The page (frontend/page): its files are the same on every server; its figures describe models.
         "* /": _OPEN,
         "* /ui": _OPEN,
         "* /ui/{name}": _OPEN,
         "* /ui/figures": _READ,
         "* /ui/metrics": _READ,
-        "POST /ui/access": _ADMIN,  # changes nothing: the page asks whether its reader may
+        "POST /ui/access": _ADMIN,  # changes nothing: the page asks whether its user may change the server
         "* /openapi.json": _READ,
         # OpenAI's API (frontend/openai): bodies name the models, which the handlers check.
         "GET /v1/models": _READ,
@@ -118,7 +119,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "PUT /models/{name}": _ADMIN,
         "DELETE /models/{name}": _ADMIN,
         "GET /v1/models/{name}": _READ,
-        "GET /token": _KNOWN,  # it has a token of its own
+        "GET /token": _KNOWN,  # the handler checks TorchServe's token
         "GET /workflows": _READ,
         "POST /workflows": _ADMIN,
         "GET /workflows/{name}": _READ,

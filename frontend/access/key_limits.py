@@ -1,7 +1,7 @@
 """The limits of API keys: how many requests a key may begin in a second, and how many it may have in flight.
 
 The rate of a key is kept as one point in time (the generic cell rate algorithm): when its requests so far would have
-ended had they come evenly. A request may come earlier than that by as much as the key's burst allows. The road alone
+ended, had they come evenly. A request may come before that point by as much as the key's burst allows. The road alone
 counts: it is one process, to which lanes hand over the requests of keys with limits, so a limit holds for all lanes and
 protocols together. Keys without limits are not known here. Any thread; the time is handed in.
 """
@@ -19,7 +19,8 @@ _NS_PER_S = 1_000_000_000
 
 
 class KeyLimitError(UnavailableError):
-    """A request is over a limit of its API key; Triton has no code for that, HTTP and gRPC have one."""
+    """A request is over a limit of its API key. Triton has no error code for that, so HTTP's and gRPC's are given
+    here."""
 
     http_status, grpc_status = 429, 8
 
@@ -47,7 +48,7 @@ class KeyUses:
 
     def begin(self, key: ApiKey, now_ns: int) -> None:
         """Count a request of this key that begins; `end` must follow. Raises KeyLimitError, and only counts the
-        refusal, if it is over a limit."""
+        refusal, if the request is over a limit."""
         with self._lock:
             self._begin(self.uses.setdefault(key.name, KeyUse()), key, now_ns)
 
@@ -92,7 +93,7 @@ class KeyUses:
         except BaseException:
             self.end(key)
             raise
-        if response.stream is None:  # ended before it is sent, or a client's next request could be one too many
+        if response.stream is None:  # counted before the response is sent, upon which the client may send its next
             self.end(key)
             return response
 

@@ -46,7 +46,7 @@ class Tokens:
             is_known = compare_digest(
                 sent[len(_BEARER) :].strip().encode("latin-1", "replace"), str(entry["key"]).encode()
             )
-            if kind == "API":  # it does not expire
+            if kind == "API":  # a key of this kind does not expire
                 return is_known
             expires = datetime.fromisoformat(entry["expiration time"])
             return is_known and now.astimezone() < expires.astimezone()
