@@ -1,5 +1,5 @@
-"""The lane's side of admission: before the next request of a gRPC stream begins, the road is asked whether its API key
-may have one more. The road counts each key's requests for all lanes (road/admissions.py).
+"""The lane's side of admission: before the next request of a gRPC stream begins, the road is asked whether the stream's
+API key may begin one more. The road counts each key's requests for all lanes (road/admissions.py).
 
 One thread, the lane's, which never waits: the stream is called when the answer has come.
 """
@@ -55,8 +55,8 @@ class AdmissionClient:
         self._waiting: dict[int, _Waiting] = {}  # by number
 
     def ask(self, stream: AskingCall, key: ApiKey) -> int:
-        """Ask whether the next request of a stream may begin, which `decided` of the stream answers. Returns the
-        request's number, for `end`."""
+        """Ask whether the next request of a stream may begin; the answer is a call of the stream's `decided`. Returns
+        the request's number, for `end`."""
         number = next(self._numbers)
         self._waiting[number] = _Waiting(stream, self._lane.now_s + ANSWER_S)
         self._send(AdmissionMessage(number, key))

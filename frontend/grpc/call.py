@@ -48,8 +48,8 @@ class OpenCall:
         raise NotImplementedError
 
     def recall(self, is_wanted: Callable[[tuple[int, int]], bool]) -> None:
-        """Copy answers that wait for others and lie in blocks that are wanted back, as far as there is room for
-        copies; most calls have none."""
+        """Copy answers that wait for others and lie in blocks that are wanted back, as far as there is room for copies.
+        Only streams have such answers."""
 
     def end_idle(self, error: ShoalError) -> None:
         """End a call that waits for its client only, for this reason; the road ends the calls that it has."""

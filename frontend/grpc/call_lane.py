@@ -17,8 +17,8 @@ from shoal.frontend.lane_loop import GunicornHandle, Lane, reserve
 from shoal.shm.slab import Block
 
 _DEADLINE_EXCEEDED = 4
-#: Of the descriptors that connections may not take, one in so many may be that of a call on the road. The others are
-#: for segments, without which a lane ends (ours: a client has up to 1024 calls on each of its connections).
+#: Calls on the road may take one in so many of the descriptors that connections must leave free. The others are for
+#: segments, without which a lane ends (ours: a client has up to 1024 calls on each of its connections).
 _RESERVE_PER_CALL = 2
 
 
@@ -46,7 +46,7 @@ class CallLane(Lane[GrpcConnection]):
             connection.close()
 
     def has_output(self, connection: GrpcConnection) -> None:
-        """Have what a connection has to send sent at the end of this pass."""
+        """Note that a connection has unsent output, which is sent at the end of this pass."""
         if not connection.is_dirty:
             connection.is_dirty = True
             self._dirty.append(connection)

@@ -39,7 +39,8 @@ READ_BYTES = 64 * 1024
 LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
-#: Bytes of whole responses that may wait behind unsent output though the lane keeps as much as it may (ours).
+#: Bytes of whole responses that may wait behind a connection's unsent output although the lane keeps as many bytes for
+#: its clients as it may (ours).
 _LEAST_BEHIND_BYTES = 1024 * 1024
 _RESOURCE_EXHAUSTED = 8
 _BLOCKS = ResponseHeaderBlocks.of(HEADERS, OK)
@@ -77,7 +78,7 @@ class GrpcConnection:
         self.unfinished = UnfinishedMessages(self.http2.keep_received, unfinished)
         self._released = released
         self._kept = kept
-        self.access: GrpcCalls | None = None  # set by the lane: its calls, for the access log
+        self.access: GrpcCalls | None = None  # set by the lane: this connection's calls, for the access log
         # Changed by the lane and by calls.
         self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
@@ -91,9 +92,9 @@ class GrpcConnection:
         self._filled_s = now_s  # when `unsent` was filled last
         self._own_unsent_bytes = 0  # bytes of `unsent` once it is copied into our own memory; 0 before that
         self._behind_bytes = 0  # bytes of whole responses, which are copies, that wait for `unsent` to be sent
-        self._waiting_bytes = 0  # bytes of copied answers that wait for others of their streams
+        self._waiting_bytes = 0  # bytes of copied answers that wait for earlier answers
         self._counted_bytes = 0  # this connection's part of `kept`
-        self.is_late = self.is_slow = False  # since the client last had read all, responses lay for long, or were cut
+        self.is_late = self.is_slow = False  # responses lay for long; were cut: since the client last had read all
         self._behind: dict[int, ReadRate] = {}  # streams for whose copies there was no room at the last check
         self.is_dirty = False  # whether there is output to be sent at the end of this pass
         self.is_ending = False  # whether no further calls are taken
@@ -108,7 +109,7 @@ class GrpcConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether no output will follow the unsent one."""
+        """Whether the unsent output is the connection's last."""
         return self.http2.is_failed or self.http2.is_drained
 
     @property
@@ -143,13 +144,13 @@ class GrpcConnection:
             return 0
 
     def flush(self, now_s: float) -> bool:
-        """Send output as far as the socket takes it. False if the client is gone, or asks without reading while the
-        lane keeps as much for its clients as it may."""
+        """Send output as far as the socket takes it. False if the client is gone, or sends requests without reading
+        responses while the lane keeps as many bytes for its clients as it may."""
         self.is_dirty = False
         unsent, http2 = self.unsent, self.http2
         if not unsent:
             piece = http2.small_output()
-            if piece and self._send_only(piece):  # which is usual
+            if piece and self._send_only(piece):  # the usual case
                 self.progress_s = now_s
                 return True
         before = len(unsent)
@@ -164,7 +165,7 @@ class GrpcConnection:
                 break
         if len(unsent) < before or not unsent:
             self.progress_s = now_s
-        if unsent:  # no window holds up a whole response: only here is it seen that the client does not read them
+        if unsent:  # whole small responses wait here, in no stream's queue, for a client that does not read
             self._behind_bytes += http2.join_waiting()
         else:
             self._own_unsent_bytes = 0
@@ -263,7 +264,8 @@ class GrpcConnection:
     def recall(self, is_wanted: Callable[[Token], bool]) -> list[tuple[float, Stream]]:
         """Release the workers' blocks that are wanted back, as far as there is room for copies.
 
-        Returns the streams for whose copies there is none, each with the time since when it waits to be read.
+        Returns the streams for whose copies there is no room, each with the time since which its responses wait to be
+        read.
         """
         if self.unsent:
             self._keep_unsent()
@@ -290,7 +292,8 @@ class GrpcConnection:
         self._count()
 
     def keep_waiting(self, nbytes: int) -> None:
-        """Count `nbytes` more bytes (negative: fewer) of copied answers that wait for others of their streams."""
+        """Count `nbytes` more bytes (negative: fewer) of copied answers that wait for earlier answers of their
+        streams."""
         self._waiting_bytes += nbytes
         self._count()
 
@@ -300,8 +303,8 @@ class GrpcConnection:
         return self.is_late and self._is_stuck(stream_id)
 
     def must_refuse(self, stream_id: int) -> bool:
-        """Whether a response without room for a copy must be dropped, since it cannot leave now and others of the
-        connection were dropped: its client would have to be waited for again."""
+        """Whether a response without room for a copy must be dropped, since it cannot leave now and its client has
+        already read so slowly that other responses were cut."""
         return self.is_slow and self._is_stuck(stream_id)
 
     def _is_stuck(self, stream_id: int) -> bool:
@@ -401,7 +404,8 @@ class GrpcConnection:
         self.http2.send_headers(stream_id, with_timing(block, timing) if timing else block, end_stream=True)
 
     def finish(self, stream_id: int, status: int = 0, message: str = "", nbytes: int | None = None) -> None:
-        """End a call that has sent its response headers and, if that is known, `nbytes` bytes of its response."""
+        """End a call that has sent its response headers. `nbytes` is the size of its response, None where it is not
+        known."""
         self.calls.pop(stream_id, None)
         if self.access is not None:
             self.access.end(stream_id, status, nbytes)
@@ -430,8 +434,8 @@ class Recall:
     ) -> None:
         """Copy unsent results that lie in these segments, and release them.
 
-        If there is no room for a copy, and `is_urgent`, the calls that have waited longest are cut, but none before
-        HOLD_S.
+        Where there is no room for a copy, `is_urgent` has the calls cut whose clients have not read for HOLD_S, those
+        that have waited longest first.
         """
 
         def is_wanted(token: Token) -> bool:

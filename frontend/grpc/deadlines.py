@@ -1,4 +1,4 @@
-"""The deadlines of a lane's calls: the next one first. One thread, the lane's."""
+"""The deadlines of a lane's calls, the earliest first. One thread, the lane's."""
 
 import heapq
 from typing import NamedTuple

@@ -137,8 +137,8 @@ def decompress(encoding: str, message: bytes | memoryview, max_nbytes: int) -> b
 
 
 def decompressed_start(encoding: str, start: bytes | memoryview, max_nbytes: int) -> bytes:
-    """The first bytes of a message, at most `max_nbytes`, of whose compressed bytes these are the first; b"" if they
-    are damaged, or the encoding is unknown."""
+    """The first bytes of a message, at most `max_nbytes`, decompressed from the first of its compressed bytes; b"" if
+    these are damaged, or the encoding is unknown."""
     if encoding not in WBITS:
         return b""
     try:

@@ -34,7 +34,8 @@ from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle
 
 _log = logging.getLogger("shoal")
 
-#: Fewer bytes are not received directly: in one read with the bytes that follow they take a tenth of the instructions.
+#: Fewer bytes of a message are not received directly into its block: one read that takes the bytes behind them, too,
+#: costs a tenth of the instructions.
 _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
 _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
@@ -68,7 +69,7 @@ class GrpcLane(CallLane):
         self._bounds = bounds(self._limits, 0, 0, 0)  # of each connection
 
     def _torchserve_services(self) -> dict[str, Service]:
-        """The services of TorchServe's endpoints by the names of these."""
+        """The services of TorchServe's endpoints, by the endpoints' names."""
         if not self._state.torchserve_grpc_apis:
             return {}
         from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions  # here: few servers have them,
@@ -96,7 +97,8 @@ class GrpcLane(CallLane):
                 connection.known = None
 
     def _authorise_anew(self, connection: GrpcConnection, call: StreamCall) -> None:
-        """End a stream whose key is not admitted any more: its further messages would need no other."""
+        """End a stream whose API key is not admitted any more: no other check reaches the messages of an open
+        stream."""
         opening = open_call(self._state, connection.service, call.opening.metadata, connection.peer)
         if isinstance(opening, Opening):
             call.opening = opening
@@ -192,7 +194,8 @@ class GrpcLane(CallLane):
         connection.template = template
 
     def _receive_into_target(self, connection: GrpcConnection) -> bool:
-        """Receive the next bytes into the memory of their call; False if they may be other bytes than its message's."""
+        """Receive the next bytes into the memory of their call; False, with nothing received, if they may be other
+        bytes than the message's, or too few to be worth it."""
         frames, http2 = self._frames, connection.http2
         expected = http2.expected
         call = None if expected is None else connection.calls.get(expected[0])
@@ -246,7 +249,7 @@ class GrpcLane(CallLane):
         """The call that a request's headers begin; None if they are refused."""
         if connection.headers is not headers:
             connection.opening = opening = open_call(self._state, connection.service, headers, connection.peer)
-            # The key of a token expires while equal headers go on.
+            # TorchServe's tokens expire, so calls with one are checked anew though their headers are equal.
             has_token = isinstance(opening, Opening) and opening.method.token and self._state.torchserve.token_file
             connection.headers = None if has_token else headers
         opening = connection.opening
@@ -255,7 +258,7 @@ class GrpcLane(CallLane):
         if not isinstance(opening, Opening):
             if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)
-            else:  # no call of gRPC: an HTTP response
+            else:  # not a call of gRPC: `opening` is the block of an HTTP response
                 connection.http2.send_headers(stream_id, opening, end_stream=True)
             return None
         call: OpenCall = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
@@ -341,7 +344,8 @@ class GrpcLane(CallLane):
             self._take_back(connection, shared.kept(num_open, connection.http2.header_nbytes))
 
     def _take_back(self, connection: GrpcConnection, num_kept: int) -> None:
-        """End the calls beyond these that wait for the client: for its messages, or until it takes the response."""
+        """End the calls behind the oldest `num_kept` that wait for the client: for its messages, or until it takes the
+        response."""
         for stream_id in list(connection.http2.streams.open)[num_kept:]:
             call = connection.calls.get(stream_id)
             if call is None:
@@ -380,8 +384,8 @@ class GrpcLane(CallLane):
             self.has_output(connection)
 
     def _age(self, connection: GrpcConnection) -> None:
-        """End a connection that has reached its maximum age, so that clients spread over the servers that there are
-        by now."""
+        """End a connection that has reached its maximum age, so that clients spread over servers that have been
+        added."""
         if 0.0 < connection.age_ends_s <= self.now_s:
             connection.go_away()
             self.has_output(connection)

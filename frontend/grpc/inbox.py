@@ -2,8 +2,8 @@
 memory.
 
 A client may stop half-way and hold its block for as long as its call may take. So the blocks of all unfinished messages
-together take at most half of the slab, as HTTP's do: the other half is for messages that have come whole. One thread,
-the lane's.
+together take at most half of the slab, as those of HTTP's bodies do: the other half is for messages that have come
+whole. One thread, the lane's.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ class ReceivedMessage(NamedTuple):
 
 
 class LargeMessage(NamedTuple):
-    """A message for which there is no block here. The bytes that follow `begun` are for the receiver to take, or to
-    `skip`."""
+    """A message for which there is no block here. The receiver takes the bytes that follow `begun` by itself, or has
+    the inbox `skip` them."""
 
     nbytes: int
     begun: bytes | memoryview
@@ -99,8 +99,8 @@ class MessageBuffers:
         return nbytes + ALIGNMENT + HEADER_BYTES > self._largest_nbytes
 
     def allocate(self, nbytes: int, begun: bytes | memoryview) -> MessageBuffer | None:
-        """A block for a message of `nbytes` bytes that starts with `begun`, its first tensor aligned; None if there
-        is none."""
+        """A block for a message of `nbytes` bytes that starts with `begun`, its first tensor aligned; None if no block
+        is free."""
         # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
         needed = nbytes + ALIGNMENT + HEADER_BYTES
         if self.is_too_large(nbytes) or self._nbytes + needed > self._max_nbytes:
@@ -113,7 +113,7 @@ class MessageBuffers:
         return MessageBuffer(block, message_offset(first_raw_offset(begun)), nbytes)
 
     def hand_out(self, target: MessageBuffer) -> None:
-        """Give up a block whose message is complete: it is the caller's now."""
+        """Stop counting a block whose message is complete: the caller owns it now."""
         self._nbytes -= len(target.block.memory)
 
     def discard(self, target: MessageBuffer) -> None:
@@ -125,15 +125,15 @@ class MessageBuffers:
 class UnfinishedMessages:
     """The private memory that the unfinished messages of one connection take.
 
-    They count against the connection's window, and get no more than a share of the memory: beyond that they are
-    received into blocks, however small they are.
+    The bytes kept here count against the connection's window, and a connection gets no more than a share of the memory:
+    beyond that its messages are received into blocks, however small they are.
     """
 
     __slots__ = ("_keep", "_kept", "_nbytes")
 
     def __init__(self, keep: Callable[[int], None], kept: KeptMemory) -> None:
-        """`keep` is called with changes, as Http2Connection.keep_received; `kept` is the memory of all connections
-        of a lane."""
+        """`keep` is called with each change of the bytes, as Http2Connection.keep_received is; `kept` is the memory of
+        all connections of a lane."""
         self._keep = keep
         self._kept = kept
         # Changed by `change`.
@@ -166,7 +166,8 @@ class Inbox:
         self._target: MessageBuffer | None = None
         self._num_skipped = 0
         self._is_open = True
-        # Messages that did not come in one piece. Of the last one: when it was first looked at.
+        # How many messages have begun that did not come in one piece, and how many of them `late` has seen; when it saw
+        # the last of them first.
         self._num_begun = self._num_seen = 0
         self._seen_s = 0.0
 

@@ -237,7 +237,7 @@ def _decode_contents(model: str, name: str, datatype: Datatype | None, contents:
             data = bytes(elements)
         elif len(datatypes) == 1 or datatype is datatypes[-1]:
             data = array(typecode, elements).tobytes()
-        else:  # as C narrows it
+        else:  # elements that do not fit are cut to their lowest bits, as in C
             data = np.array(elements, typecode).astype(datatype.dtype).tobytes()
     return data, num_strings
 
@@ -305,7 +305,7 @@ def render(
     prepared: PreparedRequest, response: InferResponse, block: memoryview, *, final: bool | None = None
 ) -> wire.Chunks:
     """A ModelInferResponse in pieces or, if `final` is given, a ModelStreamInferResponse that says whether it is the
-    last.
+    request's last.
 
     Tensors are views of `block`, which must stay unchanged until they are sent. Raises ShoalErrors.
     """
@@ -321,7 +321,7 @@ def render_envelope(
     outputs = [
         wire.OutputTensor(
             name, datatype.name, shape, b"" if data is None else data
-        )  # empty if in a region, as in Triton
+        )  # an output in a region has an empty tensor, as in Triton
         for name, datatype, shape, data, _ in answered(prepared, response, block)
     ]
     parameters = response.parameters if final is None else {**response.parameters, wire.FINAL: final}

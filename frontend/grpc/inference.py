@@ -17,7 +17,8 @@ from shoal.frontend.v2.compression import ExpansionLimitError
 from shoal.shm.port import Port
 from shoal.timing import as_header
 
-#: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, in which no other call is served.
+#: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, during which no other call is
+#: served.
 MAX_UNPACKED_BYTES = 1 << 20
 
 
@@ -83,8 +84,8 @@ class Inference:
         begun_s: float,
         deadline_s: float,
     ) -> int:
-        """Submit a request of a known template that is still valid; arguments as in `ask`. Raises ShoalError if it is
-        refused."""
+        """Submit a request of a known template that is still valid; returns its number. Other arguments are as in
+        `ask`. Raises ShoalError if the request is refused."""
         if self._state.exiting:
             refuse_while_exiting(self._state)
         number, asked = self.submission.submit_known(

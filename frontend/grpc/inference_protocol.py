@@ -1,7 +1,7 @@
 """The interface of a protocol of inference to the calls that speak it: how messages become requests, and replies
 messages.
 
-Triton's is submission.py, TorchServe's torchserve/predictions.py. One thread, the lane's.
+Triton's protocol is in submission.py, TorchServe's in torchserve/predictions.py. One thread, the lane's.
 """
 
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ class AskedMessage(Protocol):
 
     @property
     def found(self) -> PreparedRequest:
-        """The request, perhaps without its id and its tensors."""
+        """The validated request as it is kept, perhaps without its id and its tensors; costs nothing."""
         ...
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request, perhaps without its tensors."""
+        """The validated request with its id, perhaps without its tensors."""
         ...
 
 
-#: An AskedMessage of the protocol's own.
+#: The AskedMessage of the protocol that made it, whose further fields the protocol alone knows.
 Asked: TypeAlias = Any
 
 
@@ -58,7 +58,7 @@ class InferenceProtocol(Protocol):
         number, and the argument for `response` with its replies.
 
         `message` lies in `block` from `offset` on, or in private memory if `block` is None. The block is the port's
-        from now on. Raises ShoalError if the request is refused, as one for a model that `key` is not
+        from now on. Raises ShoalError if the request is refused, PermissionDeniedError for a model that `key` is not
         for; the block is freed then.
         """
         ...
@@ -76,7 +76,8 @@ class InferenceProtocol(Protocol):
         ...
 
     def empty_final(self, asked: Asked, /) -> bytes | None:
-        """The message of a stream that reports only that a request has had its last response; None: there is none."""
+        """The message of a stream that reports only that a request has had its last response; None in a protocol
+        without such messages."""
         ...
 
     def ends_with_error(self, path: str, metadata: Mapping[str, str], /) -> bool:

@@ -1,7 +1,7 @@
 """The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and health's, made here.
 
-grpcio's health package would be a dependency for two messages. These lie in a descriptor pool of their own, so that the
-package may still be imported. gRPC front ends.
+grpcio's health package would be a dependency for two messages. The messages made here lie in a descriptor pool of their
+own, so that a program may still import that package. gRPC front ends.
 """
 
 from typing import Any

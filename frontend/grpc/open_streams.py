@@ -2,10 +2,11 @@
 connections of a lane together stay within bounds. Pure.
 
 A stream takes one or two kilobytes before a byte of its message has come, and its headers as much again; a client
-leaves it open for as long as a call may take. A connection may have what HTTP/2 has announced (http2/limits.py), as
-long as all of them leave enough free; else an eighth of what is free, as of kept memory (frontend/kept_memory.py), or
-its equal part of all streams and lists, which no other connection can take from it: where that makes too many,
-connections with more than that part lose calls that wait for their clients. The lane looks at each tick.
+leaves it open for as long as a call may take. A connection may open what the server has announced to it
+(http2/limits.py) as long as all connections leave enough free; then an eighth of what is free (as of kept memory,
+frontend/kept_memory.py), but at least its equal part of all streams and lists. Where all connections together then
+exceed the lane's bounds, those with more than their equal part lose calls that wait for their clients. The lane looks
+at each tick.
 """
 
 from collections.abc import Iterable
@@ -17,9 +18,10 @@ from shoal.frontend.grpc.http2.limits import Limits
 
 #: Open streams of all connections of a lane (ours: 56 connections may have as many as one may have).
 MAX_STREAMS = 64 * 1024
-#: Bytes of the header lists of these streams, and of those that are known (ours: 56 connections as above).
+#: Bytes of the header lists of these streams, and of those kept to recognise them again (ours: as many as 56
+#: connections may have).
 MAX_HEADER_BYTES = 64 << 20
-#: One connection's part of what is free.
+#: One in so many of the free streams, and of the free bytes of lists, is what one connection may open.
 _PART = 8
 TOO_MANY_OPEN = "as many calls of gRPC are open in this front end as may be, and more than its part on this connection"
 
@@ -34,19 +36,19 @@ class Bounds(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether all connections have more than they may have together."""
+        """Whether all connections together exceed the lane's bounds."""
         return self.kept_streams < MAX_STREAMS or self.kept_header_bytes < MAX_HEADER_BYTES
 
     def kept(self, num_streams: int, header_nbytes: int) -> int:
-        """How many of its streams a connection keeps that has so many, with so many bytes of header lists."""
+        """How many of its `num_streams` streams, with `header_nbytes` bytes of header lists, a connection keeps."""
         if header_nbytes > self.kept_header_bytes:
             num_streams = num_streams * self.kept_header_bytes // header_nbytes
         return min(num_streams, self.kept_streams)
 
 
 def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes: int) -> Bounds:
-    """The bounds of each of so many connections while all of them have so many streams, and bytes of header lists;
-    never less than one stream, with one header list."""
+    """The bounds of each connection, while `num_connections` together have `num_streams` open streams with
+    `header_nbytes` bytes of header lists; never less than one stream, with one header list."""
     part = max(1, MAX_STREAMS // max(1, num_connections))
     header_part = max(limits.max_header_bytes, MAX_HEADER_BYTES // max(1, num_connections))
     return Bounds(
@@ -60,13 +62,13 @@ def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes
 #: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
 #: connected is about to call).
 LEAST_IDLE_S = 1.0
-#: Each time, one in PART connections makes room (ours: several clients wait, if one does).
+#: One in so many connections is ended at a time (ours: where one client waits for room, others are likely to).
 PART = 64
 
 
 def longest_idle(connections: Iterable[GrpcConnection], most: int, now_s: float) -> list[GrpcConnection]:
-    """The connections to end, where `most` are open, the most that there may be; empty if there is room, or if enough
-    of them are ending already. `now_s` is in monotonic seconds.
+    """The idle connections to end, so that new ones find room, once `most` are open, the most that there may be; empty
+    if there is room, or if enough connections are ending already. `now_s` is in monotonic seconds.
 
     A channel of gRPC stays connected between calls, for hours: those without an open call that have been silent for
     longest get GOAWAY, upon which a client of gRPC connects again for its next call, and no call fails.

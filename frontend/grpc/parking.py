@@ -2,8 +2,8 @@
 
 HTTP/1.1 has one request per connection, which waits in its socket; a client of gRPC may have a thousand calls on each
 connection. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each model has a queue of
-its own, a share of that memory (shm/shares.py), and its turn when there is room again: calls to a slow model wait for
-that model alone. One thread, the lane's.
+its own, a share of that memory (shm/shares.py), and its turn when there is room again, so calls to other models do not
+wait for a slow one. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
@@ -45,7 +45,8 @@ class Parking:
         return 0
 
     def may_wait(self, model: int, received: ReceivedMessage) -> bool:
-        """Whether a message for which there was no room may wait; one that had a block has lost it."""
+        """Whether a message for which there was no room may wait. A message that lay in a block may not: the refused
+        submission has freed the block."""
         return received.block is None and self._has_space(model, len(received.data))
 
     def _has_space(self, model: int, nbytes: int) -> bool:
@@ -59,8 +60,8 @@ class Parking:
             self._remove(model, waiting, waiting.pop(call))
 
     def keep(self, received: ReceivedMessage, protocol: InferenceProtocol) -> tuple[int, int] | None:
-        """Count a message that waits behind others of its stream. Returns the arguments for `drop` when it waits no
-        longer, or None if it would take too much memory."""
+        """Count a message that waits behind others of its stream. Returns the arguments for `drop`, which is to be
+        called when the message waits no longer; None if it would take too much memory."""
         model, nbytes = _model_of(received, protocol), len(received.data)
         if not self._has_space(model, nbytes):
             return None
@@ -78,7 +79,7 @@ class Parking:
             del self._nbytes_of[model]
 
     def park(self, call: AskingCall, model: int, nbytes: int, *, is_first: bool = False) -> None:
-        """Let a call wait whose message takes so many bytes; with `is_first`, in front of the others of its model."""
+        """Let a call wait whose message takes `nbytes` bytes; with `is_first`, in front of its model's other calls."""
         waiting = self.waiting.get(model)
         if waiting is None:
             waiting = self.waiting[model] = OrderedDict()

@@ -17,7 +17,7 @@ from shoal.frontend.grpc import messages
 #: Numbers of gRPC's status codes, which the protocol uses in its answers.
 _INVALID_ARGUMENT, _NOT_FOUND, _UNIMPLEMENTED = 3, 5, 12
 #: The messages of reflection.proto as https://github.com/grpc/grpc-proto has it: fields by their numbers, each with
-#: its type, a scalar or another message. "*" marks a repeated field, "?" one of those of which a message has only one.
+#: its type, a scalar or another message. "*" marks a repeated field, "?" a member of the message's oneof.
 _MESSAGES = {
     "ServerReflectionRequest": {
         1: "string host", 3: "?string file_by_filename", 4: "?string file_containing_symbol",
@@ -69,7 +69,7 @@ for _file in (messages.model_config.DESCRIPTOR, messages.service.DESCRIPTOR, mes
 for _name in ("v1", "v1alpha"):
     _pool.Add(_version(_name))
 
-#: The messages by their names, without a type as in all of frontend/grpc; a question of the stream, and its answer.
+#: The classes of the messages by their names, which type checkers do not know; a client's question, and its answer.
 _made: Any = GetMessageClassesForFiles(["grpc_reflection/v1alpha/reflection.proto"], _pool)
 _messages: Any = {name.rpartition(".")[2]: made for name, made in _made.items()}
 Request, Response = _messages["ServerReflectionRequest"], _messages["ServerReflectionResponse"]
@@ -103,7 +103,7 @@ def _answer(request: Any) -> Any:
     if kind == "file_containing_extension":
         extension = request.file_containing_extension
         containing = _pool.FindMessageTypeByName(extension.containing_type)
-        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # raises: there are none
+        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # KeyError: none has any
     if kind == "all_extension_numbers_of_type":
         _pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
         return Response(all_extension_numbers_response={"base_type_name": request.all_extension_numbers_of_type})

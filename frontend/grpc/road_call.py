@@ -1,8 +1,8 @@
 """A unary call that the road answers, because it waits: for the supervisor, for a model, or for memory.
 
 The call becomes a request of HTTP/1.1 on a socket pair, whose other end is handed to the road as if it were a client's
-connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them, and the lane no
-more of all calls than --max-upload-mib. One thread, the lane's, which never waits for the road.
+connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them, and the lane
+keeps no more than --max-upload-mib for all calls together. One thread, the lane's, which never waits for the road.
 """
 
 import select
@@ -21,8 +21,8 @@ from shoal.frontend.upload_budget import NoUploadMemoryError
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
-#: Bytes of a response that the client has not read, beyond which no more are read from the road; fewer if there is no
-#: room.
+#: Unread bytes of a response beyond which the lane reads no more of it from the road; fewer if there is no room for
+#: more.
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 64 * 1024
 _LOST = "the front end that answers this call has ended, or has ended the call; the server's log says why"
@@ -75,8 +75,8 @@ class RoadCall(OpenCall):
         self.bound()
 
     def bound(self) -> None:
-        """Refuse calls, this one or others, while what the road has not taken of all of them is too much for the lane's
-        memory. To be called once the connection has the call: the first bytes of a message count, too."""
+        """Refuse calls on the road, this one or others, until the bytes that the road has not taken are within
+        --max-upload-mib. To be called once the connection has the call: the first bytes of a message count, too."""
         budget = self._lane.upload_budget
         while isinstance(call := budget.excess(), RoadCall):
             error = NoUploadMemoryError(budget.limit)
@@ -102,7 +102,7 @@ class RoadCall(OpenCall):
                 sent = self._socket.send(self._unsent)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the answer, or its absence, decides
+            except OSError:  # the road has closed its end: the answer, or its absence, decides
                 sent = len(self._unsent)
             del self._unsent[:sent]
             self._connection.http2.keep_received(-sent)
@@ -113,7 +113,7 @@ class RoadCall(OpenCall):
         self._watch()
 
     def _count(self, num_kept: int) -> None:
-        """Count this call's bytes in the lane's memory."""
+        """Count the bytes of this call that the lane keeps in its upload budget."""
         if num_kept != self._num_counted:
             self._lane.upload_budget.add(self, self._connection.peer, num_kept - self._num_counted)
             self._num_counted = num_kept

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Rendered(NamedTuple):
-    """A message in pieces, some of them views of the block of the `answer`, until that is released, if it has one."""
+    """A message in pieces. Some are views of the `answer`'s block, and valid until it is released; without an `answer`
+    none is."""
 
     chunks: wire.Chunks
     answer: "ModelResponse | None"
@@ -27,7 +28,8 @@ class Rendered(NamedTuple):
 def model_infer(
     call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], ModelResponse]"
 ) -> Rendered:
-    """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError if it is refused or fails."""
+    """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError if the request is refused or
+    fails."""
     refuse_while_exiting(call.state)
     request, raws = infer.parse(message)
     check_model(call.key, request.model_name)

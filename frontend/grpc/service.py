@@ -57,7 +57,7 @@ SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER, MODEL_STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 _MAX_UINT32 = 2**32 - 1
 
-#: A message of tritonclient's; their classes are made when the module is loaded, so type checkers do not know them.
+#: A message of tritonclient's, whose classes are made when their module is loaded, so type checkers do not know them.
 Message = Any
 
 
@@ -78,7 +78,8 @@ class GrpcCall(NamedTuple):
         return self.transport
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor a question (see Transport). For handlers that wait. Raises ShoalError if it refuses."""
+        """Ask the supervisor a question (see Transport). For handlers that wait. Raises ShoalError if the supervisor
+        refuses."""
         return self.road.ask(verb, arguments, timeout_s)
 
 
@@ -121,8 +122,8 @@ class Method(NamedTuple):
 
 
 def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
-    """The rpc of a call's `:path`, of those of an endpoint, or of Triton's. Raises UnsupportedError if there is
-    none."""
+    """The rpc of a call's `:path` among an endpoint's `methods`, by default Triton's. Raises UnsupportedError if there
+    is none."""
     known = METHODS if methods is None else methods
     method = known.get(path)
     if method is None:
@@ -168,8 +169,8 @@ def shutting_down() -> UnavailableError:
 
 
 def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:
-    """Answer a unary call that `check_access` has passed; request and answer are messages' bytes. Raises ShoalError
-    if it is refused."""
+    """Answer a unary call that `check_access` has passed; request and answer are the bytes of messages. Raises
+    ShoalError if the call is refused."""
     assert method.handler is not None, "lane and road serve a stream, or an inference, each in its own way"
     parsed = parse(method.request, request)
     scope = method.scope
@@ -261,8 +262,8 @@ def _model_statistics(call: GrpcCall, request: Message) -> Message:
 
 
 def _health_check(call: GrpcCall, request: Message) -> Message:
-    """Answer gRPC's own health protocol, which Kubernetes speaks. A service that is no model's name means the
-    server: Triton ignores the name, and clients send any."""
+    """Answer gRPC's own health protocol, which Kubernetes speaks. A service that is not the name of a model means the
+    server: Triton ignores the name, so clients send any."""
     name = request.service
     if _is_known(call.state, name):
         is_serving = bool(call.state.models.ready_entries(name)) and is_model_ready(call.state, call.ask, name, None)
@@ -277,8 +278,9 @@ def _health_check_waits(state: ServerState, data: bytes | memoryview) -> bool:
 
 
 def _healthz(call: GrpcCall, _request: Message) -> Message:
-    """Answer Ray Serve's HAProxy, which looks for the word among the bytes of the answer, whatever its status. Ray's
-    own messages (src/ray/protobuf/serve.proto) have the forms of these two: nothing, and a string as first field."""
+    """Answer Ray Serve's HAProxy, which looks for "success" among the bytes of the answer, whatever its status. In the
+    protobuf encoding Ray's own messages (src/ray/protobuf/serve.proto) are equal to the two used here: an empty one,
+    and one whose first field is a string."""
     return StringValue(value="success" if is_server_ready(call.state) else "the server is not ready")
 
 
@@ -308,7 +310,7 @@ def _repository_model_load(call: GrpcCall, request: Message) -> Message:
             config = parameter.string_param
         else:
             contents[key] = parameter.bytes_param
-    request.ClearField("parameters")  # loading takes its time, and what was sent may be large
+    request.ClearField("parameters")  # frees the files in it before the load, which may take long
     check_name(request.model_name)
     load_model(call.state, call.ask, request.model_name, config, contents)
     return pb.RepositoryModelLoadResponse()
@@ -366,7 +368,7 @@ def _register_cuda(call: GrpcCall, request: Message) -> Message:
 # ---------------------------------------------------------------------------------------------------------------
 # Settings of traces and of the log
 
-#: A value's type → its field in a message of log settings, and what Triton calls it.
+#: By the type of a value: its field in a message of log settings, and Triton's name for the type.
 _LOG_FIELDS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), str: ("string_param", "string")}
 
 
@@ -379,7 +381,7 @@ def _trace_setting(call: GrpcCall, request: Message) -> Message:
 
 
 def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
-    """The settings as in HTTP's JSON: an empty value is null."""
+    """The settings in the form that they have in HTTP's JSON, where an empty value is null."""
     changes: dict[str, Any] = {}
     for name, setting in settings.items():
         values = list(setting.value)

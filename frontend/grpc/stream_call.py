@@ -1,9 +1,9 @@
 """A call of ModelStreamInfer: many requests and many more answers on one stream. One thread, the lane's.
 
-Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. A request's error
-is an answer, too, and the stream goes on. All queues are bounded: a stream has a limit of open requests, and further
-messages stay in the client, by the stream's window; a request has a limit of unread answers, and its worker waits
-before it sends further ones.
+Answers of ordinary models leave in the order of their requests, answers of decoupled models as they come. A request's
+error is an answer, too, and the stream goes on. All queues are bounded. A stream has a limit of open requests; beyond
+it the stream's window keeps further messages in the client. A request has a limit of unread answers; at it the
+request's worker waits.
 """
 
 import logging
@@ -41,14 +41,14 @@ class StreamOrder(Generic[T]):
         return len(self._tickets)
 
     def enter(self) -> int:
-        """The ticket of a request that has come, for its answer."""
+        """Give a request its ticket, which is its place in the order; `answer` takes the ticket."""
         ticket = self._next_ticket
         self._next_ticket += 1
         self._tickets.append(ticket)
         return ticket
 
     def answer(self, ticket: int, answer: T) -> list[T]:
-        """The answers that may go out now that this one has come, in order."""
+        """Add the answer of a ticket's request. Returns the answers that may go out now, in order."""
         tickets, answers = self._tickets, self._answers
         if len(tickets) == 1:
             tickets.clear()
@@ -78,7 +78,8 @@ _INTERNAL = 13
 #: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
 MAX_OPEN = 256
 #: Most large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
-#: quarter of a sender's window). Bytes that may be queued on a connection without a check for room.
+#: quarter of the unread answers that a request may have). Bytes that may be queued on a connection without a check for
+#: room.
 _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
@@ -92,7 +93,7 @@ class OutgoingMessage(NamedTuple):
 
 
 class PendingRequest(NamedTuple):
-    """A request that a model has."""
+    """A request that was submitted and has not had its last answer."""
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
@@ -100,7 +101,7 @@ class PendingRequest(NamedTuple):
 
 
 class RefusedMessage(NamedTuple):
-    """A message for which there was no memory to wait in: its error is sent when its turn comes."""
+    """A message refused for lack of memory to wait in; its error is sent when the message's turn comes."""
 
     message: bytes
     error: ShoalError
@@ -126,7 +127,7 @@ class StreamCall(AskingCall):
         self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._order: StreamOrder[OutgoingMessage | None] = StreamOrder()
         self._open: dict[int, PendingRequest] = {}  # by the request's number
-        self._backlog: deque[ReceivedMessage | LargeMessage | RefusedMessage] = deque()  # whole messages that must wait
+        self._backlog: deque[ReceivedMessage | LargeMessage | RefusedMessage] = deque()  # messages not submitted yet
         self._kept: deque[tuple[int, int]] = deque()  # for each message of the backlog, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
@@ -168,7 +169,7 @@ class StreamCall(AskingCall):
         """Submit the messages that have come, as far as limit and room allow."""
         if not self._waits_for and (model := self._ask_all(is_our_turn=False)):
             self._waits_for = model
-            self._lane.parking.park(self, model, 0)  # its messages are counted one by one
+            self._lane.parking.park(self, model, 0)  # 0 bytes: `_keep_backlog` counts the messages one by one
         if self._backlog:
             self._keep_backlog()
         self._count_backlog()
@@ -187,8 +188,9 @@ class StreamCall(AskingCall):
         return 0
 
     def _ask_all(self, *, is_our_turn: bool) -> int:
-        """Submit messages of the backlog; when all are submitted, the client may send as many bytes again. Returns
-        0, or the model that has no room before a reply has come."""
+        """Submit messages of the backlog; once all are submitted, credit their bytes to the client. `is_our_turn`:
+        parking has found room for the first message. Returns 0, or the model that has no room before a reply has
+        come."""
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
@@ -204,7 +206,7 @@ class StreamCall(AskingCall):
             elif model := (0 if is_our_turn else parking.must_wait(arrival, self._protocol)) or self._ask(arrival):
                 return model
             is_our_turn = False
-            if backlog:  # a refusal may have ended it all
+            if backlog:  # empty if a refusal has ended the stream
                 backlog.popleft()
                 if self._kept:
                     parking.drop(*self._kept.popleft())
@@ -214,8 +216,8 @@ class StreamCall(AskingCall):
         return 0
 
     def _is_admitted(self, key: ApiKey, received: ReceivedMessage) -> bool:
-        """Whether the next message may be submitted. If not, the road is being asked, or has refused it: then it is
-        answered with the error here."""
+        """Whether the next message, of a key with limits, may be submitted. If not, either the road has still to
+        decide, or the road has refused the message, which is then answered with the error here."""
         error, self._refusal = self._refusal, None
         if error is not None:
             message = self._protocol.refused_message(error, received.data)
@@ -223,7 +225,7 @@ class StreamCall(AskingCall):
                 self._lane.free(received.block)
                 self._backlog[0] = received._replace(data=b"", block=None)
             self._refuse(message, error, self._order.enter())
-        elif self._lane.inference.is_exiting:  # it is refused for that
+        elif self._lane.inference.is_exiting:  # the submission refuses it
             return True
         elif not (self._admission or self._undecided):
             self._undecided = self._lane.admissions.ask(self, key)
@@ -247,8 +249,8 @@ class StreamCall(AskingCall):
         self._admission = self._undecided = 0
 
     def _keep_backlog(self) -> None:
-        """Move waiting messages out of the memory that all models share. In the memory for waiting messages they
-        take no more than their model's share: beyond that they are refused when their turn comes."""
+        """Move waiting messages out of the memory that all models share. In the memory for waiting messages
+        (parking.py) they take no more than their model's share: further ones are refused when their turn comes."""
         backlog, kept, lane = self._backlog, self._kept, self._lane
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
@@ -318,7 +320,8 @@ class StreamCall(AskingCall):
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> OutgoingMessage:
-        """A message of the stream; a copy, if copying releases the worker's memory before the client has read."""
+        """A message of the stream; copied where the worker's memory would otherwise be held until the client has
+        read."""
         connection = self._connection
         if token is None:
             return OutgoingMessage(chunks, token)
@@ -396,7 +399,7 @@ class StreamCall(AskingCall):
     # --- other ends of the call ---
 
     def finish(self, status: int = 0, message: str = "") -> None:
-        """End the stream: with an error, although it was let in, or once all is done."""
+        """End the stream with this status: 0 once every answer has gone out, or an error."""
         self._stop()
         connection = self._connection
         if not self._has_begun:
@@ -447,7 +450,7 @@ class StreamCall(AskingCall):
         self._lane.close(self._connection)
 
     def _stop(self) -> None:
-        """Cancel all requests, because the client waits no more."""
+        """Cancel all requests and release what waits: nothing more is sent on the stream."""
         self._is_over = True
         self._inbox.close()
         inference = self._lane.inference

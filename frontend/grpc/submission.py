@@ -1,11 +1,11 @@
 """ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
 
 gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
-messages are equal, byte for byte. The result of parsing and validating such a message is kept (a MessageTemplate) and
-used again if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the
-response. The id, a new one each time from perf_analyzer, is put in between. Messages whose tensors lie in regions are
-known until the regions change. BYTES tensors, typed contents and everything else that depends on the data are parsed
-each time.
+messages are equal, byte for byte. The result of parsing and validating a message is kept (a MessageTemplate), and so
+are the bytes around the tensors of its response. Both are used again for a message that is equal but for id and
+tensors, as long as the models and the tensors' sizes are equal. Each message's own id, new each time from
+perf_analyzer, is put in between. Messages whose tensors lie in regions are known until the regions change. BYTES
+tensors, typed contents and everything else that depends on the data are parsed each time.
 """
 
 import time
@@ -52,27 +52,27 @@ class RegionResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionTemplate:
-    """A request of which everything is known but its id and the bytes of its tensors, which all lie in regions
-    (regions.py)."""
+    """The template of requests whose tensors all lie in regions (regions.py): everything is known but the id and the
+    bytes of the tensors."""
 
     prepared: PreparedRequest  # without an id and inputs
     pattern: wire.WirePattern | None
-    num_changes: int  # number of changes of the models until then: after another, the name may mean another version
+    num_changes: int  # number of changes of the models so far: after the next, the name may mean another version
     inputs: RegionInputs
     header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
     #: Responses by the worker's packed InferResponse, whether they are streamed, and whether they are the last.
     responses: dict[tuple[bytes, bool, bool], RegionResponse]
 
     def respond(self, id_: str, packed: bytes, block: memoryview, *, stream: bool, final: bool) -> wire.Chunks | None:
-        """Write the outputs in a worker's block into their regions; returns the message that says so. None where it has
-        to be rendered in full."""
+        """Write the outputs in a worker's block into their regions; returns the response's message. None where the
+        response has to be rendered in full."""
         known = self.responses.get((packed, stream, final))
         if known is None or known.outputs.end > len(block):
             return None
         try:
             known.outputs.write(block)
         except ShoalError:
-            return None  # rendered in full, it gets the same error again
+            return None  # rendering in full raises this error again
         no_data = (b"",) * len(known.around.parts)
         return [b"".join(wire.assemble(known.around, id_, no_data, is_streamed=stream))]
 
@@ -88,7 +88,7 @@ class RegionTemplate:
 def make_region_template(
     prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
 ) -> RegionTemplate | None:
-    """The template of a request that has been prepared in full; None if it has none."""
+    """The template of a request that has been prepared in full; None if the request has no such template."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -100,7 +100,7 @@ def make_region_template(
 _MAX_TEMPLATE_NBYTES = 4096
 _MAX_TEMPLATES = 512
 _MAX_RESPONSES = 256
-#: Most lengths of ids that are kept for one template: clients count with ids.
+#: Most lengths of ids for which one template keeps a layout: clients that use a counter as id send few lengths.
 _MAX_ID_LENGTHS = 32
 
 
@@ -123,12 +123,13 @@ class InBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageTemplate:
-    """A request of which everything is known but its id and the tensors' bytes."""
+    """The template of requests whose tensors lie in the message: everything is known but the id and the tensors'
+    bytes."""
 
     prepared: PreparedRequest  # without an id and the tensors' bytes
     pattern: wire.WirePattern | None
     is_decoupled: bool
-    num_changes: int  # number of changes of the models until then: after another, the name may mean another version
+    num_changes: int  # number of changes of the models so far: after the next, the name may mean another version
     refs: tuple[TensorRef, ...]  # places in a block that the request is copied into
     header_offset: int
     header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
@@ -157,7 +158,7 @@ class SubmittedMessage(NamedTuple):
 
     id: str
     template: MessageTemplate | None
-    found: PreparedRequest  # a template's has no id
+    found: PreparedRequest  # without its id if it has a template
     in_regions: RegionTemplate | None  # of a known request whose tensors lie in regions
 
     @property
@@ -166,7 +167,7 @@ class SubmittedMessage(NamedTuple):
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request; without its tensors if it was of a known template."""
+        """The request with its id; without its tensors if it has a template."""
         if self.template is None and self.in_regions is None:
             return self.found
         return replace(self.found, id=self.id, inputs=())
@@ -195,7 +196,8 @@ class GrpcSubmission:
         deadline_ns: int = 0,
         key: ApiKey | None = None,
     ) -> tuple[int, SubmittedMessage]:
-        """Implements `InferenceProtocol.submit` for a ModelInferRequest (its place in a block: `message_offset`)."""
+        """Implements `InferenceProtocol.submit` for a ModelInferRequest, which lies in a block at its
+        `message_offset`."""
         start_ns = time.monotonic_ns()
         try:
             pattern = self._header_forward_pattern
@@ -325,7 +327,7 @@ class GrpcSubmission:
             prepared = with_sticky_key(prepared, metadata)
         if headers:
             prepared = replace(prepared, headers=headers)
-        is_unlike = bool(fields or headers or entry.sticky_header)  # what is kept of a message leaves its metadata out
+        is_unlike = bool(fields or headers or entry.sticky_header)  # kept templates have no metadata
         template = None if is_unlike else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:
@@ -400,7 +402,7 @@ class GrpcSubmission:
         around, raws = infer.render_envelope(
             as_answered(prepared, other_version(reply)), response, block, final if stream else None
         )
-        if reply.reason:  # another version has answered: a kept response names its version
+        if reply.reason:  # another version has answered, and the bytes to keep would name it
             pass
         elif template is not None:
             _keep_response(template, (packed, stream, final), response, around)
@@ -411,11 +413,11 @@ class GrpcSubmission:
     # --- streams ---
 
     def empty_final(self, asked: SubmittedMessage) -> bytes | None:
-        """Implements `InferenceProtocol.empty_final`: clients ask for it."""
+        """Implements `InferenceProtocol.empty_final`: None unless the client has asked for this message."""
         return infer.empty_final(asked.prepared) if asked.found.wants_empty_final else None
 
     def ends_with_error(self, _path: str, metadata: Mapping[str, str]) -> bool:
-        """Implements `InferenceProtocol.ends_with_error`: where the client asks for that."""
+        """Implements `InferenceProtocol.ends_with_error`: true where the stream's metadata ask for it."""
         return metadata.get("triton_grpc_error") == "true"
 
     def refused_message(self, error: ShoalError, message: bytes | memoryview) -> bytes:
@@ -465,7 +467,8 @@ def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, 
 def _keep_response(
     template: MessageTemplate, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope
 ) -> None:
-    """Keep the bytes around a response's tensors, if only the tensors can change: classifications may, too."""
+    """Keep the bytes around a response's tensors, if the tensors alone can change. In a response with classifications
+    their number may change, too."""
     requested = template.prepared.outputs
     if len(template.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
         wanted = {output.name for output in requested}

@@ -1,4 +1,4 @@
-"""gRPC on a lane over TLS: after a connection's handshake, all is as on the plain lane."""
+"""gRPC on a lane over TLS. After its handshake a connection is served as on a lane for plain text."""
 
 import socket
 

@@ -7,8 +7,8 @@
         the rest    the request message, in that encoding
     HTTP/1.1 200 OK   grpc-status: N   grpc-message: %-encoded      for an error; else the response message
 
-The road believes the lane's statement of who the client is. So no text of a client stands in the HTTP head as it came,
-and only a socket without an address leads here (app.py): one end of a socketpair of the lane's.
+The road believes the lane's statement of who the client is. So a client's text stands in the HTTP head in encoded form
+only, and only a socket without an address leads here (app.py): one end of a lane's socket pair.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def pack_head(
 
 
 class ReplyHead(NamedTuple):
-    """The head of the road's answer: its own length, gRPC's status and message, the length of the response that
+    """The head of the road's answer: the head's own length, gRPC's status and message, the length of the response that
     follows."""
 
     nbytes: int
@@ -83,13 +83,13 @@ def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
 
 
 def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
-    """Admit a lane's request (see router.Admit): whatever its path, the handler reads it first."""
+    """Admit a lane's request of any path (see router.Admit): the handler reads the call first, then authorises it."""
     return RouteMatch(_answer, target, None, "", Scope.OPEN)  # `_answer` authorises
 
 
 def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Response:
     if method.path == PREDICTIONS:
-        from shoal.frontend.grpc.torchserve.predictions import predictions  # here and below: few servers need them
+        from shoal.frontend.grpc.torchserve.predictions import predictions  # here, as in `_find`: few servers need it
 
         chunks, answer = predictions(call, message, call.road)
     else:
@@ -99,7 +99,7 @@ def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Respo
 
 
 def _find(path: str) -> Method:
-    """The rpc of a path, of whatever endpoint: a lane has found out that the call's endpoint has it."""
+    """The rpc of a path, of any endpoint: the lane has checked that the call's endpoint has it."""
     if path in METHODS:
         return METHODS[path]
     from shoal.frontend.grpc.torchserve.service import ALL

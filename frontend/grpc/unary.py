@@ -91,7 +91,7 @@ class UnaryCall(AskingCall):
             self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, NO_ROOM_FOR_UNFINISHED)
 
     def end(self) -> None:
-        if not self._number and self._parked is None:  # the message would have been answered by now
+        if not self._number and self._parked is None:  # its message has not come whole, or it would have been answered
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
 
@@ -102,7 +102,7 @@ class UnaryCall(AskingCall):
             self._infer(received)
             return
         data = received.data
-        if received.block is not None:  # only an inference may keep a block
+        if received.block is not None:  # the slab is for inferences: other messages are copied out of it
             data = bytes(data)
             self._lane.free(received.block)
         try:
@@ -152,7 +152,7 @@ class UnaryCall(AskingCall):
         room."""
         lane = self._lane
         waiting = lane.parking.waiting
-        if waiting and template.prepared.entry.model_id in waiting:  # earlier calls to the model wait
+        if waiting and template.prepared.entry.model_id in waiting:  # earlier calls to the model go first
             return False
         try:
             self._number = lane.inference.ask_known(
@@ -182,7 +182,7 @@ class UnaryCall(AskingCall):
         return None if asked is None else asked.recognised_by
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
-        """Have the road answer a message that has come."""
+        """Have the road answer a call whose message has come whole."""
         self._take_road(LargeMessage(len(data), data, is_compressed=is_compressed))
 
     def _take_road(self, message: LargeMessage) -> None:

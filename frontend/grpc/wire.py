@@ -3,13 +3,13 @@ objects. Pure.
 
 A ModelInferRequest is split into a part that protobuf parses (everything but the id and the tensors: equal, byte for
 byte, from request to request) and the places of its tensors. A ModelInferResponse is put together around the model's
-tensors, as upb's SerializeToString would write it; a map's entries in the order they are given.
+tensors, as upb's SerializeToString would write it; a map's entries come in the order in which they are given.
 
     field     a varint, number << 3 | wire type, then by wire type:
     0         a varint: 7 bits a byte, least significant first, the top bit set if another follows
     1, 5      8 or 4 bytes
     2         a varint, the number of bytes, and these bytes
-    3 … 4     a group: fields up to the end of that number
+    3 … 4 a group's begin and end: fields stand between the two
 """
 
 import struct
@@ -41,7 +41,7 @@ _DOUBLE = struct.Struct("<d")
 
 #: In front of an id or a name of at most 127 bytes: its tag, and its length.
 ID_HEAD_BYTES = 2
-#: The most bytes of a message that `leading_text` reads: of a name of more than 127 bytes the length takes two.
+#: The most bytes of a message that `leading_text` reads; the length of a name of more than 127 bytes takes two bytes.
 MAX_LEADING_BYTES = ID_HEAD_BYTES + 1 + MAX_NAME_BYTES
 
 
@@ -52,7 +52,7 @@ class Split(NamedTuple):
     id: str
     offsets: tuple[int, ...]  # of the raw tensors, from the message's start
     lengths: tuple[int, ...]
-    id_start: int  # start of the id's field; without an id, of the first field behind its place
+    id_start: int  # start of the id's field; without an id, of the first field behind the place where it would stand
     num_ids: int
 
 
@@ -121,7 +121,7 @@ def make_pattern(message: bytes, found: Split) -> WirePattern | None:
 def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | None:
     """The id of a message of this pattern, and its raw tensors; None for any other message.
 
-    Takes 7 thousand instructions, `split` 21.
+    Takes 7 thousand instructions, `split` 21 thousand.
     """
     before, parts, behind = pattern
     position, end, id_ = len(before), len(message), b""
@@ -149,9 +149,9 @@ def malformed() -> InternalError:
 
 
 def leading_text(start: bytes | memoryview) -> bytes:
-    """The value of field 1 if a message begins with it, as with a model's name: in all of Triton's and TorchServe's
-    requests to a model that name no repository. b"" if these first bytes do not have all of it, or it is longer than
-    a name may be."""
+    """The value of field 1 if a message begins with that field, which is the model's name in all of Triton's and
+    TorchServe's requests for a model that name no repository. b"" if `start`, the message's first bytes, does not have
+    all of the value, or the value is longer than a name may be."""
     if len(start) <= ID_HEAD_BYTES or start[0] != _MODEL_NAME:
         return b""
     nbytes, begins = start[1], ID_HEAD_BYTES
@@ -162,7 +162,8 @@ def leading_text(start: bytes | memoryview) -> bytes:
 
 
 def first_raw_offset(start: bytes | memoryview) -> int | None:
-    """The offset of the first raw tensor in a ModelInferRequest; None if it is not within these first bytes."""
+    """The offset of the first raw tensor in a ModelInferRequest; None if it is not within `start`, the message's first
+    bytes."""
     position, end = 0, len(start)
     try:
         while position < end:
@@ -190,7 +191,7 @@ def _field(message: bytes | memoryview, position: int, end: int) -> tuple[int, i
 
 
 def _skip(message: bytes | memoryview, tag: int, position: int, end: int) -> int:
-    """The end of the value that begins at an offset, of any wire type but 2."""
+    """The end of the value that begins at `position`, of any wire type but 2."""
     open_groups: list[int] = []
     while True:
         kind = tag & 7
@@ -241,11 +242,11 @@ class OutputTensor(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """The bytes around id and tensors that responses to requests of one form have in common."""
+    """The bytes around id and tensors that the responses to requests of one template have in common."""
 
     model: bytes  # before the id
     parts: tuple[bytes, ...]  # after the id, up to the first tensor, and then before each further one
-    nbytes: int  # size of all of these and the tensors
+    nbytes: int  # size of these bytes and of the tensors
 
 
 def envelope(

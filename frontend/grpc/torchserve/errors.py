@@ -9,11 +9,11 @@ from shoal.frontend.torchserve.errors import refusal_of
 from shoal.shm.shares import NoRoomError
 
 _INTERNAL, _FAILED_PRECONDITION = 13, 9
-#: The status for an HTTP status; others of 4xx are FAILED_PRECONDITION, others of 5xx INTERNAL.
+#: gRPC's status for an HTTP status; a 4xx that is not listed becomes FAILED_PRECONDITION, a 5xx INTERNAL.
 _STATUSES = {
     400: 3, 401: 16, 403: 7, 404: 5, 409: 10, 413: 8, 416: 11, 429: 8, 499: 1, 501: 12, 503: 14, 504: 4,
 }  # fmt: skip
-#: The packages of the classes that errors' types are named after; those of all others are HTTP's.
+#: The package of each class that a type of error is named after; classes not listed are in the package of HTTP.
 _PACKAGES = dict.fromkeys(
     ("ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException", "ModelException",
      "InvalidModelVersionException"),
@@ -40,7 +40,7 @@ def refused(error: ShoalError, model: str, version: str | None) -> ShoalError:
     if isinstance(error, (CallError, NoRoomError)):
         return error
     fault = refusal_of(error, model, version)
-    # TorchServe writes these two without their package.
+    # TorchServe writes the names of these two classes without their package.
     short = {
         "BadRequestException": "BadRequestException.()",
         "ServiceUnavailableException": "InternalServerException.()",

@@ -1,4 +1,4 @@
-"""The messages of TorchServe's services, made here as health's are: fields by their numbers, each with its type.
+"""The messages of TorchServe's services, made here from a table of their fields: each with its number and its type.
 
 They lie in a descriptor pool of their own, so that a program may still import its own stubs. gRPC front ends.
 """
@@ -13,7 +13,8 @@ from shoal.frontend.grpc.torchserve.methods import INFERENCE
 MANAGEMENT = "org.pytorch.serve.grpc.management"
 OPEN_INFERENCE = "org.pytorch.serve.grpc.openinference"
 
-#: By package, messages and their fields. "*" marks a repeated field, "?" one whose absence shows.
+#: By package, messages and their fields. "*" marks a repeated field, "?" one whose absence differs from its zero value
+#: (proto3's `optional`).
 _MESSAGES: Mapping[str, Mapping[str, Mapping[int, str]]] = {
     "google.rpc": {"Status": {1: "int32 code", 2: "string message", 3: "*google.protobuf.Any details"}},
     INFERENCE: {
@@ -87,7 +88,7 @@ def _classes(package: str) -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
 
 
-#: The classes by the names of messages, without a type as in all of frontend/grpc.
+#: The classes of the messages by their names, which type checkers do not know.
 inference: Mapping[str, Any] = _classes(INFERENCE)
 management: Mapping[str, Any] = _classes(MANAGEMENT)
 Empty: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName("google.protobuf.Empty"))

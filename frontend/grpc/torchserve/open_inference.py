@@ -1,8 +1,8 @@
 """The open inference protocol under the name that TorchServe has for its service.
 
-Its messages are those of Triton's protocol under another name, byte for byte. An inference becomes the JSON body that
-the envelope `kservev2` takes, BYTES as base64, and that envelope's answer becomes a message again. Runs on the road but
-for what cannot wait.
+Its messages are those of Triton's protocol, byte for byte, in a package of another name. An inference becomes the JSON
+body that the envelope `kservev2` takes, BYTES as base64, and that envelope's answer becomes a message again. Inference
+runs on the road, since it may wait; lanes answer the other rpcs.
 """
 
 import base64
@@ -23,7 +23,7 @@ from shoal.frontend.torchserve.models import version_text, versions_of
 from shoal.frontend.torchserve.predictions import Asked, answered, description, element_of, new_id, prepare
 
 _INTERNAL = 13
-#: The field of contents that the elements of a datatype stand in, and that they are written back into.
+#: By datatype, the field of InferTensorContents that has the elements of an input, and of an output.
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",

@@ -3,8 +3,8 @@ bytes a PredictionResponse.
 
 The inputs, in the message's order, are joined to one BYTES element, as the fields of a form are (frontend/torchserve).
 An error ends a call of StreamPredictions; in StreamPredictions2 it is a message with a status, and the stream goes on.
-The parts of a model that answers in parts are messages of a stream; for Predictions the road joins them. Front ends of
-gRPC.
+A model that answers in parts has each part sent as a message of the stream; for Predictions the road joins the parts.
+Front ends of gRPC.
 """
 
 import time
@@ -55,7 +55,7 @@ class SubmittedPrediction(NamedTuple):
     """The part of a request that is kept until its last reply has come."""
 
     found: PreparedRequest
-    version: str  # as it was asked for, "" for the default version
+    version: str  # as the client named it; "" for the default version
     sequence_id: str
 
     @property
@@ -91,7 +91,7 @@ class TorchServePredictions:
         try:
             request = read(self._state, message)
         finally:
-            if block is not None:  # its bytes are copied
+            if block is not None:  # the parsed request has copies of the block's bytes
                 self._port.slab.free(block.ref)
         model, version = request.model_name, request.model_version
         if key is not None:
@@ -107,7 +107,7 @@ class TorchServePredictions:
             raise
         except ShoalError as error:
             fault = errors.refusal_of(error, model, version)
-            if fault.status == 404 and not is_stream:  # the supervisor knows whether it has 0 workers
+            if fault.status == 404 and not is_stream:  # the road asks the supervisor whether the model has 0 workers
                 raise RoadOnlyError(fault.message) from None
             raise refused(error, model, version) from None
         return number, SubmittedPrediction(prepared, version, request.sequenceId or str(prepared.correlation_id or ""))
@@ -133,7 +133,7 @@ class TorchServePredictions:
     # --- streams ---
 
     def empty_final(self, _asked: SubmittedPrediction) -> None:
-        """Implements `InferenceProtocol.empty_final`: there is none."""
+        """None: TorchServe's protocol has no such message."""
 
     def ends_with_error(self, path: str, _metadata: Mapping[str, str]) -> bool:
         return path != STREAM_PREDICTIONS_2
@@ -194,7 +194,8 @@ def _with_status(error: ShoalError, sequence_id: str) -> bytes:
 
 
 def predictions(call: GrpcCall, message: bytes | memoryview, transport: "Transport") -> Rendered:
-    """Answer a PredictionsRequest, see road_inference.model_infer: parts are joined."""
+    """Answer a PredictionsRequest as road_inference.model_infer does a ModelInferRequest; the parts of an answer are
+    joined."""
     request = read(call.state, message)
     model, version = request.model_name, request.model_version
     check_model(call.key, model)

@@ -1,8 +1,9 @@
-"""The rpcs of TorchServe's listeners: the table of each API, and the handlers of those that do not infer.
+"""The rpcs of TorchServe's listeners: the table of each API, and the handlers of the rpcs that do not infer.
 
 Results and refusals are those of the HTTP handlers: frontend/torchserve has the rules, this module the messages. A
 reply of the management API holds the status text, or the JSON, that HTTP answers with. In proto3 an absent number is 0,
-so 0 means what an absent parameter does. Pure but for questions to the supervisor; front-end processes.
+so 0 has the meaning that an absent parameter has over HTTP. Pure but for questions to the supervisor; front-end
+processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +50,8 @@ def _text_of(response: Response) -> str:
 
 
 def _managing(handler: Handler, query_of: Callable[[Message], Mapping[str, Any]], *, is_text: bool = False) -> Any:
-    """The handler of an rpc that HTTP's `handler` answers, with a query made of the message. `is_text`: of an answer,
-    only the status counts."""
+    """The handler of an rpc that HTTP's `handler` answers, with a query made of the message. `is_text`: the reply holds
+    the answer's status text alone."""
 
     def handle(call: GrpcCall, request: Message) -> Message:
         query = urlencode({name: _parameter(value) for name, value in query_of(request).items() if value})
@@ -92,7 +93,8 @@ def _fields(*names: str) -> Callable[[Message], Mapping[str, Any]]:
 
 
 def _registration(request: Message) -> Mapping[str, Any]:
-    """The parameters of a registration; over gRPC it waits only where it is asked to."""
+    """The parameters of a registration, which over gRPC waits for the model's workers only if the client asks for
+    that."""
     return {**_ALL_OF_REGISTRATION(request), "synchronous": "true" if request.synchronous else "false"}
 
 
@@ -145,7 +147,7 @@ _APIS: Mapping[str, Mapping[str, Method]] = {
         )
     },
 }
-#: The rpcs of all of TorchServe's listeners, for the road: a lane has found out already that its listener has them.
+#: The rpcs of all of TorchServe's listeners, for the road: the lane has checked that the call's listener has its rpc.
 ALL: Mapping[str, Method] = {
     **_APIS["inference"], **_APIS["management"], **open_inference.METHODS,
 }  # fmt: skip
