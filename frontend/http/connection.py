@@ -35,7 +35,7 @@ class ConnectionStage(IntEnum):
     QUEUED = 5
 
 
-# An attribute of the enumeration would take 0.9k instructions.
+# Names of the module, since access to an attribute of the enumeration takes 0.9k instructions.
 READING, RECEIVING, WAITING, SENDING, STREAMING, QUEUED = ConnectionStage
 
 
@@ -51,7 +51,7 @@ class HttpConnection:
     def __init__(self, connection: Socket, now_s: float, deadline_s: float, api: Any = None) -> None:
         self.socket = connection
         self.fd = connection.fileno()
-        self.api = api  # the LaneApi of the port that it came to (lane_api.py); None in tests of what is sent
+        self.api = api  # the LaneApi of the port that the client connected to (lane_api.py); None in tests
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
@@ -62,10 +62,10 @@ class HttpConnection:
         self.is_quiet = False  # whether the lane does not wait for bytes to read
         self.head: object = None
         self.last_head: Head | None = None  # of the last request that was not known
-        self.known: KnownRequest | None = None  # what was known of the last one that was
-        self.num_missed = 0  # inferences since then that were not known
+        self.known: KnownRequest | None = None  # the template that the last known request fitted
+        self.num_missed = 0  # inferences since the last known request that were not known
         self.block: object = None  # the block a body is received into
-        self.target: memoryview | None = None  # memory for the rest of that body
+        self.target: memoryview | None = None  # memory for the rest of the body in `block`
         self.body_start = 0  # where in the block the body starts
         self.received = 0
         self.number = 0  # number of the request that is waited for
@@ -76,7 +76,8 @@ class HttpConnection:
         self.trace: TracedRequest | None = None  # trace of the request that is waited for or answered, if it has one
 
     def close_by(self, deadline_s: float) -> None:
-        """Have the connection closed by then, unless it waits longer for a request that has begun."""
+        """Have an idle connection closed at `deadline_s`, if not before; one whose request has begun keeps its own
+        deadline."""
         if self.stage is READING and not self.buffer:
             self.deadline_s = min(self.deadline_s, deadline_s)
 

@@ -80,7 +80,8 @@ class Generations:
     # --- requests go in ---
 
     def begin(self, connection: HttpConnection, head: Head, body: memoryview, now_s: float) -> PreparedRequest:
-        """Submit a request, and wait for its replies. Raises ShoalError, with no effect."""
+        """Submit a request, whose replies go to `replied`. Raises ShoalError, with no effect, if the request is
+        refused."""
         start_ns = time.monotonic_ns()
         state, found = self._state, head.found
         assert isinstance(found, RouteMatch), "a refusal has no model"
@@ -110,8 +111,8 @@ class Generations:
         generation.unread.clear()
 
     def doubt(self, connection: HttpConnection) -> bool:
-        """Notify the model that the client may have gone. Returns whether the client can be asked: as long as nothing
-        of the response has been sent."""
+        """Notify the model that the client may have gone. Returns whether the client can still be probed with an
+        interim response, which is possible until the head of the response has been sent."""
         generation = self._open[connection.number]
         if not generation.is_cancelled:
             self._port.cancel(connection.number, is_sure=False)
@@ -160,7 +161,7 @@ class Generations:
             data = self._rendered(generation, reply)
         is_last = is_final or generation.rendering.is_complete
         if is_final:
-            generation.is_cancelled = True  # nothing is left to cancel
+            generation.is_cancelled = True  # the model has ended the request by itself
         if generation.rendering.is_stream:
             self._send_part(generation, data, now_s, is_last=is_last)
         elif isinstance(data, ShoalError):
@@ -178,7 +179,7 @@ class Generations:
                 rendering.prepared = as_answered(rendering.prepared, version)
             return rendering.add(response, block)
         except ShoalError as error:
-            return error.with_traceback(None)  # which refers to the worker's memory
+            return error.with_traceback(None)  # the traceback would keep views of the worker's memory
         finally:
             self._release(reply)
 
@@ -189,7 +190,7 @@ class Generations:
     # --- one response ---
 
     def _end_with(self, generation: Generation, response: Response, now_s: float) -> None:
-        """End a request of which nothing has been sent."""
+        """End a request, of whose response nothing has been sent, with this whole response."""
         connection = generation.connection
         self.forget(connection)
         connection.stage = READING
@@ -199,8 +200,8 @@ class Generations:
     # --- a stream of events ---
 
     def _send_part(self, generation: Generation, data: bytes | ShoalError, now_s: float, *, is_last: bool) -> None:
-        """Send a part of a stream and, if it is the last, the end of the stream. An error in front of all parts is the
-        status of the response, too."""
+        """Send a part of a stream and, if it is the last, the end of the stream. An error before any part also
+        determines the status of the response."""
         rendering = generation.rendering
         status, headers = 200, rendering.headers
         if isinstance(data, ShoalError):
@@ -213,7 +214,7 @@ class Generations:
             framed += b"%x\r\n%b\r\n" % (len(data), data)
         if is_last:
             framed += LAST_CHUNK
-            self._cancel(generation)  # where the model has not ended
+            self._cancel(generation)  # no effect if the model has ended the request
         if not framed:
             return
         if not self._send(generation, framed, now_s) or not is_last:
@@ -282,7 +283,8 @@ class Generations:
     # --- time passes, memory is short ---
 
     def expire(self, connection: HttpConnection, now_s: float) -> None:
-        """End a request whose model has not answered in time, or whose client has read nothing for SEND_S."""
+        """End the generation of a connection whose model has not answered in time, or whose client has read nothing for
+        SEND_S."""
         generation = self._open[connection.number]
         if generation.num_unsent:
             self._close(connection)
@@ -295,8 +297,8 @@ class Generations:
         self._send_part(generation, error, now_s, is_last=True)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """A worker lacks memory: take replies in these segments for which there is room by now; with `is_urgent`, end
-        connections whose clients have left such replies unread for HOLD_S."""
+        """Release memory of a worker that lacks it: render the unread replies in these segments for whose text there is
+        room by now; with `is_urgent`, close connections whose clients have left such replies unread for HOLD_S."""
         for generation in [each for each in self._open.values() if each.unread]:
             connection, unread = generation.connection, generation.unread
             number = connection.number

@@ -1,9 +1,9 @@
 """The head of an HTTP/1.1 request, as far as the lane is sure of it. Pure: bytes in, a Head or None out.
 
 Rule: any head that is not plainly right is None, and the connection takes the road, where gunicorn's strict parser
-refuses or accepts it. Doubtful framing is thus read by one parser alone, and this one cannot be used for smuggling: one
-Host, at most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASCII
-only (RFC 9112, sections 2 to 7).
+refuses or accepts it. Doubtful framing is thus read by one parser alone, and this module's parser cannot be used for
+smuggling. It accepts one Host, at most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF
+everywhere, printable ASCII only (RFC 9112, sections 2 to 7).
 """
 
 import re
@@ -17,7 +17,7 @@ from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 from shoal.timing import REQUEST_HEADER, wants_timing
 
-#: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer one is left to the road.
+#: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer head is left to the road.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
 #: Longer lines of a head (tokens, cookies), and the framing of a longer head, are parsed each time, so that a client
@@ -25,7 +25,7 @@ MAX_FIELDS = 100
 _MAX_KEPT_LINE, MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
-_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: WSGI's, not a client's
+_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: dashes in WSGI
 #: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
 ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}
@@ -43,7 +43,7 @@ VALUE_BYTES = bytes([0x09, *range(0x20, 0x7F)])
 class Head(NamedTuple):
     """The head of a request that the lane can serve."""
 
-    found: RouteMatch | Response  # the handler, or a refusal, for which the body is not needed
+    found: RouteMatch | Response  # the handler, or a refusal, which needs no body
     headers: dict[str, str]  # lower-case names; repeated fields are joined by a comma
     content_length: int
     json_length: int | None  # Inference-Header-Content-Length, if there is one
@@ -60,7 +60,7 @@ _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 def has_bare_line_feed(data: bytes) -> bool:
-    """Whether a line of an unfinished head ends without a carriage return, which no client's may (RFC 9112, 2.2)."""
+    """Whether a line of an unfinished head ends without a carriage return, which no line may (RFC 9112, 2.2)."""
     return b"\n" in data and _BARE_LINE_FEED.search(data) is not None
 
 
@@ -71,7 +71,8 @@ def parse_head(raw: bytes) -> Head | None:
 
 @memoized("http_head", 512)  # clients send the same head again and again; at most 9 MiB of them, parsed
 def _parse(raw: bytes) -> Head | None:
-    # Where a head is new, most of its lines are not: a trace's or a request's id has one of its own.
+    # The lines are memoized, too: most lines of a new head are known, since new values, as of a trace, have their own
+    # line.
     first, *lines = raw.split(b"\r\n")
     line = (_request_line if len(first) <= _MAX_KEPT_LINE else _request_line.__wrapped__)(first)
     if line is None or lines[-2:] != [b"", b""]:
@@ -100,7 +101,7 @@ def _parse(raw: bytes) -> Head | None:
 
 @memoized("http_request_line", 512)
 def _request_line(line: bytes) -> tuple[RouteMatch | Response, str, bool, bool] | None:
-    """The handler or the refusal, the path, whether it is an inference, and whether the method is HEAD."""
+    """The handler or the refusal, the path, whether the request is an inference, and whether its method is HEAD."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         return None

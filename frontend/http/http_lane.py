@@ -50,8 +50,8 @@ from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
 
-#: A request that repeats no earlier one may be kept, for later ones like it. Of a connection's such requests the first
-#: EAGER_MISSES are kept, and from then on, until one is recognised, only each RARE_MISSES-th (ours).
+#: A request that repeats no earlier one may be kept, so that later ones like it are recognised. Of a connection's
+#: unrecognised requests in a row the first EAGER_MISSES are kept, then only each RARE_MISSES-th (ours).
 EAGER_MISSES, RARE_MISSES = 8, 64
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
@@ -91,7 +91,7 @@ class HttpLane(Lane[HttpConnection]):
     # --- connections come and go ---
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
-        # A connection from the road is between two requests, one from outside is about to send one.
+        # A connection that comes back from the road is idle, a new one is about to send a request.
         patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
@@ -105,7 +105,7 @@ class HttpLane(Lane[HttpConnection]):
         return HttpConnection(accepted, self.now_s, deadline_s, api)
 
     def _forget(self, connection: HttpConnection) -> None:
-        """Forget a connection; its blocks in shared memory are released."""
+        """Forget a connection that leaves the lane; its request is cancelled, and its blocks are released."""
         del self._connections[connection.fd]
         self._poller.unregister(connection.fd)
         if connection.stage is WAITING:
@@ -198,7 +198,7 @@ class HttpLane(Lane[HttpConnection]):
                 if self._submit_known(connection, known, values, data):
                     return
             elif connection.known is not None and connection.known.layout.is_head(data):
-                connection.buffer = data  # its body comes in a segment of its own
+                connection.buffer = data  # the body comes with a later read
                 return
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
@@ -234,7 +234,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
         shared memory."""
-        if head.content_length <= SMALL_BODY_BYTES:  # as of all requests that are neither infer nor generate
+        if head.content_length <= SMALL_BODY_BYTES:  # which those of requests other than inferences always are
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES, BODY_S)
             return
         body = WaitingBody(connection, head, data, end, self.now_s)
@@ -250,13 +250,13 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_large(self, body: WaitingBody) -> bool:
         """Begin to receive a large body. False, and no effect, if there is no room for it."""
         connection, head = body.connection, body.head
-        # While there is ample room, the model does not matter.
+        # While there is ample room, every model has its share, and the search for the model is saved.
         model = 0 if self._port.is_ample else connection.api.model_of(head)
         begun = memoryview(body.data)[body.begun_at :]
         return self._incoming.begin(connection, head, connection.api.place(head), begun, self.now_s, model)
 
     def _finish_pass(self) -> None:
-        """Receive bodies for which there is room by now. Those that have waited in vain take the road, where they get
+        """Receive bodies for which there is room by now. Bodies that have waited in vain take the road, where they get
         memory or are refused."""
         if not self._waiting:
             return
@@ -294,7 +294,8 @@ class HttpLane(Lane[HttpConnection]):
         on at once."""
         before, connection.last_head = connection.last_head, head
         connection.num_missed = num_missed = connection.num_missed + 1
-        # To keep a request costs as much again. Where it does not help (each may be new), hardly any are kept.
+        # To keep a request costs as much again as to submit it, so few are kept of a client whose requests never
+        # repeat.
         is_kept = num_missed <= EAGER_MISSES or num_missed % RARE_MISSES == 0
         return self._submit(connection, head, body, before if is_kept else None)
 
@@ -310,7 +311,8 @@ class HttpLane(Lane[HttpConnection]):
         try:
             number, asked = connection.api.submit(head, body, block, before)
         except ShoalError as error:
-            # a large body for which there is a place, but no memory on the lane, takes the road, which has other memory
+            # a large body without memory on the lane, but with a place in flight, takes the road, which has other
+            # memory
             lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
             if not (lacks_memory or isinstance(error, RoadOnlyError)):
                 return self._refuse(connection, error)
@@ -323,7 +325,7 @@ class HttpLane(Lane[HttpConnection]):
     def _submit_known(
         self, connection: HttpConnection, known: KnownRequest, values: Sequence[bytes], data: bytes
     ) -> bool:
-        """Submit a request that is known, and all of `data`. False, and no effect, if it must be parsed in full."""
+        """Submit a known request, which is all of `data`. False, and no effect, if it must be parsed in full."""
         head = known.head
         connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
         try:
@@ -339,7 +341,7 @@ class HttpLane(Lane[HttpConnection]):
                 connection.known = known
                 connection.num_missed = 0
             if known.layout.num_fields and (self._state.tracing is not None or head.wants_timing):
-                head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # a trace's parent is in such a field
+                head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # one may be the trace's parent
             number, asked = submitted
             self._wait(connection, head, number, asked)
         return True
@@ -398,7 +400,7 @@ class HttpLane(Lane[HttpConnection]):
 
     def _deliver(self) -> None:
         for reply in self._port.poll():
-            # An infer request is answered once, by its last reply.
+            # A request in `_pending` is answered once, by its last reply.
             waiting = self._pending.pop(reply.number, None) if reply.is_final else None
             if waiting is None:
                 self._deliver_generated(reply)
@@ -412,7 +414,7 @@ class HttpLane(Lane[HttpConnection]):
 
     def _deliver_generated(self, reply: Reply) -> None:
         connection = self._generations.connection_of(reply.number)
-        if connection is None:  # its request was cancelled
+        if connection is None:  # the request was cancelled
             if reply.block is not None:
                 self._port.release(reply.number, reply.part)
             return
@@ -431,7 +433,8 @@ class HttpLane(Lane[HttpConnection]):
             self._resume(connection)
 
     def _resume(self, connection: HttpConnection) -> None:
-        """Continue with the next request, which may have come already."""
+        """Read again from a connection whose response has left, and process its next request if that has come
+        already."""
         self._set_quiet(connection, False)
         connection.begun_s = self.now_s
         data, connection.buffer = connection.buffer, b""
@@ -454,13 +457,13 @@ class HttpLane(Lane[HttpConnection]):
                 self._close(connection)
 
     def _end_late(self, connection: HttpConnection) -> None:
-        """End the wait for a request that is late. The road waits longer for a body, in memory of its own; a head that
-        is late is refused."""
+        """End the wait for a request that has not come whole in time. One whose head has come is handed over to the
+        road, which waits longer, in memory of its own; a late head is refused."""
         begun = self._incoming.take_back(connection) if connection.stage is RECEIVING else connection.buffer
         if not begun:
             self._close(connection)
         elif self._stops_at_s and self.now_s < connection.begun_s + HEAD_S:
-            connection.deadline_s = connection.begun_s + HEAD_S  # the road, where it had longer, may have ended
+            connection.deadline_s = connection.begun_s + HEAD_S  # the lane waits itself: the road may have ended
         elif not self._stops_at_s and b"\r\n\r\n" in begun:
             self._hand_over_begun(connection, begun)
         else:
@@ -468,8 +471,8 @@ class HttpLane(Lane[HttpConnection]):
             self._refuse_last(connection, UploadTimeoutError(sentence))
 
     def _hand_over_begun(self, connection: HttpConnection, begun: bytes) -> None:
-        """Have the road receive the rest of a request; refuse the request if the requests that the road has not taken
-        yet have MAX_UNFINISHED_BYTES together."""
+        """Have the road receive the rest of a request; refuse the request if, with it, the bytes that the road has not
+        taken yet would exceed MAX_UNFINISHED_BYTES."""
         if self._sources.waiting_nbytes + len(begun) <= MAX_UNFINISHED_BYTES:
             self._hand_over(connection, begun)
         else:

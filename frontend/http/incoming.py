@@ -1,4 +1,4 @@
-"""Requests of a lane that have not come whole: how many bytes of them it keeps where, and for how long.
+"""Requests that have not come whole: where a lane keeps their bytes, how many, and for how long.
 
 A large body is received straight into a block of shared memory as fast as its client sends. A client may stop half-way
 and hold its block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
@@ -23,7 +23,7 @@ BODY_S_PER_MIB = 1.0
 
 
 class ReceivedBody(NamedTuple):
-    """The received part of a body and its block, which is the receiver's now."""
+    """The received part of a body and its block, which the receiver of this object owns."""
 
     head: Head
     block: Block
@@ -49,7 +49,7 @@ class Incoming:
     ) -> bool:
         """Begin to receive a body for a model, of which `begun` has come. False, and no effect, if there is no room."""
         offset, length = place.offset, head.content_length
-        nbytes = offset + length + place.header_nbytes  # the request's header goes behind the body
+        nbytes = offset + length + place.header_nbytes  # with room for the packed InferRequest behind the body
         if self._nbytes + nbytes > self._max_nbytes:
             return False
         try:
@@ -68,7 +68,8 @@ class Incoming:
         return True
 
     def receive(self, connection: HttpConnection) -> ReceivedBody | None:
-        """Receive more of a body. Returns the body once it is complete or its client has ended, None before."""
+        """Receive more of a body. Returns the body once it is complete or its client has closed its side, None
+        before."""
         while True:
             received = connection.receive()
             if received < 0:
@@ -109,8 +110,8 @@ class Incoming:
         connection.target = connection.block = connection.head = None
 
 
-#: Seconds that a body waits while no other finds room, and in all (ours: stalled clients and models that hold all room
-#: delay one further body by the first).
+#: Seconds that a body waits for room while no other body finds any, and in all (ours: where stalled clients or models
+#: hold all room, one body waits for the first, and later ones take the road at once).
 PATIENCE_S, LONGEST_S = 0.1, 1.0
 #: Most bodies that wait (ours). The kernel keeps what their clients have sent, a few MB of each.
 MAX_WAITING = 64
@@ -118,7 +119,7 @@ MAX_WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class WaitingBody:
-    """A body that waits. `data` are the bytes of the request that have been read, its head before all."""
+    """A body that waits for room. `data` are the bytes of its request that have been read, from the head on."""
 
     connection: HttpConnection
     head: Head
@@ -131,8 +132,9 @@ class WaitingBodies:
     """The large bodies of one lane that wait, in the order in which they came, while room keeps coming.
 
     Half of a lane's slab takes two bodies of 10 MB. On the road a body always finds room, but there it passes through
-    private memory and gets a segment that the supervisor makes for it. So it waits first, and takes the road where
-    nothing moves. Where one has waited in vain, others take the road at once, until one finds room again.
+    private memory and gets a segment that the supervisor makes for it. So a body waits here first, and takes the road
+    when no body finds room. Once a body has waited in vain, others take the road at once, until a body finds room
+    again.
     """
 
     def __init__(self, begin: Callable[[WaitingBody], bool]) -> None:
@@ -140,8 +142,8 @@ class WaitingBodies:
         self._begin = begin
         # Changed by begin, add, forget and look.
         self._bodies: dict[HttpConnection, WaitingBody] = {}
-        self._moved_s = 0.0  # when one that waited found room last
-        self._is_vain = False  # whether one has waited in vain since any found room
+        self._moved_s = 0.0  # when a waiting body found room last
+        self._is_vain = False  # whether a body has waited in vain since one last found room
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -154,7 +156,8 @@ class WaitingBodies:
         return True
 
     def add(self, body: WaitingBody) -> bool:
-        """Let a body wait. False, and no effect, where too many do, or one has just waited in vain."""
+        """Let a body wait. False, and no effect, where too many wait, or a body has waited in vain and none found room
+        since."""
         if self._is_vain or len(self._bodies) >= MAX_WAITING:
             return False
         self._bodies[body.connection] = body
@@ -180,7 +183,7 @@ class WaitingBodies:
         return now_s - max(body.since_s, self._moved_s) >= PATIENCE_S or now_s - body.since_s >= LONGEST_S
 
 
-#: Seconds that a small body may take on the lane, from the request's first byte on (ours: an honest client's comes
+#: Seconds that a small body may take on the lane, from the request's first byte on (ours: an honest client sends it
 #: with its head, or within a round trip of it).
 BODY_S = 2.0
 #: Bytes that the beginnings of all requests may take in a lane (ours: 280 of the largest, 48 KiB and a head).
@@ -191,7 +194,7 @@ class UnfinishedRequests:
     """The beginnings of requests, in private memory, on all connections of a lane.
 
     A body that does not come within BODY_S, and any request for whose bytes there is no room, takes the road: there all
-    that arrive share the memory of --max-upload-mib, and have the deadline of --upload-timeout-secs.
+    uploads share the memory of --max-upload-mib, and have the deadline of --upload-timeout-secs.
     """
 
     def __init__(self, most_bytes: int = MAX_UNFINISHED_BYTES) -> None:
@@ -211,6 +214,6 @@ class UnfinishedRequests:
         return True
 
     def release(self, connection: HttpConnection) -> None:
-        """Count a connection's bytes no longer: more have come, or the connection leaves the lane."""
+        """Stop counting a connection's bytes: more have come, or the connection leaves the lane."""
         self.nbytes -= connection.num_counted
         connection.num_counted = 0

@@ -4,8 +4,8 @@ A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. The other by
 to request; the result of parsing and validating them is kept (a JsonTemplate). The arrays are decoded as in any
 request, by json_tensors; a request with any irregularity is parsed in full, so that it is refused with the right
 sentence. Responses are put together in this way, too. Measured per request of 16 floats: 14 µs instead of 28 for
-parsing, validating, placing and rendering again. A model's next request has most often the skeleton of the last one: it
-is compared piece by piece (JsonLayout) in 0.5 µs, and only another one is split, in 3. Pure.
+parsing, validating, placing and rendering again. A model's next request has most often the skeleton of the last one:
+the two are compared piece by piece (JsonLayout) in 0.5 µs, and only a request of another skeleton is split, in 3. Pure.
 """
 
 import re
@@ -24,7 +24,7 @@ from shoal.request import InferResponse, TensorRef, around_id, split_header
 from shoal.shm.layout import pack_span
 from shoal.star.outgoing import aligned
 
-#: Most bytes of a body that is split: for longer ones parsing costs little beside the numbers.
+#: Most bytes of a body that is split: in longer ones the numbers cost most, whatever the parser.
 MAX_BODY_BYTES = 16 * 1024
 _MAX_SKELETON_BYTES = 4096
 
@@ -40,12 +40,13 @@ class JsonLayout(NamedTuple):
     first: bytes
     #: Behind each array and the id: the byte that ends it, and the bytes from there up to the next one.
     pieces: tuple[tuple[bytes, bytes], ...]
-    id_at: int  # which of these the id is; -1: none has been cut out
+    id_at: int  # which of the texts between the pieces is the id; -1: none
 
     def read(self, body: bytes) -> tuple[list[bytes], bytes] | None:
         """The texts of a body's arrays and its id, empty where the layout has none; None for a body of another layout.
 
-        A text goes up to the next `]`, or `"`, and may be anything else: `decode` finds whether it is numbers.
+        A text ends before the next `]` (of an array) or `"` (of the id). An array's text may hold other things than
+        numbers, which `decode` finds.
         """
         first, pieces, id_at = self
         if not body.startswith(first):
@@ -70,13 +71,13 @@ class JsonInput(NamedTuple):
     datatype: Datatype
     num_elements: int
     offset: int
-    typecode: str | None  # of an array of such elements, if C's conversion is all that they need
+    typecode: str | None  # of an `array` of such elements, if its own conversion is the right one; else None
     types: frozenset[type]  # Python types that the numbers may have
 
 
 @dataclass(frozen=True, slots=True)
 class JsonTemplate:
-    """A request whose skeleton is known."""
+    """The kept result of parsing and validating a JSON request, for requests with the same skeleton."""
 
     prepared: PreparedRequest
     body: JsonLayout | None  # of the request that the template was made of, if none of its parameters were cut out
@@ -102,7 +103,8 @@ class JsonOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JsonResponse:
-    """A response whose skeleton is known, and the places of its numbers in the worker's block."""
+    """The skeleton of a JSON response, for responses that differ in their numbers only, and where these lie in the
+    worker's block."""
 
     first: bytes  # the skeleton, up to the first array
     outputs: tuple[JsonOutput, ...]
@@ -116,8 +118,8 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
 
 
 def learn(body: bytes, options: CutOptions) -> JsonLayout | None:
-    """The layout of a body that is split once `options` have been cut out; None if these have parameters, or it is
-    large: white space around the arrays is in no skeleton."""
+    """The layout of a body that is to be split, with the id in `options` cut out. None if the options have parameters,
+    or the layout is large: unlike a skeleton, it includes the white space around the arrays."""
     if options.parameters:
         return None
     spans = [each.span(1) for each in _ARRAY.finditer(body)]
@@ -133,10 +135,11 @@ def learn(body: bytes, options: CutOptions) -> JsonLayout | None:
 def make_template(
     prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes], body: JsonLayout | None
 ) -> JsonTemplate | None:
-    """The template of a request that has been prepared in full; None if it has none."""
+    """The template of a request that has been prepared in full; None if its skeleton does not determine all but
+    numbers."""
     if prepared.has_regions or len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
         return None
-    # No array may stand under a key that only looks like "data", and no tensor anywhere else.
+    # Arrays under escaped keys ("d\u0061ta") and data that are no flat array of numbers were not split off.
     if any(b"\\" in part or b'"data"' in part for part in skeleton):
         return None
     inputs, refs, offset = [], [], 0
@@ -152,14 +155,15 @@ def make_template(
     layout, _ = split_header(header)
     span = pack_span(offset, len(header))
     template = JsonTemplate(kept, body, tuple(inputs), offset, header, layout, around_id(header), span, {})
-    # The full parse has just read these arrays: the short one must agree.
+    # `decode` must agree with the full parse, which has just read these arrays.
     if decode(template, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None
     return template
 
 
 def decode(template: JsonTemplate, arrays: list[bytes], max_input_size: int) -> list[bytes | memoryview] | None:
-    """The tensors of a request of that template; None if the full parse must find the error in them."""
+    """The tensors of a request of this template; None if the arrays are invalid: the full parse then finds the
+    error."""
     tensors: list[bytes | memoryview] = []
     try:
         for (name, datatype, num_elements, _, typecode, types), text in zip(template.inputs, arrays, strict=True):
@@ -174,7 +178,7 @@ def decode(template: JsonTemplate, arrays: list[bytes], max_input_size: int) -> 
 
 
 def make_response(prepared: PreparedRequest, response: InferResponse, rendered: bytes) -> JsonResponse | None:
-    """The template of a response that has been rendered in full; None if a part of it is not numbers."""
+    """The template of a response that has been rendered in full; None if an output is not numbers."""
     wanted = {output.name for output in prepared.outputs}
     outputs = tuple(ref for ref in response.outputs if not wanted or ref.name in wanted)
     skeleton, arrays = split(rendered)
@@ -188,8 +192,8 @@ def make_response(prepared: PreparedRequest, response: InferResponse, rendered: 
 
 
 def fill(known: JsonResponse, block: memoryview) -> bytes | None:
-    """The body of a response, with numbers from the worker's block; None if it must be rendered in full, which
-    refuses it."""
+    """The body of a response, with numbers from the worker's block; None if a number has no form in JSON: the response
+    is then rendered in full, which raises the error."""
     pieces = [known.first]
     try:
         for name, datatype, num_elements, start, end, behind in known.outputs:

@@ -1,7 +1,8 @@
 """Recognition of an infer request that has the bytes of an earlier one of its size, except for its tensors, its id, its
 parameters, and header fields that mean nothing to the server, as those of traces. Pure.
 
-A request is cut into parts. Those with the earlier request's bytes and those that may differ alternate:
+A request is cut into parts. Parts that must have the earlier request's bytes (text) alternate with parts that may
+differ:
 
     text        request line and header fields, up to the value of a field that differs
     value       and so on, for each such field
@@ -39,8 +40,7 @@ NO_SPAN: Span = (0, 0)
 
 class CutOptions(NamedTuple):
     """A request's JSON, taken apart: clients count requests and sequences with the id and the parameters, and send the
-    rest again as it was. `rest` is the JSON without the values that were cut out, one piece more than there are such
-    values."""
+    rest again as it was. `rest` is the JSON in pieces, between which the values that were cut out stood."""
 
     rest: tuple[bytes, ...]
     id: bytes  # without its quotes, 1 to MAX_ID_BYTES of ASCII; empty where no id was cut out
@@ -52,8 +52,8 @@ class CutOptions(NamedTuple):
 def cut(json: bytes) -> CutOptions:
     """The JSON without the values of its members `id` and `parameters`, where these are plain, and the two values.
 
-    Members of these names that are not the request's own may be cut out: `is_right` tells, for all JSON with an equal
-    `rest`.
+    Members of these names that belong to an input or output may be cut out by mistake: `is_right` finds that out, once
+    for all JSON with an equal `rest`.
     """
     parameters_span = _span_of_parameters(json) if b'"parameters"' in json else NO_SPAN
     id_span = _span_of_id(json, parameters_span) if b'"id"' in json else NO_SPAN
@@ -68,14 +68,14 @@ def cut(json: bytes) -> CutOptions:
 
 
 def _span_of_parameters(json: bytes) -> Span:
-    """The span of parameters that stand behind all lists or in front of them, not in one, as those of inputs do."""
+    """The span of parameters behind or in front of all lists: those of inputs stand in a list."""
     found = _PARAMETERS.search(json, json.rfind(b"]") + 1) or _PARAMETERS.search(json, 0, max(json.find(b"["), 0))
     return NO_SPAN if found is None else found.span(1)
 
 
 def _span_of_id(json: bytes, parameters: Span) -> Span:
     found = _ID.search(json)
-    if found is not None and parameters[0] < found.start() < parameters[1]:  # a parameter of that name
+    if found is not None and parameters[0] < found.start() < parameters[1]:  # a parameter named "id"
         found = _ID.search(json, parameters[1])
     return NO_SPAN if found is None else found.span(1)
 
@@ -89,8 +89,8 @@ def is_right(json: bytes, found: CutOptions) -> bool:
     """Whether the values that `cut` has removed are the request's id and parameters, in this JSON and in any with an
     equal `rest`.
 
-    Another id and other parameters are substituted, and the JSON is parsed: it must then have exactly these as its id
-    and parameters, and all else as before.
+    Another id and other parameters are substituted, and the JSON is parsed: it must then have exactly the substitutes
+    as its id and parameters, and all else as before.
     """
     if len(found.rest) == 1:
         return True
@@ -99,7 +99,8 @@ def is_right(json: bytes, found: CutOptions) -> bool:
         spans = [(found.id_span, "id", _IDS), (found.parameters_span, "parameters", _SETS_OF_PARAMETERS)]
         for (start, end), name, texts in sorted(spans, reverse=True):
             if end:
-                # One of the three differs both from the text that is replaced and from the member as it is parsed.
+                # Of the three substitutes one differs both from the text that it replaces and from the member as
+                # parsed.
                 said = expected.get(name)
                 value, text = next(each for each in texts if each[0] != said and each[1] != json[start:end])
                 expected[name] = value
@@ -109,12 +110,12 @@ def is_right(json: bytes, found: CutOptions) -> bool:
         return False
 
 
-#: Head and JSON of a request are known as one where they are at most this long.
+#: Most bytes of head and JSON together of a request that is kept (ours).
 MAX_PREFIX = 4096
 
 
 class RequestLayout:
-    """The bytes that requests of one size have in common, and where the others stand."""
+    """The texts that requests of one size have in common, and the places of the differing parts between them."""
 
     __slots__ = (
         "has_options", "head", "head_texts", "id_at", "nbytes", "num_fields", "parameters_at", "texts", "unpack",
@@ -127,7 +128,7 @@ class RequestLayout:
         self.nbytes = layout.size
         self.unpack = layout.unpack
         self.texts = texts
-        #: So many of the differing parts are values of header fields, the first ones.
+        #: The number of differing parts that are values of header fields; they come first.
         self.num_fields = num_fields
         #: Which differing part is the id, and which are the parameters; -1: none.
         self.id_at = id_at
@@ -144,7 +145,7 @@ class RequestLayout:
         if pieces[::2] != self.texts:
             return None
         values = pieces[1::2]
-        # Letters, digits and dashes, of which most ids and traces consist, are checked at a third of the price.
+        # Most ids and traces consist of letters, digits and dashes, for which there is a check at a third of the price.
         if self.num_fields:
             for value in values[: self.num_fields]:
                 if not value.replace(b"-", b"").isalnum() and value.translate(None, VALUE_BYTES):
@@ -156,7 +157,7 @@ class RequestLayout:
         return values
 
     def is_head(self, data: bytes) -> bool:
-        """Whether these bytes are the head of such a request, whose body is still to come."""
+        """Whether these bytes are the whole head of a request of this layout, without any of its body."""
         return len(data) == self.head.size and self.head.unpack(data)[::2] == self.head_texts
 
 
@@ -207,7 +208,7 @@ def differing_fields(head: bytes, before: bytes) -> list[Span] | None:
                 return None
             begin = start + len(name) + 1
             if value.startswith(b" ") and other[len(name) + 1 :].startswith(b" "):
-                begin += 1  # so that most values are a single word
+                begin += 1  # without the blank, so that `isalnum` suffices for most values in `read`
             spans.append((begin, end))
         start = end + 2
     return spans

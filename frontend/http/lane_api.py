@@ -1,7 +1,7 @@
 """The HTTP API of a lane's connection: Triton's, or that of another server whose clients connect to another port.
 
-The lane's loop is the same for all: a head, a body, a request in shared memory, a reply, a response. What they mean is
-the API's. One thread, the lane's.
+The lane's loop is the same for all APIs: a head, a body, a request in shared memory, a reply, a response. The API
+determines what each of these means. One thread, the lane's.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,11 @@ from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 
-#: JSON longer than this takes milliseconds to parse, in which the lane answers no other request (10 ms a MB, measured).
+#: Most bytes of JSON that a lane parses. It takes 10 ms a MB (measured), during which the lane answers no other
+#: request.
 MAX_JSON_BYTES = 256 * 1024
-#: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received there.
+#: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received in its
+#: block.
 SMALL_BODY_BYTES = 48 * 1024
 
 
@@ -31,7 +33,7 @@ class Place(NamedTuple):
     """The place of a large body in the block that it is received into."""
 
     offset: int
-    header_nbytes: int  # the room behind the body
+    header_nbytes: int  # the room behind the body, for the packed InferRequest
 
 
 class LaneApi(Protocol):
@@ -85,7 +87,7 @@ class TritonApi(Submission):
 
     def __init__(self, state: ServerState, port: Port) -> None:
         super().__init__(state, port)
-        self.known_response = known_response  # no method: each response would take one more call
+        self.known_response = known_response  # not a method, which would take each response one more call
         self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
 
     def parse_head(self, raw: bytes) -> Head | None:
@@ -93,19 +95,19 @@ class TritonApi(Submission):
 
     def is_for_road(self, head: Head) -> bool:
         if HTTP.restricted(self._state, head.path, head.headers):
-            # The road refuses or admits it; requests admitted here are known by their whole head only.
+            # The road refuses it. A request that is admitted here is recognised later by its whole head only.
             return True
         if self._state.api_keys is not None and not may_pass(self._state, head):
-            return True  # which refuses it
+            return True  # the road refuses it, or counts it against its key's limits
         if isinstance(head.found, Response) and head.content_length:
-            return True  # the body is not read: the road can close without losing the answer
+            return True  # the road can close without reading the body and without losing the answer
         if not head.is_infer:
             if isinstance(head.found, RouteMatch) and head.found.is_generation:
                 return head.content_length > MAX_JSON_BYTES
             waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
             return waits or head.content_length > SMALL_BODY_BYTES
         if head.accepts_compression and self.has_large_responses(head):
-            return True  # compressing takes milliseconds
+            return True  # to compress its response takes milliseconds
         json_length = head.content_length if head.json_length is None else head.json_length
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 

@@ -16,7 +16,8 @@ from shoal.frontend.response import Response, response_head
 from shoal.shm.port import Port
 from shoal.timing import Timing, as_header
 
-#: Seconds until an idle connection is closed: Triton has no limit, proxies keep theirs for 60 s.
+#: Seconds until an idle connection is closed: Triton has no limit, proxies keep connections for 60 s and should be
+#: first.
 IDLE_S = 75.0
 
 
@@ -30,8 +31,9 @@ class OutgoingResponses:
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
         self.given_up = slow_reader_log("connections")
-        # Changed by every method: how much is copied; the connections that are being sent to, and since when, the
-        # oldest first; of those that have no copy for want of room, how much was unsent, and since when.
+        # Changed by every method. In this order: the bytes that are copied; the connections that are being sent to, and
+        # since when, the oldest first; the connections for whose copies there was no room, with their number of unsent
+        # bytes and since when that has been the number.
         self.kept = KeptMemory()
         self._sending: dict[HttpConnection, float] = {}
         self._waiting: dict[HttpConnection, tuple[int, float]] = {}
@@ -92,7 +94,7 @@ class OutgoingResponses:
             return False
         if not connection.release:
             self.kept.nbytes -= before - connection.num_unsent
-            connection.deadline_s = now_s + SEND_S  # slow, but it reads
+            connection.deadline_s = now_s + SEND_S  # a slow client that reads gets more time
         if connection.unsent:
             return False
         self._forget(connection)
@@ -117,7 +119,7 @@ class OutgoingResponses:
         return now_s - since_s < SEND_S
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """A worker lacks memory: copy the unsent rest of those of its results that lie in these segments, and release
+        """Release memory of a worker that lacks it: copy the unsent rest of results in these segments, and release
         their blocks.
 
         If there is no room for a copy, and `is_urgent`, connections are closed, the one that has been sent to for
@@ -150,7 +152,8 @@ class OutgoingResponses:
         return True
 
     def forget(self, connection: HttpConnection, now_s: float) -> None:
-        """Forget a connection that ends, or is handed over, and what it held; a request on it is logged as left."""
+        """Forget a connection that ends or is handed over, and release what it held. A request on it is logged as one
+        whose client has hung up."""
         self.release(connection)
         if connection.exchange is not None:
             connection.exchange.end(now_s - connection.begun_s, HUNG_UP)

@@ -1,9 +1,9 @@
 """Connections with TLS that the road serves: a lane decrypts what the client sends, and encrypts what the road answers.
 
-Each direction holds the bytes of one read at most, and reads on once those are sent: so a slow reader slows the road
-down, and the road a fast sender. The road's deadlines end what a client leaves unfinished; a client that reads nothing
-for SEND_S is closed here. When the road gives the connection back (addressed_sockets.py), the lane serves it again. One
-thread, the lane's; nothing blocks.
+Each direction holds the bytes of one read at most, and reads on once those are sent, so a client that reads slowly
+slows the road down, and the road slows a fast sender down. The road's deadlines end requests that a client leaves
+unfinished; the connection of a client that reads nothing for SEND_S is closed here. When the road gives the connection
+back (addressed_sockets.py), the lane serves it again. One thread, the lane's; nothing blocks.
 """
 
 import logging
@@ -85,7 +85,7 @@ class Relays:
             return
         try:
             road, theirs, note = make_pair(client.getpeername(), client.getsockname())
-        except OSError as error:  # its client is gone, or no descriptor is left
+        except OSError as error:  # the client is gone, or no descriptor is left
             sentence = f"this connection with TLS cannot be relayed: {explain(error)}"
             _log.warning("%s; it is closed", sentence)
             self._refuse(client, sentence, now_s)
@@ -94,7 +94,7 @@ class Relays:
             self._poller.register(road.fileno(), _IN)
             self._poller.register(client.fileno(), _IN)
         except OSError as error:  # the kernel watches no further descriptor
-            road.close()  # which epoll forgets then
+            road.close()  # closing it also takes it out of epoll
             theirs.close()
             os.close(note)
             self._refuse(client, f"this connection with TLS cannot be relayed: {error.strerror}", now_s)
@@ -160,7 +160,7 @@ class Relays:
                     num_sent = relay.client.send(relay.to_client)
                 except BlockingIOError:
                     return
-                except OSError:  # gone; reading from it says so, too
+                except OSError:  # the client is gone, which the next read from it reports
                     relay.to_client = memoryview(b"")
                     break
                 relay.to_client = relay.to_client[num_sent:]
@@ -191,7 +191,7 @@ class Relays:
             except OSError:
                 return False
             relay.has_client_ended = not data
-            relay.to_road = memoryview(b"" if relay.ends_s else data)  # of a connection that is over it is dropped
+            relay.to_road = memoryview(b"" if relay.ends_s else data)  # dropped while the connection lingers
         if relay.has_client_ended and not relay.to_road and not relay.is_road_shut:
             relay.is_road_shut = True
             with suppress(OSError):  # the road has ended, too
@@ -222,9 +222,9 @@ class Relays:
             self._poller.modify(fd, events)
         elif events and not before:
             self._poller.register(fd, events)
-        elif before and not events:  # epoll would report its end again and again
+        elif before and not events:  # or epoll would report the end of the road again and again
             self._poller.unregister(fd)
-        relay.road_events = events  # once that has been done: `_forget` goes by it
+        relay.road_events = events  # set after the registration, which `_forget` undoes by it
 
     def _forget(self, relay: Relay) -> None:
         """Forget a connection, and close all but the client's socket."""
@@ -242,8 +242,8 @@ class Relays:
     # --- refused connections ---
 
     def _refuse(self, client: TlsSocket, sentence: str, now_s: float) -> None:
-        """Answer 503. What the client still sends is read and dropped for LINGER_S: closed with bytes unread, the
-        connection would be reset, and the client could lose the response (RFC 9112, section 9.6)."""
+        """Answer 503. What the client still sends is read and dropped for LINGER_S: a connection that is closed with
+        bytes unread is reset, and the client could lose the response (RFC 9112, section 9.6)."""
         response = error_response(UnavailableError(sentence))
         response = response._replace(headers=response.headers + CLOSE)
         try:

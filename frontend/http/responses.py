@@ -38,8 +38,8 @@ def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
     """The whole response if all of it but tensors and id is kept from an earlier one; else None, and
     `rendered_response` makes it.
 
-    If it is one chunk, that is private memory; of several, all but the first are views of the worker's block, valid
-    until the block is released.
+    A single chunk is private memory; of several, all but the first are views of the worker's block, valid until the
+    block is released.
     """
     header, block = reply.header, reply.block
     if header is None or block is None or reply.status or reply.reason:
@@ -68,14 +68,14 @@ def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
         try:
             in_regions.outputs.write(block)
         except ShoalError:
-            return None  # rendered in full, it gets the same error again
+            return None  # rendering in full raises this error again
         return [_json_response(in_regions.json, id_)]
     return None
 
 
 def rendered_response(submitted: Submitted, reply: Reply) -> Response:
-    """The response, or that for the reply's error, rendered in full, and kept with the request's template if it can
-    be: `known_response` then finds it."""
+    """The response to a request, or to its error, rendered in full. It is kept with the request's template if the
+    tensors alone can differ in the next one, for which `known_response` then finds it."""
     prepared = prepared_of(submitted)
     try:
         answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
@@ -83,7 +83,7 @@ def rendered_response(submitted: Submitted, reply: Reply) -> Response:
     except ShoalError as error:
         return error_response(error)
     if reply.reason:
-        return rendered  # another version has answered: a kept response names its version
+        return rendered  # another version has answered, and a kept response would name it
     if type(submitted) is VariedRequest:
         bare = render(submitted.template.prepared, answer.response, answer.block)
         _keep(submitted.template, answer.header, answer.response, bare)
@@ -108,7 +108,7 @@ def _keep(template: Submitted, packed: bytes, response: InferResponse, rendered:
         wanted = {output.name: output for output in template.prepared.outputs}
         sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
         binary_by_default = template.prepared.binary_data_output
-        # Values in JSON and classes change with the data.
+        # Outputs as JSON, and classifications, change bytes around the tensors with the data.
         if all(wanted[ref.name].binary if wanted else binary_by_default for ref in sent) and not any(
             output.classification for output in template.prepared.outputs
         ):

@@ -1,4 +1,5 @@
-"""The way of a lane's infer requests into shared memory. Nothing here waits. One thread, the lane's.
+"""Submission of a lane's infer requests: parsed or recognised, and put into shared memory. Nothing here waits. One
+thread, the lane's.
 
 Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
 but for an id and parameters, from request to request. The result of parsing and validating such JSON is kept (a
@@ -55,9 +56,10 @@ from shoal.star.validation import check_sequence
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_JSON = 4096
 _MAX_TEMPLATES = 512
-#: The room for the header in a block that a body is received into.
+#: The room for the packed InferRequest in a block that a body is received into.
 HEADER_BYTES = 4096
-#: Known requests are found by request line and size: the most pairs of these, and the most requests of one pair (ours).
+#: Known requests are found by request line and size: the most pairs of line and size, and the most requests of one pair
+#: (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
 #: The key of a template: model, JSON without its cut-out options, place of the first tensor, number of bytes behind the
 #: JSON, and whether outputs are binary by the cut-out parameters.
@@ -68,7 +70,8 @@ _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 
 
 class Submission:
-    """Puts one lane's infer requests into shared memory, and keeps the templates by which the next ones are quicker."""
+    """Puts one lane's infer requests into shared memory, and keeps templates, by which later requests take less
+    time."""
 
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
@@ -77,18 +80,18 @@ class Submission:
         # size.
         self._templates = Memo[_Key, RequestTemplate]("http_template", _MAX_TEMPLATES)
         self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_template", _MAX_TEMPLATES)
-        #: The templates of a model's last requests, by its id: tried first.
+        #: The templates of a model's last requests, by the model's id; they are tried first.
         self._recent_json = Memo[int, tuple[JsonTemplate, ...]]("http_json_recent", _MAX_TEMPLATES)
         self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)
         self._known = Memo[tuple[bytes, int], tuple[KnownRequest, ...]]("http_known", _MAX_KNOWN)
-        # Changed by response: ids of the models that have given a response worth compressing, and their number.
+        # Changed by response: the ids of models that have given a response worth compressing; and how many there are.
         self._large: set[int] = set()
         self._num_large = 0
 
     def find(self, data: bytes, last: KnownRequest | None = None) -> tuple[KnownRequest, Sequence[bytes]] | None:
         """The earlier request that the one in `data` repeats, and the parts in which it differs; None if there is none,
-        or if models have changed since. `last` is the result for the connection's request before, which is tried
-        first."""
+        or if models have changed since. `last`, the known request that the connection's previous request repeated, is
+        tried first."""
         num_changes = self._state.models.num_changes + self._num_large
         if last is not None and last.num_changes == num_changes and last.layout.nbytes == len(data):
             values = last.layout.read(data)
@@ -101,7 +104,7 @@ class Submission:
         return None
 
     def forget_known(self) -> None:
-        """Forget all known requests: a key by which one was admitted may not be admitted any more."""
+        """Forget all known requests: an API key with which one of them was admitted may have been removed."""
         self._known.entries.clear()
 
     def submit_known(self, known: KnownRequest, values: Sequence[bytes]) -> tuple[int, Submitted] | None:
@@ -134,7 +137,7 @@ class Submission:
     ) -> None:  # fmt: skip
         """Keep a request of `nbytes` bytes, so that `find` finds those like it."""
         if self._state.restrictions and head.raw != before.raw:
-            return  # the value of any field may be what admits it
+            return  # a field that seems to mean nothing may be a restriction's secret
         layout = learn(head, before, json, options, nbytes)
         if layout is None:
             return
@@ -173,7 +176,7 @@ class Submission:
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
             headers = recorded_headers(names, head.headers) if (names := self._state.recorded_headers) else ()
-            if fields or headers or entry.sticky_header:  # a template is found by the JSON alone, not by the headers
+            if fields or headers or entry.sticky_header:  # templates do not depend on headers
                 prepared = replace(self._prepared(entry, head, body, fields), headers=headers)
                 prepared = with_sticky_key(prepared, head.headers)
             else:
@@ -284,8 +287,8 @@ class Submission:
     def _varied(
         self, template: JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
     ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
-        """The form in which a request of this template is kept, and its header. An empty id and settings of None are
-        those of the template. Raises InvalidArgumentError."""
+        """The form in which a request of this template is kept until its reply, and its packed InferRequest. An empty
+        id and settings of None are those of the template. Raises InvalidArgumentError."""
         if not id_ and settings is None:
             return template, template.header
         if settings is not None:
@@ -303,7 +306,7 @@ class Submission:
         template: RegionTemplate | None = kept.entries.get(key)
         if template is None:
             prepared = self._prepared(entry, head, memoryview(body))
-            number = submit_copy(self._port, prepared, start_ns)  # raises if the road must take it: no template then
+            number = submit_copy(self._port, prepared, start_ns)  # raises first if the road must take it
             made = make_region_template(without(prepared, options)) if is_right(body, options) else None
             if made is not None:
                 kept.keep(key, made)
@@ -313,7 +316,7 @@ class Submission:
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), varied
 
     def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
-        """Check these settings as a sequence batcher requires; the last of all checks. Raises InvalidArgumentError."""
+        """Make a sequence batcher's checks of these settings, the last of all checks. Raises InvalidArgumentError."""
         signature = prepared.entry.signature
         if signature.sequences is not None:
             check_sequence(signature.sequences, signature.name, id_.decode(), prepared.rows, settings.correlation_id)
@@ -387,7 +390,7 @@ class Submission:
         )  # fmt: skip
 
     def response(self, submitted: Submitted, reply: Reply) -> Chunks:
-        """The response to a request, rendered in full; an error is a response, too."""
+        """The response to a request, rendered in full, or the response for the reply's error."""
         response = rendered_response(submitted, reply)
         model_id = prepared_of(submitted).entry.model_id
         if (
@@ -396,7 +399,7 @@ class Submission:
             and sum([len(chunk) for chunk in response.chunks]) >= LEAST_COMPRESSED_BYTES
         ):
             self._large.add(model_id)
-            self._num_large += 1  # nothing is known any more: from now on each request's Accept-Encoding is read
+            self._num_large += 1  # makes known requests invalid: from now on Accept-Encoding decides who answers
         return [response_head(response), *response.chunks]
 
 

@@ -38,8 +38,8 @@ class RegionTemplate:
 
 
 def make_region_template(prepared: PreparedRequest) -> RegionTemplate | None:
-    """The template of a request that has been prepared in full, without the options that were cut out; None if it has
-    none."""
+    """The template of a request that has been prepared in full, without the options that were cut out; None if one of
+    the request's input tensors does not lie in a region."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -81,7 +81,7 @@ class RequestTemplate:
 
 
 class VariedRequest(NamedTuple):
-    """A request with an id and settings of its own, and the template that it has without them."""
+    """A request that differs from its template in its id or its settings."""
 
     template: RequestTemplate | JsonTemplate | RegionTemplate
     id: bytes  # empty: that of the template
@@ -104,7 +104,7 @@ class VariedRequest(NamedTuple):
 
 
 def with_settings(prepared: PreparedRequest, settings: RequestSettings) -> PreparedRequest:
-    """The request with other settings, of which `binary_data_output` is the same."""
+    """The request with other settings, except that it keeps its own `binary_data_output`."""
     return replace(
         prepared,
         parameters=settings.parameters,
@@ -117,14 +117,14 @@ def with_settings(prepared: PreparedRequest, settings: RequestSettings) -> Prepa
 
 @dataclass(frozen=True, slots=True)
 class KnownRequest:
-    """An infer request, kept for requests that differ as known_request.py says."""
+    """An infer request, kept for requests that differ from it in the parts that known_request.py names."""
 
     layout: RequestLayout
-    head: Head  # of the request that was kept: the next one's may have other values in fields without a meaning
+    head: Head  # of the request that was kept; later ones may differ in fields that mean nothing to the server
     entry: ModelEntry
     template: RequestTemplate | None  # None: the body is JSON
-    #: The models' changes, and the changes of how responses are sent, when this was kept: after another change the name
-    #: may mean another version, or none.
+    #: The number of changes of the models, and of which responses are compressed, when this was kept. After another
+    #: change the name may mean another version, or the road may have to answer.
     num_changes: int
 
 
@@ -164,7 +164,6 @@ Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | 
 
 
 def prepared_of(submitted: Any) -> PreparedRequest:
-    """The prepared request of a submitted one, in whichever form its lane or its API keeps it (`Submitted`, or
-    TorchServe's)."""
+    """The prepared request in the form that a lane keeps of a submitted one: a `Submitted`, or TorchServe's."""
     prepared: PreparedRequest = submitted if isinstance(submitted, PreparedRequest) else submitted.prepared
     return prepared

@@ -17,12 +17,12 @@ from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 
 #: The buffer for bytes of the next request that are decrypted together with the end of a body. A TLS record has up to
-#: 16 KiB, and TlsSocket.recvmsg_into needs room for a whole one behind the body.
+#: 16 KiB, and TlsSocket.recvmsg_into needs room for a whole record behind the body.
 _NEXT_REQUEST = memoryview(bytearray(64 * 1024))
-#: The pieces of 32 KiB of one response that are encrypted and sent before other connections have their turn (ours).
+#: Most pieces of 32 KiB of one response that are encrypted and sent before other connections have their turn (ours).
 _MAX_PIECES = 16
-#: Of so many connections that a lane may have, one may be relayed to the road (ours): it takes three descriptors of the
-#: lane's process, and two of the road's, which has the relayed connections of all lanes.
+#: One in so many of the connections that a lane may have may be relayed to the road (ours): a relayed connection takes
+#: three descriptors of the lane's process, and two of the road's, which has the relayed connections of all lanes.
 _CONNECTIONS_PER_RELAY = 8
 
 
@@ -92,7 +92,7 @@ class HttpTlsLane(HttpLane):
 
     def _admit(self, client: TlsSocket, data: bytes, *, is_new: bool) -> None:
         """Serve a connection whose handshake is complete (`is_new`), or that the road has given back, with the bytes
-        that were read from it. The lane only decrypts, for the road, at endpoints that it does not answer at."""
+        that were read from it. At endpoints that the road answers the lane only relays."""
         endpoint = self._endpoint_of(client)
         if endpoint not in ("http", "openai") and endpoint not in self._apis:
             self._relays.begin(client, data, self.now_s)
