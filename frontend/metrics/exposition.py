@@ -1,8 +1,9 @@
 """The text of GET /metrics, in Prometheus's format: all families, with their figures at one moment. Pure.
 
-Written by hand because prometheus-client appends `_total` to the name of every counter, and Triton's have none. Every
-family is printed from the start, a model's series only while the version is loaded; families that --metrics-config
-turns off are not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how Triton prints them.
+Written by hand because prometheus-client appends `_total` to the name of every counter, and Triton's counters have no
+such suffix. Every family is printed from the start, a model's series only while the version is loaded; families that
+--metrics-config turns off are not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how
+Triton prints them.
 """
 
 import math
@@ -40,7 +41,8 @@ class ExternalFigures(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """A model version's series: its counters are read once, so that its figures belong together."""
+    """A model version, the labels of its series, and its counters, which are read once, so that its figures belong
+    together."""
 
     entry: ModelEntry
     labels: Labels
@@ -188,7 +190,7 @@ def _rollouts(seen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keys(state: ServerState) -> Iterator[str]:
-    """The figures of API keys with limits, as far as they have been used."""
+    """The figures of the API keys with limits that have been used."""
     uses = [((("api_key", name),), use) for name, use in tuple(state.key_uses.uses.items())]
     for family, figure, _ in families.KEY_FAMILIES:
         yield from _plain(family, [(labels, getattr(use, figure)) for labels, use in uses])
@@ -261,7 +263,7 @@ def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[
 
 
 def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]) -> Iterator[str]:
-    """The lines of one family: a figure for each source that has one."""
+    """The lines of one family, with one line for each source that has its figure."""
     samples = (
         (labels, source[figure.figure] / figure.divisor) for labels, source in sources if figure.figure in source
     )
@@ -299,6 +301,6 @@ def _labels(entry: ModelEntry) -> Labels:
     return ("model", entry.name), ("version", str(entry.version)), *namespace, *tagged
 
 
-@memoized("metric_labels", 4096)  # and so do labels
+@memoized("metric_labels", 4096)  # labels come again and again
 def _text(labels: Labels) -> str:
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels))

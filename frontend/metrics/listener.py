@@ -56,7 +56,8 @@ class Cpu:
 _log = logging.getLogger("shoal")
 
 CONTENT = (("Content-Type", "text/plain; charset=utf-8"),)
-#: A scrape is answered without the supervisor's figures rather than late (ours; Prometheus waits for 10 s).
+#: Seconds that a scrape waits for the supervisor's figures before it is answered without them (ours; Prometheus waits
+#: 10 s).
 GAUGES_TIMEOUT_S = 2.0
 
 

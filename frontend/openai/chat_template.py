@@ -23,8 +23,8 @@ from shoal.memo import memoized
 
 #: The most characters of a prompt, and of each text that a template makes on its way to it (ours).
 MAX_CHARS = 4 << 20
-#: The most steps of all loops and the most calls of one rendering (ours): the most expensive take 0.3 s, in which a
-#: lane answers no other request. A conversation takes about one for each message.
+#: The most steps of all loops and the most calls of one rendering (ours): so many of the most expensive steps take 0.3
+#: s, during which a lane answers no other request. A conversation takes about one step for each message.
 MAX_STEPS = 30_000
 _ITERATE, _CONCAT = "shoal_iterate", "shoal_concat"
 
@@ -64,8 +64,8 @@ def _code(template: str) -> Any:
     return _Environment().compile(template)
 
 
-#: Methods of strings, and filters, that make a long text of a short one (by a width), and that no tokenizer's template
-#: uses.
+#: Methods of strings, and filters, that make a long text of a short one (by a width). They are forbidden: no
+#: tokenizer's template uses them.
 _PADDING = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate", "wordwrap", "urlize"}
 )
@@ -73,15 +73,15 @@ _MAX_INDENT = 64
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with what templates of tokenizers expect (transformers' names), and limits. One for each
-    rendering, whose steps it counts."""
+    """Jinja's sandbox with the names that templates of tokenizers expect (those of transformers), and with limits. Each
+    rendering has an environment of its own, which counts the rendering's steps."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], cache_size=0)
         self.filters = _FILTERS
-        del self.globals["lipsum"]  # words for a layout, as many as it is asked for
+        del self.globals["lipsum"]  # makes filler text of any length
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
         self.globals[_ITERATE] = self._iterate
@@ -159,7 +159,7 @@ def _check_length(num_chars: int) -> None:
 
 
 def _limited(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(filter_)  # with Jinja's marks
+    @functools.wraps(filter_)  # keeps the marks by which Jinja passes arguments
     def limited(*args: Any, **kwargs: Any) -> Any:
         made = filter_(*args, **kwargs)
         if isinstance(made, str):

@@ -3,9 +3,9 @@
     chat, whole       {"object": "chat.completion", "choices": [{"message": {…}, "finish_reason": "stop"}], …}
     chat, a stream    a chunk with the role, one for each piece of text, one with the reason of the end, [DONE]
 
-Text that comes in several responses is put together, a character that is cut by their border too. The number of tokens
-and the reason of the end come from the model (`num_input_tokens`, `num_output_tokens`, `finish_reason`, each an
-output or a parameter of the response); `usage` is null for a model that does not report both numbers.
+Text that comes in several responses is put together, and so is a character whose bytes are in two responses. The number
+of tokens and the reason of the end come from the model (`num_input_tokens`, `num_output_tokens`, `finish_reason`, each
+an output or a parameter of the response); `usage` is null for a model that does not report both numbers.
 """
 
 import codecs
@@ -36,7 +36,7 @@ from shoal.star.models import ModelEntry
 
 
 class StopSequences:
-    """The search in one text that comes in pieces, which ends in front of the first stop sequence.
+    """Cuts a text, which comes in pieces, in front of the first stop sequence.
 
         stop "END"     pieces "the E", "N", "D of it"     →     "the ", "", "", and the end
 
@@ -81,7 +81,7 @@ def _num_begun(text: str, stop: str) -> int:
 
 _REQUEST_ID = "x-request-id"
 _MAX_ID_CHARS = 128
-#: The most characters of an answer that is no stream, which is put together in this process (ours).
+#: The most characters of a whole answer, which is put together in this process (ours).
 MAX_ANSWER_CHARS = 1 << 20
 #: The last event of a stream.
 DONE = b"data: [DONE]\n\n"
@@ -89,7 +89,7 @@ DONE = b"data: [DONE]\n\n"
 _NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON = "num_input_tokens", "num_output_tokens", "finish_reason"
 #: The most tokens that a model may report with one response (ours): their sums stay within JSON's 64 bits.
 _MAX_TOKENS = 2**31 - 1
-#: Values of `finish_reason` while the text goes on: those of vLLM's backend.
+#: Values of `finish_reason` by which vLLM's backend says that the text goes on.
 _NO_REASONS = frozenset({"", "None"})
 
 
@@ -107,7 +107,7 @@ TEXT = CompletionKind("cmpl-", "text_completion", "text_completion", is_chat=Fal
 
 
 class Completion:
-    """The Rendering of one request."""
+    """The Rendering of one request's responses as a completion of OpenAI's."""
 
     def __init__(
         self, prepared: PreparedRequest, request: TextRequest, model: TextModel, kind: CompletionKind, now_s: float
@@ -247,7 +247,7 @@ _REPORTED = frozenset({_NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON})
 
 
 def num_tokens(reported: object) -> int | None:
-    """The number of tokens that a model has reported; None for what cannot be one."""
+    """The number of tokens that a model has reported; None for a value that cannot be such a number."""
     return reported if type(reported) is int and 0 <= reported <= _MAX_TOKENS else None
 
 
@@ -264,7 +264,7 @@ def first_text(ref: TensorRef, block: memoryview) -> bytes:
 
 
 def whole_number(ref: TensorRef, block: memoryview) -> int | None:
-    """The sum of a tensor of whole numbers; None for one of another kind."""
+    """The sum of a tensor of whole numbers; None for a tensor of another datatype."""
     datatype = BY_WIRE[ref.datatype]
     if datatype is BYTES or datatype.dtype.kind not in "iu" or ref.nbytes % datatype.itemsize:
         return None
@@ -316,7 +316,7 @@ def known(call: HandlerCall, name: str) -> None:
     """Raise NoSuchModelError for a name that no model has, or one that is not loaded."""
     try:
         call.state.models.lookup(name, None)
-    except (NotFoundError, InvalidArgumentError) as error:  # the latter with namespaces
+    except (NotFoundError, InvalidArgumentError) as error:  # InvalidArgumentError if models have namespaces
         raise NoSuchModelError(f"{error}; GET /v1/models lists the models that text can be asked of") from None
 
 

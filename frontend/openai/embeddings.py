@@ -97,7 +97,7 @@ def _embed(
 def _batches(
     entry: ModelEntry, request: Mapping[str, Any], texts: Sequence[str], model: EmbeddingModel
 ) -> Iterator[dict[str, Any]]:
-    """The members of each of the requests to the model."""
+    """The members of each request to the model, for one batch of the texts each."""
     inputs = entry.signature.inputs
     members = {name: value for name, value in request.items() if name not in _READ}
     if _NUM_TOKENS_ASKED in inputs:
@@ -127,10 +127,11 @@ class _Batch(NamedTuple):
 
 
 def _ask(batches: Sequence[PreparedRequest], call: HandlerCall, model: EmbeddingModel) -> list[_Batch]:
-    """The answers to all batches, in their order."""
+    """The model's answers to all batches, in the batches' order; at most _MOST_AT_ONCE are executing. Raises
+    ShoalError."""
     found: list[_Batch] = [_Batch((), None)] * len(batches)
     waiting = deque(enumerate(batches))
-    executing: dict[int, int] = {}  # the numbers of requests, and of which batch each is
+    executing: dict[int, int] = {}  # by the number of a request, the index of its batch
     with call.road.several() as executions:
         while waiting or executing:
             while waiting and len(executing) < _MOST_AT_ONCE:
@@ -163,7 +164,7 @@ def _read(answer: "ModelResponse", entry: ModelEntry, model: EmbeddingModel) -> 
 
 def _vectors(ref: TensorRef, block: memoryview, entry: ModelEntry) -> Sequence[Vector]:
     datatype = BY_WIRE[ref.datatype]
-    if datatype is BYTES:  # vLLM's backend writes them as JSON
+    if datatype is BYTES:  # vLLM's backend writes vectors as JSON
         try:
             numbers = np.array(orjson.loads(first_text(ref, block)))
             if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":

@@ -22,12 +22,12 @@ class NoSuchModelError(NotFoundError):
 
 
 def refusal(error: ShoalError) -> Response:
-    """The response for an error; clients of OpenAI's package raise their own errors by its status."""
+    """The response for an error; OpenAI's client package chooses the error that it raises by the status."""
     return json_response(error.http_status, error_object(error), headers_of(error))
 
 
 def unrouted(path: str, methods: Sequence[str]) -> Response:
-    """The response for a path that the API lacks, or, with its methods, for a method that it lacks there."""
+    """The response for a path that the API lacks or, if `methods` has the path's methods, for any other method."""
     kind, shown, allowed = "invalid_request_error", path[:200], ", ".join(methods)
     if not methods:
         return json_response(404, _object(f"Invalid URL: there is no {shown}", kind))

@@ -24,19 +24,19 @@ from shoal.model_config.parameters import parameter
 from shoal.star.models import ModelEntry
 
 TEXT_INPUT, TEXT_OUTPUT, EMBEDDING_OUTPUT = "text_input", "text_output", "embedding"
-#: An input that gets a conversation itself, as JSON, in place of a prompt that a template made of it (ours).
+#: An input that gets a whole conversation as JSON, in place of a prompt that a chat template makes of it (ours).
 MESSAGES = "messages"
-#: An input that gets all sampling parameters as one JSON object: of Triton's vLLM backend.
+#: The input of Triton's vLLM backend that gets all sampling parameters as one JSON object.
 SAMPLING = "sampling_parameters"
-#: An input that gets the texts to be embedded, as JSON: of Triton's vLLM backend.
+#: The input of Triton's vLLM backend that gets the texts to be embedded, as JSON.
 EMBEDDING_REQUEST = "embedding_request"
-#: Inputs by which a model is asked to leave the prompt out of its answer, and to tell how many tokens there were and
-#: why it ended: of Triton's vLLM and TensorRT-LLM backends.
+#: Inputs of Triton's vLLM and TensorRT-LLM backends by which a model is asked to leave the prompt out of its answer,
+#: and to report the numbers of tokens and why the text ended.
 _ASKED = (
     "exclude_input_in_output", "sampling_param_exclude_input_from_output", "return_num_input_tokens",
     "return_num_output_tokens", "return_finish_reason",
 )  # fmt: skip
-#: Inputs for stop sequences: of TensorRT-LLM's backend, and OpenAI's name.
+#: Inputs for stop sequences: the name that TensorRT-LLM's backend has for them, and OpenAI's.
 _STOPS = ("stop_words", "stop")
 _FLOATS = frozenset({"FP16", "FP32", "FP64"})
 
@@ -50,8 +50,8 @@ class TextModel(NamedTuple):
 
 
 class EmbeddingModel(NamedTuple):
-    """The names of the tensors of an embedding model; `request` in place of `text` for one that takes
-    EMBEDDING_REQUEST."""
+    """The names of the tensors of an embedding model. Where the model has the input EMBEDDING_REQUEST, the texts go
+    there and not into `text`."""
 
     text: str
     embedding: str
@@ -124,7 +124,7 @@ def _is_served(call: HandlerCall, name: str) -> bool:
     """Whether the version that a name means is a text or embedding model."""
     ready = call.state.models.ready_entries(name)
     meant = next((entry for entry in ready if entry.is_default), ready[-1] if ready else None)
-    # A name in a repository may be no text, which no JSON can have.
+    # A directory's name need not be valid Unicode, which JSON requires.
     return meant is not None and is_listed(meant) and name.isprintable()
 
 

@@ -34,7 +34,8 @@ _READ = frozenset(
 _REFUSED = frozenset({"audio", "moderation", "prediction", "web_search_options"})
 #: Sampling parameters that OpenAI's API has, all of them numbers.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
-#: OpenAI takes four; this many characters are searched for in each piece of an answer (both bounds ours).
+#: Most stop sequences of a request, of which OpenAI takes four, and most characters of one of them (both ours: each is
+#: searched for in each piece of an answer).
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024
 
 Message = Mapping[str, Any]
@@ -45,7 +46,7 @@ class TextRequest(NamedTuple):
 
     model: str
     prompt: str  # of a completion
-    messages: Sequence[Message]  # of a chat: texts, and what else a message has; empty for a completion
+    messages: Sequence[Message]  # of a chat, each with its text as `content`; empty for a completion
     template_variables: Mapping[str, Any]  # further names for the chat template: `chat_template_kwargs`, vLLM's name
     is_stream: bool
     includes_usage: bool  # a stream ends with a chunk that counts tokens
@@ -192,7 +193,7 @@ def _message(number: int, message: Any) -> Message:
         raise InvalidRequestError(f"{where} must be an object with 'role' and 'content'", where)
     content = message.get("content")
     if content is None and message["role"] == "assistant" and (message.get("tool_calls") or message.get("refusal")):
-        return {**message, "content": None}  # as templates know it: the message is a call, and no text
+        return {**message, "content": None}  # the form that templates expect of a tool call without text
     if type(content) is list:
         content = "".join(_part(f"{where}.content[{at}]", part) for at, part in enumerate(content))
     if type(content) is not str:

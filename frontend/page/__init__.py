@@ -1,1 +1,1 @@
-"""The page at `/`: a view of the server in a browser, without installing anything. Runs on the road."""
+"""The page at `/`: a view of the server in a browser. Runs on the road."""

@@ -1,8 +1,8 @@
-"""GET /ui/figures: the models and the batcher's counters as the page draws them, read while a page is open alone; and
-GET /ui/metrics: the text of /metrics, which has a port of its own that a page may not ask.
+"""GET /ui/figures: the models and the batcher's counters as the page draws them, read only while a page is open; and
+GET /ui/metrics: the text of /metrics, whose own port a browser does not let the page ask.
 
-Counts are sums since a version was loaded: a page that asks twice draws the difference, so any number of pages may ask
-and none has a state here. All pages together cost one reading of the counters in half a second.
+Counts are sums since a version was loaded: a page that asks twice draws the difference, so the server keeps no state of
+any page. All pages together cost one reading of the counters in half a second.
 """
 
 import time
@@ -21,7 +21,7 @@ from shoal.frontend.state import ServerState
 from shoal.star.models import NO_VERSION, ModelEntry
 from shoal.version import __version__
 
-#: Ours: a page that asks every second or two does not see it.
+#: The age at which figures are read anew (ours: a page, which asks every second or two, does not notice it).
 INTERVAL_MS = 500
 _HEADERS: Headers = (*JSON_CONTENT, ("Cache-Control", "no-store"), *SAFE)
 
@@ -35,7 +35,8 @@ def figures(call: HandlerCall) -> Response:
 
 
 def access(call: HandlerCall) -> Response:
-    """The response to a caller who may change the server; the route is administrative, so others have got 403."""
+    """The response to a caller who may change the server. Other callers do not get here: the route needs the scope
+    ADMIN."""
     if not call.state.has_page:
         return NOT_FOUND
     return Response(200, _HEADERS, (b'{"may_administer":true}',))
@@ -67,7 +68,7 @@ def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
         "name": encodable(entry.name),
         "namespace": encodable(entry.namespace),
         "version": None if entry.version == NO_VERSION else str(entry.version),
-        "id": entry.model_id,  # another one after a reload, whose counts begin at 0
+        "id": entry.model_id,  # changes with a reload, after which counts begin at 0
         "state": entry.state,
         "reason": encodable(entry.reason),
         "instances": entry.num_instances,
@@ -90,7 +91,7 @@ def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
 
 
 def metrics(call: HandlerCall) -> Response:
-    """All families but for the figures of CPU and GPU, which are measured between two scrapes."""
+    """The text of /metrics without the figures of CPU and GPU, which are measured from one scrape to the next."""
     external = ExternalFigures(read_gauges(call.ask), {}, ())
     text = exposition(call.state, external, time.monotonic_ns())
     return Response(200, (*CONTENT, ("Cache-Control", "no-store"), *SAFE), (text.encode("utf-8", "backslashreplace"),))

@@ -1,7 +1,8 @@
 """The files of the page, as they are sent: a table by name, each read once, with the headers that keep a page safe.
 
-A path of a request is looked up in the table and never opened. The page loads nothing from elsewhere and runs no inline
-script: the Content-Security-Policy makes the browser refuse both, and text that is assigned as HTML, too.
+The file that a request names is looked up in the table; no path of a client is opened. The page loads nothing from
+elsewhere and runs no inline script: the Content-Security-Policy makes the browser refuse both, and text that is
+assigned as HTML, too.
 """
 
 from functools import cache
@@ -27,8 +28,8 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-#: Header fields of all responses to the page. A browser asks again whether a file has changed, by its ETag: a new
-#: version of the server never meets an old module.
+#: Header fields of all responses to the page. By the ETag a browser asks each time whether a file has changed, so the
+#: page never mixes files of two versions of the server.
 SAFE: Headers = (
     ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),
@@ -63,7 +64,7 @@ def _read(path: Path) -> PageFile:
 
 
 def page_methods(handler: Handler) -> dict[str, Handler]:
-    """The methods of a path of the page. With --ui=false there is no such path, whatever the method, as in Triton.
+    """The methods of a path of the page. With --ui=false each method of the path gets 404, as in Triton.
 
     The road answers all of them, at a low priority: a lane hands them over.
     """
@@ -75,7 +76,7 @@ def page_methods(handler: Handler) -> dict[str, Handler]:
 
 
 def index_page(call: HandlerCall) -> Response:
-    """The page itself, which its modules fill."""
+    """The page's HTML, which the page's modules fill."""
     return _sent(files()[INDEX], call)
 
 

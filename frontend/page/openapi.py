@@ -24,7 +24,7 @@ Schema = dict[str, Any]
 
 _OBJECT: Schema = {"type": "object"}
 _ERROR = {"$ref": "#/components/responses/Error"}
-#: Datatypes that have no form in JSON (Triton's rule): their tensors travel as binary data behind it.
+#: Datatypes that have no form in JSON (Triton's rule): their tensors are sent as binary data behind the JSON.
 _BINARY_ONLY = frozenset({"FP16", "BF16"})
 _ELEMENTS: dict[str, Schema] = {
     "BOOL": {"type": "boolean"},
@@ -163,7 +163,8 @@ def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:
     if all(spec.datatype.name not in _BINARY_ONLY for spec in signature.inputs.values()):
         one = _operation(tag, named("generate"), f"Ask {which} in plain JSON", _generate_response(signature))
         many = _operation(tag, named("generate_stream"), f"Ask {which} and get each answer as it comes", None)
-        # Without a schema: OpenAPI 3.1 has none for events, and readers differ about what it describes.
+        # Without a schema: OpenAPI 3.1 has none for events, and tools differ in what they take a schema here to
+        # describe.
         many["responses"]["200"]["content"] = {"text/event-stream": {}}
         request = _body(_generate_request(signature))
         if not entry.is_decoupled:
@@ -288,7 +289,7 @@ def _json(schema: Schema) -> dict[str, Any]:
 
 
 def _escaped(name: str) -> str:
-    """A model's name as it stands in a path. OpenAPI's braces, too, are escaped."""
+    """A model's name as it stands in a path. Braces, which mark parameters in OpenAPI, are escaped, too."""
     return quote(name, safe="")
 
 
