@@ -16,7 +16,7 @@ from shoal.frontend.access.admission_messages import GREETING, MAX_BYTES, Admiss
 from shoal.frontend.access.key_limits import KeyLimitError, KeyUses
 from shoal.frontend.road.connection import is_of_lane
 
-#: The most messages of one lane that are answered before other connections have their turn (ours: they take 2 ms).
+#: The most messages of one lane that are answered before other connections have their turn (ours: 64 take 2 ms).
 _MAX_MESSAGES = 64
 
 
@@ -39,7 +39,7 @@ class AdmissionServer:
         accepted.setblocking(False)
         try:
             self._poller.register(accepted, selectors.EVENT_READ, partial(self._read, accepted))
-        except OSError:  # the kernel watches no further descriptor: the lane asks on another socket
+        except OSError:  # the kernel watches no further descriptor: the lane's next message opens another
             accepted.close()
             return True
         self._admitted[accepted] = {}
@@ -55,7 +55,7 @@ class AdmissionServer:
                 if decision is not None:
                     lane.send(decision.pack())
             except BlockingIOError:
-                # All messages are read; or the socket is full, since the lane reads nothing: it waits in vain.
+                # All messages are read; or the socket is full because the lane reads no answers: this one is dropped.
                 return
             except OSError:
                 break
@@ -64,7 +64,7 @@ class AdmissionServer:
         self._end(lane)
 
     def _decide(self, admitted: dict[int, ApiKey], message: AdmissionMessage) -> Decision | None:
-        """The decision about a request that asks; None for one that has ended."""
+        """The decision about a request that asks to begin; None for a message that a request has ended."""
         number, key = message
         if key is None:
             ended = admitted.pop(number, None)

@@ -1,6 +1,6 @@
 """Whether all bytes of an HTTP/1 request have come. Pure: bytes in, a verdict out.
 
-Only the end of a request is searched for, so that the request takes a thread when nothing is left to wait for. How its
+Only the end of a request is searched for, so that a request takes a thread no earlier than all of it has come. How its
 body is framed is decided by gunicorn's own parser, which reads the head here (connection.py) and parses the whole
 request once more in the thread. A request that this file does not understand, or that is too long, counts as complete:
 gunicorn or the application refuses it, without waiting for further bytes.
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 #: gunicorn's limits for the first line of a request, and for a head of 100 fields (frontend/gunicorn_conf.py).
 MAX_LINE_BYTES, MAX_HEAD_BYTES = 8190, 100 * 8192
-#: Triton's limit for the chunks of a body, since each chunk cost it stack; here each costs a pass of a loop in Python.
+#: Triton's limit for the chunks of a body. In Triton each chunk costs stack; here each costs a pass of a loop in
+#: Python.
 MAX_CHUNKS = 65536
-#: A chunk's size and what else stands in its line; the road refuses longer lines (bound_chunks in road.py).
+#: Most bytes of a chunk's line, with its size and extensions; the road refuses longer lines (bound_chunks in road.py).
 _MAX_SIZE_LINE_BYTES = 1024
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _LINE_END = len(b"\r\n")
@@ -27,7 +28,7 @@ class Framing(NamedTuple):
     length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
     limit: int = 0  # bytes beyond which the application refuses the body
     expects_continue: bool = False  # the client waits for an interim response before it sends the body
-    chunk_limit: int = 0  # bytes of a chunk beyond which the road refuses its size, if more than `limit`
+    chunk_limit: int = 0  # bytes beyond which the road refuses a chunk, if more than `limit`
 
 
 #: The framing that a head announces; None if the request is answered, or refused, without its body.
@@ -43,8 +44,8 @@ class Arrival:
     )  # fmt: skip
 
     def __init__(self, judge: Judge) -> None:
-        # Changed by add. The judge, which knows the connection, is forgotten with its verdict: the connection has the
-        # arrival, and a cycle would keep both, and the request's bytes, until the collector of cycles runs.
+        # Changed by add. The judge refers to the connection, which refers to this arrival, so it is forgotten once it
+        # has judged: the cycle would keep both, and the request's bytes, until the collector of cycles runs.
         self._judge: Judge | None = judge
         self.head = b""  # up to its empty line, once that has come
         self.framing: Framing | None = None
@@ -52,7 +53,7 @@ class Arrival:
         self.is_complete = False
         self._line = bytearray()  # the head or a line between chunks, as far as it has come
         self._searched = 0  # how far the head has been searched for its end
-        self._missing = -1  # bytes of the body or of a chunk, its line's end included; -1: a line is to come
+        self._missing = -1  # bytes to come of the body, or of a chunk and its line's end; -1: a line comes next
         self._num_chunks = 0
         self._in_trailers = False
         self._trailer_nbytes = 0
@@ -107,7 +108,7 @@ class Arrival:
         """Read the bytes of one line between chunks; returns those that follow."""
         line = self._line
         before = len(line)
-        # No more than a line may have: the data of a chunk is not copied.
+        # Not copied beyond the longest line, so that a chunk's data behind the line is not copied.
         limit = MAX_HEAD_BYTES if self._in_trailers else _MAX_SIZE_LINE_BYTES
         line += data[: limit + 2]
         end = line.find(b"\r\n", max(0, before - 1))

@@ -23,7 +23,7 @@ class BodyTooLongError(InvalidArgumentError):
 
 
 class ControlBodyTooLongError(BodyTooLongError):
-    """The body of a request that neither asks nor loads a model is longer than those may be."""
+    """The body of a request other than an inference or a load is longer than such bodies may be."""
 
     FLAG = "--max-control-bytes"
     http_status, grpc_status = TooLargeError.http_status, TooLargeError.grpc_status
@@ -37,8 +37,8 @@ def has_body(environ: Environ) -> bool:
 def read_body(
     environ: Environ, unreadable: tuple[type[Exception], ...], limit: int, too_long: type[BodyTooLongError]
 ) -> memoryview:
-    """The whole body. Raises `too_long` if it is longer than `limit`, and InvalidArgumentError if it is shorter than
-    announced, or broken."""
+    """The whole body. Raises `too_long` if the body is longer than `limit`, and InvalidArgumentError if it is shorter
+    than announced, or broken."""
     if not has_body(environ):
         return _NO_BODY
     announced = _announced_length(environ)
@@ -59,7 +59,8 @@ def read_body(
 def _announced_length(environ: Environ) -> int | None:
     """The value of Content-Length; None for a chunked body. Raises ShoalError.
 
-    A request that has both is refused, since it may be an attempt at request smuggling (RFC 9112, 6.3).
+    A request with both Content-Length and chunks is refused, since it may be an attempt at request smuggling (RFC 9112,
+    6.3).
     """
     length = environ.get("CONTENT_LENGTH", "")
     if "HTTP_TRANSFER_ENCODING" in environ:

@@ -1,7 +1,7 @@
 """A connection of the road, with gunicorn's parser: it reads what the event loop has collected, and never the socket.
 
-So gunicorn decides where each request ends. If it wants more bytes than were collected, the request is cut short for
-it, and the connection ends (`ReceivedBytes.is_short`): what comes later cannot be taken for another request.
+So gunicorn decides where each request ends. If gunicorn wants more bytes than were collected, the request ends there,
+and so does the connection (`ReceivedBytes.is_short`): later bytes cannot be taken for another request.
 """
 
 # The type hints that pyright brings for gunicorn are of an older version.
@@ -28,7 +28,7 @@ PIECE_BYTES = 256 * 1024
 
 class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's request, which also keeps its head as the client spelled it: gunicorn turns the names of fields
-    into capitals. The event loop answers its expectation, not gunicorn."""
+    into capitals. `Expect: 100-continue` is answered by the event loop, not by gunicorn."""
 
     def parse(self, unreader: Any) -> bytes:
         """Parse a head as gunicorn does, and keep in `head` the bytes that it consumed."""
@@ -46,7 +46,8 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
             unused: bytes = super().parse(unreader)
         finally:
             del unreader.read
-        # gunicorn answers with the request's version. A server's is its own highest of that major one (RFC 9110, 2.5).
+        # gunicorn answers with the request's version; a server's is the highest that it has of that major version (RFC
+        # 9110, 2.5).
         self.version: tuple[int, int] | None = min(self.version or (1, 1), (1, 1))
         self.head = b"".join(pieces).removesuffix(unused)
         self.expects_continue: bool = self._expected_100_continue
@@ -54,8 +55,8 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
         return unused
 
     def should_close(self) -> bool:
-        """Whether the connection ends with this request: `close` may stand beside other options, as in `TE, close` (RFC
-        9112, section 9.3), which gunicorn does not find."""
+        """Whether the connection ends with this request: gunicorn alone does not find a `close` beside other options,
+        as in `TE, close` (RFC 9112, section 9.3)."""
         fields = [value for name, value in self.headers if name == "CONNECTION"]
         options = {option.strip(" \t").lower() for option in ",".join(fields).split(",")}
         return "close" in options or bool(super().should_close())
@@ -64,14 +65,14 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
 class ReceivedBytes(Unreader):  # type: ignore[misc]
     """The bytes of a connection that were received and not parsed yet. One thread at a time."""
 
-    #: How many bytes gunicorn gets at once while it parses a head (gunicorn's).
+    #: Bytes that gunicorn gets at once while it parses a head (gunicorn's own number).
     HEAD_BYTES = 8192
 
     def __init__(self) -> None:
         super().__init__()
         # Changed by every method.
         self._pieces: deque[bytearray] = deque()
-        self.is_short = False  # whether gunicorn has wanted more than there was
+        self.is_short = False  # whether gunicorn has wanted more bytes than had been collected
 
     def push(self, data: bytes) -> None:
         if self._pieces and len(self._pieces[-1]) + len(data) <= PIECE_BYTES:
@@ -93,7 +94,7 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
         return taken
 
     def peek(self) -> bytes:
-        """All bytes that were not parsed yet, which stay."""
+        """All bytes that were not parsed yet; they are not removed."""
         return b"".join(self._pieces)
 
     def take_rest(self) -> bytes:
@@ -104,7 +105,8 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
 
 
 class RoadConnection(TConn):  # type: ignore[misc]
-    """A connection as gunicorn's threads use it. `is_lent`: a lane has handed it over, and gets it back."""
+    """A connection as gunicorn's threads use it. `is_lent`: a lane has handed it over, and gets it back when it is
+    idle."""
 
     def __init__(self, cfg: Any, accepted: socket.socket, client: Any, server: Any, *, is_lent: bool) -> None:
         super().__init__(cfg, accepted, client, server)
@@ -116,7 +118,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0
-        self.queued_s = 0.0  # when its request had been received, whole or cut short
+        self.queued_s = 0.0  # when the request had been received, whole or cut short
         self.work, self.group = Work.REQUEST, ""  # the request's kind of work, and the group it shares threads with
         self.body_nbytes = 0  # of the request
         self.init()
@@ -125,7 +127,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
 
 
 def is_of_lane(accepted: socket.socket) -> bool:
-    """Whether a connection is no client's, but of a pair whose other end a lane of gRPC has: for a call that it passes
+    """Whether a connection is one end of a socket pair whose other end a gRPC lane has, for a call that the lane passes
     on, or for its questions about keys (admissions.py)."""
     return accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
 

@@ -1,8 +1,8 @@
-"""The endpoints of the road, and the way of a WSGI request through one of them: its access, its body, its handler.
+"""The endpoints of the road, and what each does with a WSGI request: authorise it, read its body, call its handler.
 
-The body is read here, exactly as long as it is announced, and refused beforehand if that is too long. Unexpected
-exceptions become JSON errors here and nowhere else. `Connection: close` among a response's headers is for the server to
-obey: WSGI servers drop the header itself. Knows no Flask.
+The body is read here, exactly as long as announced, and refused unread if that is too long. Unexpected exceptions
+become JSON errors here and nowhere else. `Connection: close` among a response's headers has the WSGI server close the
+connection: such servers drop the header itself. Knows no Flask.
 """
 
 import logging
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: The name of a WSGI variable with the request's head as it came: WSGI's own have lost how the names were spelled.
+#: The name of a WSGI variable with the request's head as it came: WSGI's own variables do not keep how the client
+#: spelled field names.
 HEAD_VARIABLE = "shoal.head"
-#: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
+#: The name of a WSGI variable with a transport that cancels requests when the client of this WSGI request hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
 
 
@@ -50,13 +51,13 @@ class Endpoint(NamedTuple):
 
     admit: Admit
     refuse: Callable[[ShoalError], Response] = error_response
-    finish: Callable[[Response], Response] = lambda response: response  # adds what each of its responses has
+    finish: Callable[[Response], Response] = lambda response: response  # adds the headers of every response
     max_request_bytes: int | None = None  # None: the server's
-    preview: Admit | None = None  # like `admit`, but never waits; None: `admit` itself does not
+    preview: Admit | None = None  # like `admit`, but never waits; None: `admit` itself never waits
 
 
 class Endpoints:
-    """The endpoints of a server by their names, and the way of a request through one of them.
+    """The endpoints of a server by their names; answers each request at the endpoint at which it arrived.
 
     `count` counts a response of TorchServe's protocol by its status; `body_errors` are the exceptions that this
     server's `wsgi.input` raises for a broken body.
@@ -106,7 +107,7 @@ class Endpoints:
         """The most bytes of a request's body that are read; None if the request is answered, or refused, without its
         body. Never waits."""
         found = (endpoint.preview or endpoint.admit)(self.state, method, target, headers)
-        if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses any other coding
             return None
         if isinstance(found, Response) or not is_authorised(self.state, found.scope, headers, address, found.model):
             return None
@@ -121,13 +122,13 @@ class Endpoints:
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         """The response that refuses a request, and ends the connection, in the form of the protocol of its path;
-        without a target in that of the endpoint. Never waits."""
+        without a `target` in the form of the endpoint's protocol. Never waits."""
         found = (endpoint.preview or endpoint.admit)(self.state, method, target, headers) if target else None
         refuse = found.refuse if isinstance(found, RouteMatch) else None
         return endpoint.finish(_closed((refuse or endpoint.refuse)(error)))
 
     def respond(self, environ: Environ) -> Response:
-        """The response to a request. An unexpected exception is logged, and is a response, too."""
+        """The response to a request. An unexpected exception is logged, and becomes an error response."""
         try:
             endpoint = self.named[self._name_of(environ)]
             return endpoint.finish(self._serve(endpoint, environ))
@@ -137,8 +138,8 @@ class Endpoints:
             return error_json(500, sentence, CLOSE)
 
     def scraped(self, application: "WSGIApplication") -> "WSGIApplication":
-        """The application, for all but GET of the endpoint for metrics, which is answered here: a server that is
-        scraped, and asked for nothing else that takes the road, does without Flask."""
+        """An application that answers GET at the metrics endpoint itself, and passes all else to `application`: a road
+        that is only scraped never imports Flask."""
 
         def answered(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
             if environ["REQUEST_METHOD"] != "GET" or self._name_of(environ) != "metrics":
@@ -153,12 +154,12 @@ class Endpoints:
 
     def _name_of(self, environ: Environ) -> str:
         """The name of the endpoint at which a request arrived."""
-        if environ.get("REMOTE_ADDR") == "":  # a socketpair of a gRPC lane: all else has an address
+        if environ.get("REMOTE_ADDR") == "":  # a gRPC lane's socket pair; all other connections have an address
             return "grpc"
         return self.state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
 
     def _limits(self, endpoint: Endpoint, found: RouteMatch) -> tuple[int, type[BodyTooLongError]]:
-        """The most bytes of a request's body, and the error for more."""
+        """The most bytes of a request's body, and the error for a longer one."""
         limit = endpoint.max_request_bytes or self.state.max_request_bytes
         if found.has_small_body and self.state.max_control_bytes < limit:
             return self.state.max_control_bytes, ControlBodyTooLongError
@@ -184,7 +185,7 @@ class Endpoints:
                     AUDIT.refused(_audited(environ), environ.get("REMOTE_ADDR", ""), error.http_status)
                 found = endpoint.refuse(error)
         if isinstance(found, Response):
-            # The body was not read, and could not be told from the next request.
+            # The body was not read, so its bytes could be taken for the next request.
             return _closed(found) if has_body(environ) else found
         try:
             response = state.key_uses.answer(
@@ -225,20 +226,20 @@ def _audited(environ: Environ) -> str:
 
 
 def _closed(response: Response) -> Response:
-    """The response; the connection ends with it."""
+    """The response, after which the server closes the connection."""
     return response._replace(headers=response.headers + CLOSE)
 
 
 def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | RouteMatch:
-    # Where there is no gRPC, protobuf is not imported.
+    # Imported here, so that a server without gRPC does not import protobuf.
     from shoal.frontend.grpc.tunnel import admit
 
     return admit(state, method, target, headers)
 
 
 def _target(environ: Environ) -> str:
-    """The request's target, as the client wrote it; with escapes undone where the server does not pass it on as
-    written."""
+    """The request's target as the client wrote it or, if the WSGI server passes on only the decoded path, with escapes
+    undone."""
     written: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
     return written or f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
 

@@ -1,11 +1,11 @@
 """Notices clients that hang up while the road works on their requests: one epoll for all of them, in a thread of its
 own.
 
-As on the lane: a client that is gone resets its connection, and its request is cancelled. If only its half of the
-connection ends, it may be gone, or may still wait for the response: then the model at work is notified, and the client
-is probed with an interim response (RFC 9110, section 15.2). A client that still reads ignores that; one that is gone
-resets the connection. Clients of HTTP/1.0, which know no interim responses (the same section), are not probed, nor are
-those to which the response has begun to be sent.
+As on the lane, the request of a client that resets its connection is cancelled. A client that closes only its half of
+the connection may be gone, or may still wait for the response: then the model at work is notified, and the client is
+probed with an interim response (RFC 9110, section 15.2). A client that still reads ignores the probe; one that is gone
+resets the connection. Not probed are clients of HTTP/1.0, which know no interim responses (same section), and clients
+to which the response has begun to be sent.
 """
 
 import select
@@ -20,7 +20,7 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class Caller:
-    """The connection that a request came on; `can_be_asked` says whether an interim response may be sent on it now."""
+    """The client of a request, by its connection; `can_be_asked` says whether an interim response may be sent now."""
 
     def __init__(self, connection: socket.socket, can_be_asked: Callable[[], bool]) -> None:
         self._connection = connection
@@ -30,7 +30,7 @@ class Caller:
         return self._connection.fileno()
 
     def ask(self) -> None:
-        """Probe the client with an interim response. Only for the thread that will send the final one."""
+        """Probe the client with an interim response. Only for the thread that will send the final response."""
         # A probe would block if the client has not read earlier responses; then it is left out.
         if self._can_be_asked() and events_of(self.fileno(), select.POLLOUT):
             with suppress(OSError):  # the client is gone: the thread that watches the connection reports it
@@ -42,7 +42,7 @@ Notify = Callable[[Caller | None], None]
 
 
 class HangUps:
-    """Watches connections, from a thread that must be started once with `start`."""
+    """Watches the connections of clients, in a thread of its own, which `start` begins."""
 
     def __init__(self) -> None:
         self._poller = select.epoll()
@@ -74,20 +74,20 @@ class HangUps:
             self.step()
 
     def step(self, timeout_s: float | None = None) -> None:
-        """Wait for hang-ups, for at most this time, and report each to the function given to `watch`."""
+        """Wait for hang-ups, for at most `timeout_s`, and report each to the function given to `watch`."""
         for fd, _ in self._poller.poll(timeout_s):
             with self._lock:
                 watched = self._watched.get(fd)
                 if watched is not None:
                     caller, notify = watched
-                    # Checked again: the descriptor may have become another connection's.
+                    # Checked again, since another connection may have the descriptor by now.
                     event = events_of(fd, select.POLLRDHUP)
                     if event:
                         notify(None if event & _GONE else caller)
 
 
 def has_left(caller: Caller) -> bool:
-    """Whether a caller has gone: its connection was reset, by now or upon an interim response."""
+    """Whether a client has gone: its connection has been reset, before or because of an interim response sent now."""
     event = events_of(caller.fileno(), select.POLLRDHUP)
     if event and not event & _GONE:
         caller.ask()
@@ -96,8 +96,8 @@ def has_left(caller: Caller) -> bool:
 
 
 def events_of(fd: int, events: int) -> int:
-    """The `events` of a descriptor that are pending now, and its errors, as flags of poll, which, unlike select, takes
-    descriptors above 1023."""
+    """The `events` of a descriptor that are pending now, and its errors, as flags of poll. (select would not take
+    descriptors above 1023.)"""
     poller = select.poll()
     poller.register(fd, events)
     return next((event for _, event in poller.poll(0)), 0)

@@ -1,10 +1,10 @@
 """The responses that the road sends straight out of workers' blocks, and the replies that wait for the thread which
 sends them, until they are sent or a worker wants its memory back.
 
-A client reads as slowly as it likes. A worker that lacks memory meanwhile asks for the blocks that clients' responses
-hold: the unsent rest of a response is copied then, within the memory that the road may use for this (kept_memory.py),
-and the block is released. A response for which there is no room keeps its block until the worker can get memory nowhere
-else: then its connection is closed, if it has held the block for HOLD_S.
+A client may read slowly. A worker that lacks memory meanwhile asks for the blocks that clients' responses hold: then
+the unsent rest of a response is copied, within the road's memory for such copies (kept_memory.py), and the block is
+released. A response for whose copy there is no room keeps its block until the worker can get memory nowhere else; then
+its connection is closed, if the response has held the block for HOLD_S.
 
 Request threads send, the listening thread makes the copies; both under the lock of the port.
 """
@@ -23,7 +23,7 @@ from shoal.frontend.response import Response
 from shoal.reasons import Reason
 from shoal.shm.port import Port, Reply
 
-#: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
+#: WSGI wants bytes, so a view of a block is copied to be sent, in pieces of at most so many bytes.
 PIECE_BYTES = 1 << 20
 
 
@@ -89,7 +89,8 @@ class HeldAnswer(Iterator[bytes]):
         self.part = part
         self.since_s = time.monotonic()
         self._held = held
-        # Changed under the lock: the unsent rest; how many bytes of it are copied; whether it was given up.
+        # Changed under the lock: the unsent rest; how many bytes of the rest are copied; whether the response was given
+        # up.
         self._chunks = deque([memoryview(chunk) for chunk in chunks])
         self._kept_bytes = 0
         self._is_given_up = False
@@ -99,7 +100,7 @@ class HeldAnswer(Iterator[bytes]):
     def __next__(self) -> bytes:
         with self._held.lock:
             if self._is_given_up:
-                # gunicorn does not log this exception.
+                # This exception ends the connection; gunicorn does not log it.
                 raise ConnectionResetError(errno.ECONNRESET, "the client reads too slowly")
             if not self._chunks:
                 raise StopIteration
@@ -147,7 +148,7 @@ class HeldAnswer(Iterator[bytes]):
             self._held.port.flush()
 
 
-#: The queue's placeholder for a reply with a block; the replies themselves are in another list.
+#: Stands in a StreamedReplies queue for a reply with a block; the reply itself is in `_unread`.
 _REPLY = object()
 
 
@@ -168,10 +169,10 @@ class StreamedReplies(queue.SimpleQueue[Any]):
     """A queue of replies to one client's requests. Call `put` for a reply under the lock of the port, which guards the
     kept memory, too; take replies without it.
 
-    The thread that takes them waits until its client reads. A reply that comes meanwhile (something else waits in the
-    queue when it is put) is copied, within the part of the kept memory that one connection may use: its block is
-    released, and the model does not have to wait for the client. If there is no room, and none later when the worker
-    can get memory nowhere else, a reply that has held its block for HOLD_S is dropped: the client gets an error.
+    The thread that takes them waits until its client reads. A reply that finds the queue not empty is copied, within
+    the part of the kept memory that one connection may use: its block is released, and the model does not have to wait
+    for the client. If there is no room for the copy, not even later, when the worker can get memory nowhere else, a
+    reply that has held its block for HOLD_S is dropped: the client gets an error.
     """
 
     def __init__(self, held: HeldAnswers) -> None:
@@ -218,8 +219,8 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return KeptReply(*read, kept_by=self)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """Copy replies that lie in these segments, and release their blocks; those without room are dropped, if
-        `is_urgent` and they have held their block for HOLD_S.
+        """Copy replies that lie in these segments, and release their blocks; with `is_urgent`, replies for whose copies
+        there is no room are dropped once they have held their block for HOLD_S.
 
         Returns how many were dropped. Called under the port's lock.
         """

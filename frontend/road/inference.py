@@ -1,5 +1,4 @@
-"""Infer and generate requests on the road: prepare, submit, wait, render. Lanes do this in another way
-(http/submission.py).
+"""Infer and generate requests on the road: prepare, submit, wait, render. Lanes do not wait (http/submission.py).
 
 If a model is reloaded while a request for it is parsed, the request is prepared again, for the new version.
 """
@@ -20,7 +19,7 @@ from shoal.star.models import ModelEntry
 
 T = TypeVar("T")
 
-#: Reloads of a model that one request may meet while it is parsed; after one more it is refused.
+#: Reloads of a model that may happen while one request is parsed; at the next one the request is refused.
 _MAX_RELOADS = 3
 
 
@@ -28,7 +27,7 @@ def infer(call: HandlerCall) -> Response:
     """The handler of POST …/infer."""
 
     def look_up() -> ModelEntry:
-        """The model that is asked for. Raises ShoalError if there is none, or if it answers a request several times."""
+        """The model that the request names. Raises ShoalError if there is no such model, or if it is decoupled."""
         entry = call.state.models.lookup(call.name, call.version)
         if entry.is_decoupled:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")

@@ -1,8 +1,8 @@
 """The responses to requests on the road that no thread answers: the event loop refuses them, or gunicorn's parser.
 
-A refusal has the form of the protocol of its request's path, as far as the head has come. One of the event loop's has
-a line in the access log, as the responses of threads have; a message that is no HTTP has none. The event loop's thread,
-and for gunicorn's refusals any.
+A refusal has the form of the protocol of its request's path, as far as the head has come. A refusal by the event loop
+has a line in the access log, as the responses of threads have; a refusal by gunicorn's parser has none. Used by the
+event loop's thread, and for gunicorn's refusals by any.
 """
 
 import logging
@@ -67,7 +67,7 @@ def error_writer(endpoints: Endpoints, write: Callable[[Any, bytes], None]) -> W
     def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
         state, server = endpoints.state, sock.getsockname()
         name = state.endpoint_at(*server[:2]) if isinstance(server, tuple) else ""  # a socket of a pair has no address
-        if name in state.torchserve_apis:  # which has one sentence for all of them; the log has the reason
+        if name in state.torchserve_apis:  # TorchServe has one sentence for all; the log has the reason
             response = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
             response = endpoints.named[name].finish(response)
         else:
@@ -86,9 +86,9 @@ _REFUSED = ("Invalid request", "Error handling request", "Socket error processin
 
 
 class RefusalLog(logging.Filter):
-    """A filter for gunicorn's log that passes LINES_PER_S lines about refused requests in a second; the others, as of a
-    client that sends one bad request after another, are counted, and the count is logged when the second is over. Any
-    thread may log."""
+    """A filter for gunicorn's log that passes LINES_PER_S lines about refused requests in a second; further lines, as
+    about a client that sends one bad request after another, are counted, and the count is logged when the second is
+    over. Any thread may log."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ class RefusalLog(logging.Filter):
         self._num_dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be logged. Not if it is about a socket's timeout: a client that stops in the middle of
-        a request would cost twenty lines."""
+        """Whether a record is to be logged. Records about a socket's timeout are not: each client that stops in the
+        middle of a request would leave twenty lines."""
         if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
             return False
         if not str(record.msg).startswith(_REFUSED):

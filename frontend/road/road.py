@@ -63,23 +63,23 @@ if TYPE_CHECKING:
 #: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
 #: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
-#: Threads for other requests than those to models (ours): answered at once; answered by the supervisor, in a moment
-#: or, once it has loaded a model, of which it begins --model-load-thread-count at once (load_slots.py).
+#: Threads by kind of work other than requests to models (ours). The front end answers READING itself, the supervisor
+#: all others; it loads --model-load-thread-count models at a time (load_slots.py).
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
-#: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
-#: long (ours: patient clients close their half, too, and most requests do not wait).
+#: Seconds that a request has waited for a thread before its client, if it has closed its half of the connection, is
+#: probed (ours: clients that wait for their response may close their half, too, and most requests do not wait so long).
 PROBED_S = 1.0
 #: A limit for gunicorn's wait for open connections, which its setting takes as a number (ours: 68 years).
 FOR_EVER_S = 2**31
-#: For all chunks of a body together (ours). Clients send no extensions; zeros in front of a chunk's size count, too.
+#: Most bytes of chunk extensions in a body (ours). Clients send none; zeros before a chunk's size count as extensions.
 MAX_CHUNK_EXTENSION_BYTES = 256
 
 
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's worker with threads, for connections that lanes hand over, and get back when they are idle.
 
-    Each kind of work has threads of its own. A request takes one when it has come whole: until then the event loop
-    collects it (uploads.py), as the worker's own loop, which selects and calls back.
+    Each kind of work has threads of its own. A request takes a thread when it has come whole. Until then the event loop
+    of gunicorn's worker collects it (uploads.py).
     """
 
     def init_process(self) -> None:
@@ -93,7 +93,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             work: ThreadPoolExecutor(num_threads, f"shoal-{work.value}") for work, num_threads in NUM_THREADS.items()
         }
         self._turns = {work: ThreadTurns[RoadConnection](num, num) for work, num in NUM_THREADS.items()}
-        # One model has as many threads as the operator says, and all together as many more as places in flight.
+        # One model has at most as many threads as the operator says; all models have MODELS_AT_ONCE times as many.
         self._turns[Work.REQUEST] = ThreadTurns(MODELS_AT_ONCE * self.cfg.threads, self.cfg.threads)
         super().init_process()
 
@@ -102,7 +102,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return ThreadPoolExecutor(MODELS_AT_ONCE * self.cfg.threads, f"shoal-{Work.REQUEST.value}")
 
     def init_signals(self) -> None:
-        """Handle signals, those that came since the fork, too."""
+        """Handle signals, and those that have come since the fork."""
         super().init_signals()
         ignore_supervisors_signals()
         unblock_end_signals()
@@ -139,8 +139,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def set_accept_enabled(self, enabled: bool) -> None:
         """Begin or stop to accept connections, and to receive those that lanes hand over.
 
-        gunicorn stops it while the worker has as many connections as it may have. Without metrics no connection is
-        accepted; there is a listener then only because gunicorn does not start without one. Where the kernel watches
+        gunicorn stops accepting while the worker has as many connections as it may have. Without metrics no connection
+        is accepted; there is a listener then only because gunicorn does not start without one. Where the kernel watches
         no further descriptor, gunicorn's next pass tries again.
         """
         with suppress(OSError):
@@ -150,7 +150,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         is_taking = self._incoming in self.poller.get_map()
         if enabled and not is_taking:
             self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
-        elif is_taking and not enabled and self.alive:  # requests that come while the worker ends are still answered
+        elif is_taking and not enabled and self.alive:  # an ending worker still answers what lanes hand over
             self.poller.unregister(self._incoming)
         if os.environ["SHOAL_ACCEPTS"] == "1":
             super().set_accept_enabled(enabled)
@@ -170,7 +170,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             connection = RoadConnection(
                 self.cfg, accepted, accepted.getpeername(), accepted.getsockname(), is_lent=True
             )
-        except OSError:  # its client hung up on the way
+        except OSError:  # the client hung up on the way
             accepted.close()
             return
         self.nr_conns += 1
@@ -198,7 +198,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return Framing(found.length, limit, found.expects_continue, self._application.state.max_request_bytes)
 
     def _answer(self, connection: RoadConnection) -> None:
-        """Give a request that has come to a thread for its kind of work, when it is its model's turn."""
+        """Give a request that has come whole to a thread for its kind of work, now or when its model's turn comes."""
         arrival, budget = connection.arrival, self._application.state.upload_budget
         assert arrival is not None, "a request has come on it"
         body = partial(_naming_body, connection)
@@ -233,10 +233,11 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return is_kept and not conn.received.is_short
 
     def handle_request(self, req: Any, conn: Any) -> bool:
-        """Answer a request that gunicorn has parsed; it remembers when it came, before it waited for the thread.
+        """Answer a request that gunicorn has parsed. Its time limit begins with its arrival, before it waited for the
+        thread.
 
-        What was read of a body that broke off is dropped: gunicorn's request and its reader of chunks refer to each
-        other, and would keep it until the collector of cycles runs.
+        The bytes read of a body that broke off are dropped: gunicorn's request and its reader of chunks refer to each
+        other, and would keep the bytes until the collector of cycles runs.
         """
         req.came_s = conn.queued_s
         kept = False
@@ -255,7 +256,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._stops_at_s += standstill_s(self._looked_s, now_s)
         self._looked_s = now_s
         if now_s >= self._stops_at_s:
-            self.nr_conns = 0  # which ends gunicorn's loop
+            self.nr_conns = 0  # gunicorn's loop ends when no connection is left
         self._uploads.expire()
         self._refuse_waiting((Work.REQUEST,), self._application.request_timeout_s)
         if self._application.state.gives_up and not self._has_given_up:
@@ -265,13 +266,13 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._application.refuse_all()
 
     def _refuse_waiting(self, works: Iterable[Work], limit_s: float) -> None:
-        """Refuse the requests of these kinds that have waited for a thread for so long."""
+        """Refuse the requests of these kinds that have waited for a thread for `limit_s` or longer."""
         for work in works:
             for connection in self._turns[work].expire(time.monotonic() - limit_s):
                 self._uploads.refuse(connection, self._application.state.no_answer(limit_s))
 
     def _drain(self) -> None:
-        """Keep lanes' connections from now on, which end with their next response: the lanes are about to end."""
+        """Keep connections from now on, since the lanes are about to end; each ends with its next response."""
         self._is_draining = True
         self._uploads.drain()
 
@@ -302,31 +303,31 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._uploads.add(conn, b"", self.cfg.keepalive)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Drain connections when the worker is to end, those of lanes that have ended, too."""
+        """Drain connections because the worker is about to end, also those on their way from or to lanes."""
         super()._cap_keepalive(deadline)
         self._looked_s = time.monotonic()
         self._stops_at_s = self._looked_s + self._graceful_timeout_s
         self._drain()
         while self._take_over(self._incoming):
-            pass  # what lanes handed over before they ended is still answered
+            pass  # connections that lanes handed over before they ended are still answered
         while returned := self._take_back():
-            # The response did not say that the connection ends, so that its client may be sending a request.
+            # The last response did not announce the end of the connection, so the client may be sending a request.
             self._serve_lent(*returned)
 
     def _take_back(self) -> tuple[socket.socket, bytes] | None:
-        """A connection that was given back to lanes, which have ended since; None if there is none."""
-        self._lanes.flush()  # those that had no room are received here, too
+        """A connection that was given back to lanes, which ended before they received it; None if there is none."""
+        self._lanes.flush()  # connections that still wait in `_lanes` can be received then, too
         return handover.receive(self._returned)
 
 
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
     """Log a request that a thread has answered; the lane of a gRPC call logs that itself. A request that gunicorn
-    refuses has no head here, and no line."""
+    refuses has no head in `environ`, and no line."""
     head = environ.get(HEAD_VARIABLE)
     if head is not None and not is_of_lane(environ["gunicorn.socket"]):
         exchange = HttpExchange(head, environ["REMOTE_ADDR"])
         exchange.nbytes = response.sent
-        has_left = isinstance(sys.exc_info()[1], OSError)  # by which gunicorn has failed to send
+        has_left = isinstance(sys.exc_info()[1], OSError)  # raised where gunicorn could not send
         exchange.end(took.total_seconds(), HUNG_UP if has_left else int((response.status or "500")[:3]))
 
 
@@ -380,7 +381,7 @@ def _flask_application(endpoints: Endpoints) -> "WSGIApplication":
 
 
 class LateApplication:
-    """A WSGI application that is made with the first request, in whichever of the road's threads that has."""
+    """A WSGI application that is made with the first request, in the thread of that request."""
 
     def __init__(self, make: "Callable[[], WSGIApplication]") -> None:
         self._make = make
@@ -396,7 +397,7 @@ class LateApplication:
 
 
 class RoadApplication:
-    """The WSGI application, and what the event loop needs to know of a request before its body has come."""
+    """The WSGI application, and the functions that the event loop calls before a request has a thread."""
 
     def __init__(
         self,
@@ -437,7 +438,7 @@ def mend(
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
             bound_chunks(environ["wsgi.input"].reader, state.max_request_bytes)
-        # gunicorn's own object for the response has the request, and says whether the response has begun.
+        # `start_response` is a method of gunicorn's object for the response, which also has the request.
         answer = start_response.__self__  # type: ignore[attr-defined]
         environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
         can_be_asked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
@@ -446,7 +447,7 @@ def mend(
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers or state.is_draining:
-                # gunicorn drops the header, for it is hop by hop, and would keep the connection open.
+                # gunicorn drops `Connection`, a hop-by-hop header, and would keep the connection open.
                 answer.force_close()
             return start_response(status, headers, exc_info)
 
@@ -476,7 +477,7 @@ def bound_chunks(reader: Any, max_request_bytes: int) -> None:
         nonlocal num_chunks, num_extension_bytes
         before = num_read - len(data or b"")
         size, rest = parse_chunk_size(unreader, data=data)
-        if rest is not None:  # not the last chunk, with which the trailers were read
+        if rest is not None:  # None after the last chunk, with which gunicorn reads the trailers, too
             num_extension_bytes += num_read - before - len(rest) - len(f"{size:x}\r\n")
         if num_extension_bytes > MAX_CHUNK_EXTENSION_BYTES:
             raise InvalidArgumentError(

@@ -1,8 +1,9 @@
 """The queue of requests for the road's threads: first come, first served within a model, round robin between models.
 
-A request keeps its thread until its model has answered. So one model's requests have a number of threads at most, and
-some stay free for another model (the rule for places in flight, shm/shares.py). A request that waits keeps its body in
-memory; where its model has much of that memory already, it is refused. Pure; one thread, the event loop's.
+A request keeps its thread until its model has answered. So the number of threads of one model's requests is bounded,
+and some stay free for other models (the rule for places in flight, shm/shares.py). A request that waits keeps its body
+in memory; if its model's requests take much of that memory already, the request is refused. Pure; one thread, the event
+loop's.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -17,7 +18,7 @@ class Waiting(Protocol):
 
     #: The name of the model, or the path of a request that names none: the requests of one group share threads.
     group: str
-    #: Bytes of the body, which is kept in memory.
+    #: Bytes of the body, which is kept in memory until the request has been answered.
     body_nbytes: int
     #: When the request had been received, in monotonic seconds.
     queued_s: float
@@ -73,7 +74,7 @@ class ThreadTurns(Generic[Request]):
         return begun
 
     def expire(self, queued_by_s: float) -> list[Request]:
-        """Remove and return the requests that wait since this time or longer."""
+        """Remove and return the requests that have waited since `queued_by_s` (monotonic) or longer."""
         late = []
         for group in tuple(self._waiting):
             while group in self._waiting and self._waiting[group][0].queued_s <= queued_by_s:

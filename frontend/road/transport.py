@@ -32,8 +32,8 @@ from shoal.timing import as_header
 class ModelResponse(NamedTuple):
     """A model's response, and the worker's block that its tensors lie in.
 
-    Either call `release` once, or pass the response to send, whose chunks may be views of the block, to `send`, which
-    returns it so that it releases the block.
+    The receiver either calls `release` once, or passes the HTTP response, whose chunks may be views of the block, to
+    `send`, and sends the response that `send` returns, which releases the block.
     """
 
     response: InferResponse
@@ -44,7 +44,7 @@ class ModelResponse(NamedTuple):
 
 
 class StreamedResponse(NamedTuple):
-    """One of the replies to a request: a response, an error, or, if it is only the end, neither."""
+    """One of the replies to a request: a response, an error, or neither, if the reply only reports the end."""
 
     answer: ModelResponse | None
     error: ShoalError | None
@@ -61,15 +61,15 @@ class Transport(Protocol):
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None
     ) -> Generator[StreamedResponse, None, None]:
-        """Run a prepared request that may be answered several times; waits for each reply. Closing it cancels a request
-        that has not ended.
+        """Run a prepared request that may be answered several times; waits for each reply. Closing the generator
+        cancels the request unless it has ended.
 
-        Raises ShoalError if a reply does not come, the first or a later one.
+        Raises ShoalError if the first or a later reply does not come.
         """
         ...
 
     def several(self) -> "AbstractContextManager[Executions]":
-        """A context for several requests at a time; those that are open at its end are cancelled."""
+        """A context for several requests at a time; requests that are open at its end are cancelled."""
         ...
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
@@ -77,8 +77,8 @@ class Transport(Protocol):
         ...
 
 
-#: A queue of the replies to one request, or to several, which the replies' numbers tell apart. A None in it gives the
-#: requests up; a Caller means that it may have hung up.
+#: The queue on which a thread waits for the replies to its request, or to several requests, told apart by the replies'
+#: numbers. None: the requests are given up; a Caller: this client may have hung up.
 Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
 
 
@@ -103,7 +103,7 @@ class PortTransport:
     # --- request threads ---
 
     def deadline_s(self, came_s: float | None = None) -> float:
-        """When an answer is due (monotonic) to a request that came then; None: that comes now."""
+        """When the answer to a request is due that came at `came_s`, or now if that is None (both monotonic)."""
         return (time.monotonic() if came_s is None else came_s) + self.request_timeout_s
 
     def infer(
@@ -113,8 +113,8 @@ class PortTransport:
         waiter: Waiter | None = None,
         came_s: float | None = None,
     ) -> ModelResponse:
-        """Run a prepared request that came then (see deadline_s). Raises ShoalError: there is no memory, its deadline
-        passed, or the batcher or the model reported an error."""
+        """Run a prepared request that came at `came_s` (see deadline_s). Raises ShoalError if there is no memory, its
+        deadline has passed, or the batcher or the model reports an error."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
         deadline_s = self.deadline_s(came_s)
         number = self.submit(prepared, waiter, trace, deadline_s)
@@ -137,8 +137,8 @@ class PortTransport:
         waiter: Waiter | None = None,
         came_s: float | None = None,
     ) -> Generator[StreamedResponse, None, None]:
-        """Run a prepared request that came then (see deadline_s), see Transport.stream. Its first reply must come
-        within the request's time limit, and so must each later one after the one before it."""
+        """Run a prepared request that came at `came_s` (see deadline_s), see Transport.stream. The time limit of
+        requests holds for the first reply, and for each later reply from the one before it on."""
         waiter = self.streamed_replies() if waiter is None else waiter
         deadline_s = self.deadline_s(came_s)
         number = self.submit(prepared, waiter, trace, deadline_s)
@@ -174,8 +174,8 @@ class PortTransport:
         trace: TracedRequest | None = None,
         deadline_s: float = math.inf,
     ) -> int:
-        """Submit a request, which waits for memory until the deadline (monotonic) at most. Returns its number; the
-        thread that takes its replies calls `part` with each."""
+        """Submit a request; waits for memory until `deadline_s` (monotonic) at most. Returns the request's number. The
+        thread that takes replies from `replies` calls `part` with each."""
         start_ns = time.monotonic_ns()
         block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id, deadline_s)
         try:
@@ -197,14 +197,14 @@ class PortTransport:
         return number
 
     def _wait(self, number: int, waiter: Waiter, deadline_s: float) -> Reply:
-        """The next reply, if it comes by the deadline. Raises ShoalError, or what asking the client raises: the caller
-        must abandon the request."""
+        """The next reply, if it comes by the deadline. Raises ShoalError, or an error of the probe of the client; then
+        the request must be abandoned."""
         try:
             while isinstance(reply := waiter.get(timeout=max(0.0, deadline_s - time.monotonic())), Caller):
                 self.doubt(number)
                 reply.ask()
         except queue.Empty:
-            # The reply may have come just after the time was over or, while the process stood still, before that.
+            # The reply may have come just after the deadline, or before it while this process stood still.
             self.shared.hand_out()
             if (last := _left(waiter)) is None:
                 raise self.no_answer() from None
@@ -218,13 +218,13 @@ class PortTransport:
         return self._state.no_answer(self.request_timeout_s)
 
     def given_up(self) -> ShoalError:
-        """The error for a request whose caller has hung up, or that the end of the server ends."""
+        """The error for a request that is given up because its client has hung up, or because the server ends."""
         if self._state.gives_up:
             return self._state.no_answer(self.request_timeout_s)
         return CancelledError("Request was cancelled")
 
     def refuse_all(self) -> None:
-        """Refuse all requests that are open, those whose answer is the supervisor's, too: the server ends."""
+        """Refuse all open requests, those that wait for the supervisor, too: the server ends."""
         with self._lock:
             for replies in self._waiting.values():
                 replies.put(None)
@@ -244,14 +244,15 @@ class PortTransport:
             self._port.noted[ABANDONED] += 1
 
     def _abandon(self, number: int, waiter: Waiter) -> None:
-        """Cancel a request whose thread waits no more, and drop its replies: those that have come, and those that come
-        later."""
+        """Cancel a request whose thread no longer waits, and drop its replies, both those in the queue and later
+        ones."""
         self.cancel(number)
         while (reply := _left(waiter)) is not None:
             self.drop(reply)
 
     def cancel(self, number: int) -> None:
-        """Cancel a request. Replies that have come already are still in its queue; the caller must `drop` them."""
+        """Cancel a request. Replies that have come already are still in the request's queue; the caller must `drop`
+        them."""
         with self._lock:
             if self._waiting.pop(number, None) is not None:
                 self._port.cancel(number)
@@ -291,14 +292,15 @@ class PortTransport:
         if isinstance(reply, KeptReply):
             kept = partial(self.drop, reply), partial(self._send_kept, reply)
             return ModelResponse(response, block, *kept, other_version(reply))
-        # By number: a reference to the reply would keep its memory for as long as the function lives.
+        # The numbers, since a reference to the reply in these functions would keep the reply's memory.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
         send = lambda made: self._held.send(made, number, part)  # noqa: E731
         return ModelResponse(response, block, release, send, other_version(reply))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
-        """The response to give to gunicorn, as HeldAnswers.send returns it, for chunks in the road's own memory."""
+        """Does for a copied reply what HeldAnswers.send does for a block: `made` is complete, so the copy is no longer
+        kept."""
         self.drop(reply)
         return made
 
@@ -322,8 +324,8 @@ class PortTransport:
 
 
 class WatchedTransport:
-    """A transport for one caller's request, which came then (see deadline_s), and is cancelled when the caller hangs
-    up."""
+    """A transport for one client's request, which came at `came_s` (see PortTransport.deadline_s), and is cancelled
+    when the client hangs up."""
 
     def __init__(
         self,
@@ -336,7 +338,7 @@ class WatchedTransport:
         self._came_s = came_s
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
-        """Run a prepared request, see Transport.infer; it is cancelled when the caller hangs up."""
+        """Run a prepared request, see Transport.infer; it is cancelled when the client hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter, self._came_s)
@@ -344,14 +346,14 @@ class WatchedTransport:
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None
     ) -> Generator[StreamedResponse, None, None]:
-        """Run a prepared request, see Transport.stream; it is cancelled when the caller hangs up."""
+        """Run a prepared request, see Transport.stream; it is cancelled when the client hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):
             yield from self._transport.stream(prepared, trace, waiter, self._came_s)
 
     @contextmanager
     def several(self) -> "Iterator[Executions]":
-        """Run several requests, see Transport.several; they are cancelled when the caller hangs up."""
+        """Run several requests, see Transport.several; they are cancelled when the client hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put), self._transport.several(waiter, self._came_s) as opened:
             yield opened
@@ -361,7 +363,8 @@ class WatchedTransport:
 
 
 class Executions:
-    """Requests of one caller that are executed at the same time, within the context of `several`. One thread's."""
+    """Requests for one client that are executed at the same time, within the context of `several`. One thread at a
+    time."""
 
     def __init__(self, transport: PortTransport, waiter: Waiter, deadline_s: float) -> None:
         self._transport = transport
@@ -371,15 +374,15 @@ class Executions:
         self._open: dict[int, PreparedRequest] = {}
 
     def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
-        """Submit a request; returns its number. It waits for memory within the server's limit; `in_time`: within that
-        of `next_in_time`. Raises ShoalError."""
+        """Submit a request; returns its number. It waits for memory within the server's limit or, with `in_time`,
+        within the deadline of `next_in_time`. Raises ShoalError."""
         deadline_s = self._deadline_s if in_time else math.inf
         number = self._transport.submit(prepared, self._waiter, deadline_s=deadline_s)
         self._open[number] = prepared
         return number
 
     def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
-        """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the caller has
+        """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the client has
         hung up, and UnavailableError if the server ends."""
         end_s, is_late = time.monotonic() + limit_s, False
         while True:
@@ -389,7 +392,7 @@ class Executions:
                 if is_late:
                     return None
                 is_late = True
-                self._transport.shared.hand_out()  # what came while the process stood still is in no queue yet
+                self._transport.shared.hand_out()  # replies that came during a standstill are in no queue yet
                 continue
             if reply is None:
                 raise self._transport.given_up()
@@ -399,7 +402,7 @@ class Executions:
                 reply.ask()
                 continue
             prepared = self._open.get(reply.number)
-            if prepared is None:  # cancelled, when this was on its way
+            if prepared is None:  # cancelled while this reply was on its way
                 self._transport.drop(reply)
                 continue
             if reply.is_final:
@@ -436,7 +439,7 @@ def _left(waiter: Waiter) -> Reply | None:
 
 class TracedTransport:
     """A Transport for one request that may be traced: notes the times of the request's events. `begun_ns` is when the
-    request's head had come; by now its body has come, too."""
+    request's head had come; the transport is made when its body has come, too."""
 
     def __init__(self, transport: Transport, tracing: Tracing, headers: Mapping[str, str], begun_ns: int) -> None:
         self._transport = transport
@@ -470,7 +473,7 @@ class TracedTransport:
         return self._transport.ask(verb, arguments, timeout_s)
 
     def ending_trace(self, response: Response) -> Response:
-        """The response with a `close` that also ends the trace; the trace notes that the response begins to be sent."""
+        """The response with a `close` that also ends the trace. Notes in the trace that sending begins."""
         trace, close = self._trace, response.close
         if trace is None:
             return response

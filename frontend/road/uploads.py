@@ -2,9 +2,9 @@
 
 A head may take HEAD_S from its first byte, a body --upload-timeout-secs and a second more for each --min-upload-rate
 bytes that have come. All requests share the memory of --max-upload-mib (frontend/upload_budget.py). A connection that
-is refused, or ends with a response, is closed when its client has closed it, or after LINGER_S: closed earlier, with
-bytes unread, it would be reset, and its client could lose the response (RFC 9112, section 9.6). One thread, the event
-loop's.
+is refused, or ends with a response, is closed when its client has closed it, or after LINGER_S: a connection that is
+closed earlier, with bytes unread, is reset, and its client could lose the response (RFC 9112, section 9.6). One thread,
+the event loop's.
 """
 
 import selectors
@@ -22,12 +22,12 @@ from shoal.frontend.road.connection import RoadConnection
 from shoal.frontend.state import ServerState
 from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTimeoutError, UploadTooLargeError
 
-#: Most bytes of one read: as chunks of one byte each they keep the loop for 60 ms (measured).
+#: Most bytes of one read: chunks of one byte each in 64 KiB keep the loop busy for 60 ms (measured).
 READ_BYTES = 64 * 1024
-#: How long a connection that ends waits for its client to close it, and an idle one of a road that is to end for a
-#: request (gunicorn's).
+#: Seconds that a connection which ends waits for its client to close it, and that an idle connection of an ending road
+#: waits for a request (gunicorn's number).
 LINGER_S = 2.0
-#: How often deadlines are looked at.
+#: Seconds between two checks of deadlines.
 _TICK_S = 0.5
 
 
@@ -62,8 +62,8 @@ class Uploads:
         self._most_idle_s = float("inf")  # no connection waits for its next request for longer
 
     def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
-        """Wait for the next request on a connection, of which `data` has come; `idle_s` for its first byte. It is
-        closed if the kernel watches no further descriptor (fs.epoll.max_user_watches)."""
+        """Wait for the next request on a connection, of which `data` has come; at most `idle_s` for its first byte. The
+        connection is closed if the kernel watches no further descriptor (fs.epoll.max_user_watches)."""
         now_s = self._now_s()
         connection.sock.setblocking(False)
         connection.arrival = Arrival(partial(self._judge, connection))
@@ -79,12 +79,12 @@ class Uploads:
             self._take(connection, data)
 
     def done(self, connection: RoadConnection) -> None:
-        """Count the bytes of a connection's request no longer: it was answered."""
+        """Stop counting the bytes of a connection's request, which was answered."""
         self._budget.remove(connection)
 
     def end(self, connection: RoadConnection) -> None:
         """Close a connection on which a response has been sent, once its client has closed it or LINGER_S have
-        passed. gunicorn has closed the socket of a response that failed halfway."""
+        passed. If the response failed halfway, gunicorn has closed the socket already."""
         if connection.sock.fileno() < 0:
             self._close(connection)
             return
@@ -92,8 +92,8 @@ class Uploads:
         self._linger(connection)
 
     def drain(self) -> None:
-        """From now on a connection waits LINGER_S at most for its next request: its client may have sent one already,
-        since the last response did not say that the connection ends."""
+        """From now on a connection waits at most LINGER_S for its next request, which its client may have sent already,
+        since the last response did not announce the connection's end."""
         self._most_idle_s = LINGER_S
         ends_s = self._now_s() + LINGER_S
         for connection in self._waiting:
@@ -135,7 +135,7 @@ class Uploads:
         self.refuse(connection, error)
 
     def _body_deadline_s(self, connection: RoadConnection) -> float:
-        if connection.is_tunnel:  # the lane watches over the call's
+        if connection.is_tunnel:  # the lane has the call's deadline
             return float("inf")
         assert connection.arrival is not None, "it waits for a request"
         return connection.begun_s + self._pace.allowed_s(connection.arrival.body_nbytes)
@@ -143,7 +143,7 @@ class Uploads:
     # --- bytes come in ---
 
     def _read(self, connection: RoadConnection, sock: socket.socket) -> None:
-        if sock.fileno() < 0:  # closed by an earlier event of this pass, and counted
+        if sock.fileno() < 0:  # closed, and counted as closed, by an earlier event of this pass
             return
         try:
             data = sock.recv(READ_BYTES)
@@ -158,7 +158,7 @@ class Uploads:
         elif data:
             self._take(connection, data)
         elif connection.begun_s:
-            self._dispatch(connection)  # the request was cut short, which gunicorn finds
+            self._dispatch(connection)  # the request was cut short: gunicorn refuses it
         else:
             self._close(connection)
 
@@ -193,7 +193,7 @@ class Uploads:
         if framing.length is not None and framing.length > self._budget.limit:
             self.refuse(connection, UploadTooLargeError(framing.length, self._budget.limit))
         elif framing.expects_continue and not arrival.body_nbytes:
-            with suppress(OSError):  # the client is gone, or does not read: it may send without
+            with suppress(OSError):  # the client is gone, or does not read; it may send its body anyway
                 connection.sock.send(CONTINUE)
 
     def _dispatch(self, connection: RoadConnection) -> None:
@@ -232,6 +232,6 @@ class Uploads:
     def _close(self, connection: RoadConnection) -> None:
         self._forget(connection)
         self._budget.remove(connection)
-        connection.arrival = None  # which may refer to the connection: see Arrival
+        connection.arrival = None  # ends a cycle of references (see Arrival)
         connection.sock.close()
         self._closed(connection)

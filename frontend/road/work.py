@@ -2,8 +2,8 @@
 own, so that slow requests of one kind take no threads from another; a group is the requests that name one model
 (thread_turns.py).
 
-Both are found before a request gets a thread: from its head, and the group of OpenAI's requests, whose paths name no
-model, from the body. Pure: bytes in, the kind of work and the group out.
+Kind and group are found before a request gets a thread: both from its head, but the group of OpenAI's requests, whose
+paths name no model, from the body. Pure: bytes in, the kind of work and the group out.
 """
 
 import gc
@@ -27,8 +27,9 @@ from shoal.frontend.v2.health import model_ready
 from shoal.frontend.v2.model_repository import load, scale
 from shoal.repository.identifier import is_model_name
 
-#: The most bytes of a body that is read for the model that it names (ours: 1 to 16 ms a MB of texts, 31 of brackets
-#: alone; and the thread takes them again). Requests with a longer one share the threads of their path.
+#: The most bytes of a body that is parsed here for the model that it names (ours: that takes 1 to 16 ms a MB of texts,
+#: 31 ms a MB of brackets alone; the thread parses the body once more). Requests with longer bodies have their path as
+#: group.
 MAX_NAMING_BYTES = 4 << 20
 
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
@@ -78,7 +79,7 @@ def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) 
     found = _INFERENCE.resolve(method, target)
     if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:
         return Kind(Work.REQUEST, found.name or path_of(target))
-    # A path of another endpoint, or a request that is refused.
+    # The path is one of another endpoint, or the request is refused.
     if method in ("GET", "HEAD"):
         return Kind(Work.READING, path_of(target))
     found = _MANAGEMENT.resolve(method, target)
@@ -88,8 +89,9 @@ def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) 
 
 
 def _model_in(body: bytes) -> str:
-    """The model that the body of one of OpenAI's requests names; "" if there is none to be found."""
-    # A million lists would have the collector look at them again and again, which takes three times as long as they do.
+    """The model that the body of a request to OpenAI's API names; "" if none is found."""
+    # Without the collector of cycles, which would traverse a million lists again and again: parsing takes a quarter of
+    # the time.
     is_collecting = gc.isenabled()
     gc.disable()
     try:
