@@ -27,7 +27,7 @@ _ERROR = {
 
 
 def description(title: str, version: str, routes: Sequence[Route]) -> Response:
-    """The document of these routes; of two that have a path, the first one's is described."""
+    """The document of these routes. If two routes have the same path, the first is described."""
     paths: dict[str, Any] = {}
     for route in routes:
         for path in paths_of(route.pattern):
@@ -45,7 +45,7 @@ def description(title: str, version: str, routes: Sequence[Route]) -> Response:
 
 
 def paths_of(pattern: str) -> Iterator[str]:
-    """The paths that a route's pattern stands for, in OpenAPI's form: without its optional part, and with it."""
+    """The paths that a route's pattern stands for, in OpenAPI's form: without the optional part, and with it."""
     path = _GROUP.sub(lambda found: _GROUPS[found[1]], pattern.replace(_REST, ""))
     shorter = _OPTIONAL.sub("", path)
     yield shorter

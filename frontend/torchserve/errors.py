@@ -1,7 +1,7 @@
 """TorchServe's errors: the status, the type and the message that its clients know, for each error of Shoal's.
 
-Workers of the backend `torchserve`, and the supervisor where an archive is at fault, choose the three themselves, and
-send them in the sentence of an ordinary error:
+Workers of the backend `torchserve`, and the supervisor where an archive is at fault, choose status, type and message
+themselves, and send them in the sentence of an ordinary error:
 
     ts:503:InternalServerException:Prediction failed
 
@@ -27,9 +27,9 @@ from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
     "BadRequestException", "InternalServerException", "ServiceUnavailableException",
 )  # fmt: skip
-#: The types of errors by their status, for errors that have no more specific type.
+#: By status, the types of errors that have no more specific type.
 _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
-#: The types of errors of Shoal's that have no counterpart in TorchServe.
+#: The types of those errors of Shoal's that TorchServe does not have.
 _OURS: dict[type[ShoalError], str] = {KeyLimitError: _UNAVAILABLE, PoisonRefusedError: _BAD_REQUEST}
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
@@ -46,7 +46,7 @@ class NoWorkerError(RefusedError):
     """A model has no worker that can take the request, or its queue is full."""
 
     def __init__(self, model: str, version: str | None) -> None:
-        # The quotation mark before "has" is TorchServe's.
+        # The unpaired quotation mark behind the version is TorchServe's.
         asked = f'"{model}"' if not version else f'"{model}" Version {version}"'
         super().__init__(
             TorchServeFault(
@@ -73,7 +73,7 @@ METHOD_NOT_ALLOWED = TorchServeFault(
 
 
 def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -> TorchServeFault:
-    """The refusal for an error of a request; `model` and `version` are those that it asked for, if any."""
+    """The refusal for an error of a request; `model` and `version` are those that the request named, if any."""
     if isinstance(error, RefusedError):
         return error.fault
     sentence = str(error)

@@ -1,8 +1,8 @@
 """The fields of forms: multipart/form-data, read by werkzeug's parser, and application/x-www-form-urlencoded. Runs on
 the road; the whole body has come.
 
-A part with a file name has its own content type, by which its value is decoded; a plain field has none. Of several
-fields of one name the last one counts.
+A part with a file name has a content type, by which the handler decodes its value; a plain field has none. If several
+fields have one name, the last counts.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from shoal.frontend.torchserve.predictions import Field
 _MULTIPART, _URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 #: The most fields of one form (ours; each costs the handler an entry of a dict).
 MAX_FIELDS = 1000
-#: The most bytes of a field's name (ours; names travel beside the tensors).
+#: The most bytes of a field's name (ours; names are sent to the worker in the request's header).
 MAX_NAME_BYTES = 1024
 #: The content type of a file whose part names none.
 _FILE = "application/octet-stream"

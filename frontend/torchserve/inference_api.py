@@ -1,7 +1,7 @@
 """TorchServe's inference API: predictions and explanations under all their paths, and /ping.
 
-A lane answers what does not wait, and submits predictions of plain bodies by itself (lane_api.py); the road handles all
-others. Pure.
+A lane answers requests that do not wait, and submits predictions with plain bodies by itself (lane_api.py); the road
+handles all others. Pure.
 """
 
 import errno
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 def stream(prepared: PreparedRequest, transport: "Transport", headers: Headers) -> Response:
     """The response of a model that may answer in parts (send_intermediate_predict_response), with `headers` added:
-    each part is sent as it comes, as a chunk of the body. Closing it early cancels the request.
+    each part is sent as it comes, as a chunk of the body. Closing the response early cancels the request.
 
     Status and headers are those of the first part. A response of one part is not a stream: it has a Content-Length.
-    Raises ShoalError for an error in front of all parts; a later one ends the connection within the body, so that no
+    Raises ShoalError for an error before the first part. A later error ends the connection within the body, so that no
     client takes the parts that it has received for the whole.
     """
     parts = transport.stream(prepared)
@@ -91,19 +91,20 @@ def _pieces(first: bytes, parts: "Generator[StreamedResponse, None, None]") -> I
             if part.answer is not None:
                 yield _body(_response(part.answer, ()), part.answer)
     except ShoalError as error:
-        # The status has gone. gunicorn closes the connection without a last chunk, and does not log this exception.
+        # The status has been sent. Upon this exception, which gunicorn does not log, it closes the connection without a
+        # last chunk.
         raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
 
 
 class Prediction(NamedTuple):
-    """The meaning of a handler's paths."""
+    """The kind of prediction that a handler's paths stand for."""
 
     explain: str | None = None  # "True" or "False"; None on paths that do not distinguish the two
-    has_rest: bool = False  # paths go on behind the version
+    has_rest: bool = False  # paths may go on behind the version
     fields_from_query: bool = False  # parameters of the query are fields of the data
 
 
-#: The handlers that ask a model, which a lane submits by itself, and what their paths mean.
+#: The handlers of predictions, which a lane submits without calling the handler, and the kind of each.
 PREDICTIONS: dict[Handler, Prediction] = {}
 
 
@@ -116,12 +117,12 @@ def _predicting(kind: Prediction) -> Handler:
 
 
 def asked_for(kind: Prediction, path: str) -> Asked:
-    """The facts about a prediction of this kind that its path tells."""
+    """The facts about a prediction of this kind, as far as they follow from its path."""
     return Asked(kind.explain, rest_of(path) if kind.has_rest else None, kind.fields_from_query)
 
 
 def predict(call: HandlerCall, kind: Prediction) -> Response:
-    """The response of a model, on the road."""
+    """Answer a prediction, on the road: with the model's response, or with the response for an error."""
     fields = _fields_of(call, kind)
     name = call.name or _named(fields)
     request_id = new_id()
@@ -176,7 +177,7 @@ def path_in(head: bytes) -> str:
 
 
 def _fields_of(call: HandlerCall, kind: Prediction) -> "list[Field] | None":
-    """The fields of a request that is a form, or has some in its query; None for one that is a plain body."""
+    """The fields of a request that is a form or has fields in its query; None for a plain body."""
     content_type = call.headers.get("content-type", "")
     fields = form_fields(content_type, call.body) if is_form(content_type) else None
     if not (kind.fields_from_query and call.query):
@@ -193,7 +194,8 @@ def _named(fields: "list[Field] | None") -> str:
 
 
 def ping(state: ServerState) -> Response:
-    """200 unless all workers of some model have died again and again; one that is being started counts as healthy."""
+    """200 unless the workers of some model have died so often that its breaker is open; starting workers count as
+    healthy."""
     if any(entry.failed for entry in state.models.entries()):
         return pretty(500, {"status": "Unhealthy"})
     return pretty(200, {"status": "Healthy"})
@@ -210,7 +212,7 @@ _METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 
 def describe(call: HandlerCall) -> Response:
     """The OpenAPI document of a model's predictions. Runs on the road."""
-    with suppress(NoWorkerError):  # it exists all the same
+    with suppress(NoWorkerError):  # a version without workers exists, too
         find_version(call, call.name)
     name = quote(call.name, safe="")
     routes = [Route(f"/{kind}/{name}", any_method(PREDICT), "inference") for kind in ("predictions", "explanations")]

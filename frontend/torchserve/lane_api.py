@@ -4,8 +4,8 @@
     4   the body
         the packed InferRequest, on a cache line
 
-Clients send one head again and again: so the packed InferRequest that was made of it is kept, with a placeholder for
-the id (a Template). One thread, the lane's.
+Clients send the same head again and again, so the packed InferRequest that was made of a head is kept, with a
+placeholder for the id (a Template). One thread, the lane's.
 """
 
 import re
@@ -57,8 +57,8 @@ _FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
 
 class HeadParser:
     """Parses heads for the routes of one listener, as http_head.py does for Triton's: any head that is not plainly
-    right is left to the road. But here any method may ask for a prediction, and names of fields may have underscores,
-    as those of sequences have."""
+    right is left to the road. Here, unlike there, any method may ask for a prediction, and field names may have
+    underscores, as those of sequences have."""
 
     def __init__(self, routes: Router) -> None:
         self._routes = routes
@@ -124,7 +124,7 @@ class Template(NamedTuple):
     header_offset: int
     nbytes: int  # of the block
     span: int
-    num_changes: int  # the models' when this was made
+    num_changes: int  # number of changes of the models when this was made
 
 
 class Prediction(NamedTuple):
@@ -132,7 +132,7 @@ class Prediction(NamedTuple):
 
     template: Template
     id: str
-    version: str | None  # as it was asked for
+    version: str | None  # as the client named it
 
     @property
     def prepared(self) -> PreparedRequest:
@@ -140,7 +140,7 @@ class Prediction(NamedTuple):
 
 
 class TorchServeApi:
-    """TorchServe's inference API, and those that share its listener, on a lane."""
+    """TorchServe's inference API on a lane, and the other APIs that share its listener."""
 
     def __init__(self, state: ServerState, port: Port, apis: Sequence[str]) -> None:
         self._state = state
@@ -154,19 +154,19 @@ class TorchServeApi:
         self._templates = Memo[bytes, Template]("torchserve_template", _MAX_TEMPLATES)
 
     def find(self, _data: bytes, _last: object = None) -> None:
-        """Implements `LaneApi.find`: heads are known (HeadParser), not whole requests."""
+        """Implements `LaneApi.find`: None, since only heads are recognised (HeadParser), not whole requests."""
 
     def known_response(self, _asked: Prediction, _reply: Reply) -> None:
-        """Implements `LaneApi.known_response`: each response has an id of its own."""
+        """Implements `LaneApi.known_response`: None, since each response has an id of its own."""
 
     def is_for_road(self, head: Head) -> bool:
         found = head.found
         if self._has_tokens and not self._tokens.admits("inference", head.headers, datetime.now().astimezone()):
-            return True  # which refuses it
+            return True  # the road refuses it
         if self._state.api_keys is not None and not may_pass(self._state, head):
             return True
         if isinstance(found, Response):
-            return head.content_length > 0  # the body is not read: the road can close without losing the answer
+            return head.content_length > 0  # the road can close without reading the body, and without losing the answer
         if not head.is_infer:
             return head.content_length > SMALL_BODY_BYTES
         if head.is_head or is_form(head.headers.get("content-type", "")):
@@ -181,7 +181,7 @@ class TorchServeApi:
         except NoWorkerError:
             return head.content_length > SMALL_BODY_BYTES
         except ShoalError:
-            return True  # which asks the supervisor whether the model has 0 workers
+            return True  # the road asks the supervisor whether the model has 0 workers
 
     def place(self, head: Head) -> Place:
         try:
@@ -210,7 +210,7 @@ class TorchServeApi:
                 block.memory[BODY_OFFSET : BODY_OFFSET + len(body)] = body
             else:
                 self._port.admit(model, block)
-                if template.nbytes > len(block.memory):  # while the body came, another version has taken its place
+                if template.nbytes > len(block.memory):  # a reload meanwhile: the new header is longer
                     raise UnavailableError(f"model '{found.name}' was replaced while the request came. Send it again")
         except ShoalError:
             if block is not None:
@@ -225,7 +225,7 @@ class TorchServeApi:
         return number, Prediction(template, request_id, found.version)
 
     def _template(self, head: Head) -> Template:
-        """The template for predictions with this head. Raises ShoalError where no model can take them."""
+        """The template for predictions with this head. Raises ShoalError if no version can take them."""
         template = self._templates.entries.get(head.raw)
         if template is not None and template.num_changes == self._state.models.num_changes:
             return template
@@ -273,7 +273,7 @@ class TorchServeApi:
         return self._finish(connection, error_response(error), new_id())
 
     def _finish(self, connection: HttpConnection, response: Response, request_id: str) -> Response:
-        """The response with the fields that each has; an error ends the connection."""
+        """The response with the header fields of every response; an error ends the connection."""
         status = response.status
         self._port.answered[status // 100] += 1
         if status >= 400:

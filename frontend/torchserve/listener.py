@@ -27,7 +27,7 @@ _ROUTES: dict[str, Sequence[Route]] = {
 
 
 def router_of(apis: Sequence[str]) -> Router:
-    """The router of a listener that serves these APIs; of two that have one path, the first one's is served."""
+    """The router of a listener that serves these APIs; if two APIs have the same path, the first one's is served."""
     routes = [route for api in apis for route in _ROUTES[api]]
     document = description("TorchServe APIs", TORCHSERVE_VERSION, routes)
 
@@ -55,7 +55,7 @@ _NO_CACHE: Headers = (
 
 
 def common_headers(settings: TorchServeSettings) -> Headers:
-    """The fields that are the same in each response: against caches, and for CORS as configured."""
+    """The header fields of every response: against caches, and for CORS as configured."""
     cors = (
         ("Access-Control-Allow-Origin", settings.cors_allowed_origin),
         ("Access-Control-Allow-Methods", settings.cors_allowed_methods),
@@ -67,28 +67,28 @@ def common_headers(settings: TorchServeSettings) -> Headers:
 
 
 def with_common_headers(response: Response, request_id: str, common: Headers) -> Response:
-    """A response with its request's id, and the common fields that it does not have already."""
+    """A response with its request's id, and those of the common fields that it lacks."""
     if response.status == 413 and not response.chunks:
-        return response  # TorchServe's decoder refuses such a request before anything else sees it
+        return response  # TorchServe refuses too large a body while decoding, before it adds any field
     has = {name.lower() for name, _ in response.headers}
     added = tuple(field for field in (("x-request-id", request_id), *common) if field[0].lower() not in has)
     return response._replace(headers=(*added, *response.headers))
 
 
 def closing(response: Response) -> Response:
-    """The response; one that is an error also ends the connection, as TorchServe's do."""
+    """The response, which ends the connection if it is an error, as in TorchServe."""
     if response.status < 400 or CLOSE[0] in response.headers:
         return response
     return response._replace(headers=response.headers + CLOSE)
 
 
 def content_length(headers: Mapping[str, str]) -> int:
-    """The announced length of a body; 0 if there is none, or none that is a number."""
+    """The announced length of a body; 0 if none is announced, or the announcement is no number."""
     text = headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-#: The response to a body that is too long: without a body, as TorchServe's.
+#: The response to a request whose body is too long. It has no body, as in TorchServe.
 TOO_LONG = Response(413)
 
 
@@ -96,7 +96,7 @@ class RoadEndpoint:
     """A listener that serves some of TorchServe's APIs."""
 
     def __init__(self, state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> None:
-        """`count` counts a response of a status."""
+        """`count` counts a response by its status."""
         self._count = count
         self._routes = router_of(apis)
         self._common = common_headers(state.torchserve)
@@ -109,7 +109,7 @@ class RoadEndpoint:
         if content_length(headers) > self._max_request_size:
             return TOO_LONG
         if method == "OPTIONS" and self._has_cors and "access-control-request-method" in headers:
-            return Response(200)  # a browser's preflight, which has no token; `finish` adds what is allowed
+            return Response(200)  # a browser's preflight, which has no token; `finish` adds the fields for CORS
         group = self._routes.group_of(target)
         if not self._tokens.admits(group, headers, datetime.now().astimezone()):
             return error_response(TOKEN_REFUSAL if group == "token" else REFUSAL)
@@ -119,6 +119,6 @@ class RoadEndpoint:
         return TOO_LONG if isinstance(error, BodyTooLongError) else error_response(error)
 
     def finish(self, response: Response) -> Response:
-        """The response with the fields that each has; one that is an error ends the connection."""
+        """The response with the header fields of every response; an error ends the connection."""
         self._count(response.status)
         return closing(with_common_headers(response, new_id(), self._common))

@@ -1,7 +1,8 @@
 """TorchServe's management API: models and workflows are registered, listed, described, scaled and unregistered.
 
-Parameters are read as TorchServe reads them (parameters.py): in the query or, where the body of a registration is JSON,
-in that alone. A worker in TorchServe is an instance here. Runs on the road, which asks the supervisor to make changes.
+Parameters are read as TorchServe reads them (parameters.py): in the query or, if the body of a registration is JSON, in
+that body alone. A worker in TorchServe is an instance here. Runs on the road, which asks the supervisor to make
+changes.
 """
 
 from collections.abc import Mapping
@@ -37,8 +38,8 @@ _MEMBERS = {
 
 
 def register_workflow(call: HandlerCall) -> Response:
-    """Register a workflow; the response comes once the workers of all its nodes are up. The code that the archive
-    brings is run, so the permissions of a model's registration are needed."""
+    """Register a workflow; the response comes once the workers of all its nodes are up. The archive's code is run, so
+    clients must be permitted to register models."""
     refuse_unless_enabled(call)
     given = request_parameters(call)
     if given.get("url") is None:
@@ -78,8 +79,8 @@ def describe_workflow(call: HandlerCall) -> Response:
 
 @blocking
 def scale_workers(call: HandlerCall) -> Response:
-    """The response to a request to scale: 202 at once, or with `synchronous=true` 200 once the instances are there. A
-    model of TorchServe's store may have no workers; one of a repository is scaled within its configuration's bounds."""
+    """Scale a version's workers: the response is 202 at once or, with `synchronous=true`, 200 once the workers are up.
+    A model of TorchServe's store may be scaled to 0; a model of a repository within the bounds of its configuration."""
     name, version, parameters = call.name, call.version, dict(parse_qsl(call.query))
     is_synchronous = boolean(parameters.get("synchronous", ""))
     wanted = version or parameters.get("model_version") or None
@@ -101,11 +102,11 @@ def _scale(ask: Ask, name: str, version: str | None, least: int, most: int, *, i
     except ShoalError as error:
         if refusal_of(error).kind != "ModelNotFoundException":
             raise
-        # The model may be one of a repository, whose versions are numbers.
+        # The model may lie in a repository, where versions are numbers.
         try:
             ask("scale", {"model": name, "version": number_of(version), "count": least, "wait": is_synchronous})
         except NotFoundError:
-            if version:  # it may be the version that is not found
+            if version:  # perhaps only the version was not found
                 raise
             raise error from None
 
@@ -127,7 +128,7 @@ _NO_NUMBER = -(10**9)
 
 
 def register(call: HandlerCall) -> Response:
-    """Register an archive; by default the response comes once its workers are up."""
+    """Register an archive; by default the response comes once the model's workers are up."""
     refuse_unless_enabled(call)
     given = request_parameters(call)
     url = given.get("url")
@@ -163,27 +164,27 @@ def register(call: HandlerCall) -> Response:
 
 
 def unregister(call: HandlerCall) -> Response:
-    """Unregister a version, without one the default version; the response comes once it has ended."""
+    """Unregister the version in the path, or the default version; the response comes once its workers have ended."""
     refuse_unless_enabled(call)
     call.ask("ts_unregister", {"model": call.name, "version": call.version or None})
     return pretty(200, {"status": f'Model "{call.name}" unregistered'})
 
 
 def set_default(call: HandlerCall) -> Response:
-    """Let requests without a version mean the one in the path."""
+    """Make the version in the path the model's default version."""
     call.ask("ts_set_default", {"model": call.name, "version": call.version})
     sentence = f'Default version successfully updated for model "{call.name}" to "{call.version}"'
     return pretty(200, {"status": sentence})
 
 
 def refuse_unless_enabled(call: HandlerCall) -> None:
-    """Raise the refusal of a registration where clients may register nothing."""
+    """Raise RefusedError (405) if clients may not register models."""
     if not call.state.torchserve.enable_model_api:
         raise RefusedError(METHOD_NOT_ALLOWED)
 
 
 def renew_token(call: HandlerCall) -> Response:
-    """Replace a key in key_file.json, where the caller finds it; the old one is admitted no longer."""
+    """Replace a key in key_file.json, from where the caller reads the new one; the old key is no longer admitted."""
     settings = call.state.torchserve
     if not settings.token_file:
         raise RefusedError(RESOURCE_NOT_FOUND)

@@ -2,9 +2,9 @@
 
 Written by hand because prometheus-client appends `_total` to the names of counters. By `metrics_mode` of
 config.properties the page is empty (`log`), has the counters of inferences (`legacy`) or all metrics (`prometheus`), as
-TorchServe's has. The batcher counts inferences, failed ones included, as TorchServe does; the supervisor adds up the
+in TorchServe. The batcher counts inferences, failed ones included, as TorchServe does; the supervisor adds up the
 responses of all front ends. QueueTime and WorkerThreadTime are means over the requests that have ended since the page
-was last read, where TorchServe has the times of its last request. Runs on the road.
+was last read; TorchServe has the times of its last request instead. Runs on the road.
 """
 
 import shutil
@@ -60,7 +60,7 @@ _COUNTERS = (
 
 
 class RecentMeans:
-    """Means over the requests that have ended since the mean was last read. Any thread."""
+    """Means of times over the requests that have ended since each mean was last read. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ def _inference_families(call: HandlerCall) -> Iterator[_Family]:
 
 
 def _response_families(figures: Mapping[str, Any]) -> Iterator[_Family]:
-    """The numbers of responses by status, of all front ends there are and have been."""
+    """The numbers of responses by status, of all front ends, also of those that have ended."""
     answered = figures.get("answered")
     for digit, name in _BY_STATUS.items():
         yield _Family(name, "counter", "Count", [] if answered is None else [(_host(), answered[digit])])
@@ -178,13 +178,13 @@ def _machine_families(call: HandlerCall) -> Iterator[_Family]:
 
 
 def _version(call: HandlerCall, entry: ModelEntry) -> str:
-    """The version's text; `default`, as TorchServe has it for requests that name none, for the default version."""
+    """The version's text, or `default` for the default version, as in TorchServe for requests that name no version."""
     return "default" if default_version(call.state, entry.name) is entry else version_text(entry)
 
 
 @cache
 def _cpu() -> Cpu:
-    """The source of the CPU's utilization, which is the mean since it was last read, or was made."""
+    """This process's reader of the CPU's utilization, which is the mean since the last reading."""
     return Cpu()
 
 

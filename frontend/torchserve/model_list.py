@@ -37,7 +37,7 @@ from shoal.frontend.torchserve.predictions import (
 )
 from shoal.star.models import NO_VERSION, ModelEntry
 
-#: Marks a function of a workflow, which is no model to those who ask for a list.
+#: The parameter that marks a function of a workflow, which lists of models leave out.
 _FUNCTION = "ts_workflow_function"
 #: The members of a description that come from parameters of the configuration: name, parameter, default.
 _NUMBERS = (
@@ -153,7 +153,8 @@ def _default(call: HandlerCall, known: Sequence[_Version]) -> list[_Version]:
 
 
 def is_served(call: HandlerCall) -> Response:
-    """KServe's question whether a model has a worker; one that is registered without any is known, too."""
+    """Answer KServe's question whether a model has a worker. A model that is registered with 0 workers is known, but
+    not ready."""
     known = versions_of(call.state, call.name)
     if not known and not call.ask("ts_registered", {"model": call.name}):
         raise not_found(call.name)
@@ -223,14 +224,15 @@ def _numbers(parameters: Mapping[str, str], rows: Sequence[tuple[str, str, int]]
 
 
 class _Customized(NamedTuple):
-    """The metadata that a handler has returned, {} where that is no JSON object, and the headers that it has set."""
+    """The metadata that a handler has returned ({} if they are no JSON object), and the headers that it has set."""
 
     metadata: dict[str, Any]
     headers: Headers
 
 
 def _customized(call: HandlerCall, entry: ModelEntry | None) -> _Customized:
-    """Ask the handler of a version. Raises ShoalError: it fails, or there is no worker (`entry` None)."""
+    """Ask a version's handler for its metadata. Raises ShoalError if the handler fails, or if there is no worker
+    (`entry` is None)."""
     if entry is None:
         missing = "has no worker to serve describe request. Please use scale workers API to add workers."
         raise refused(503, "ServiceUnavailableException", f'Model "{call.name}" {missing}')
@@ -239,7 +241,7 @@ def _customized(call: HandlerCall, entry: ModelEntry | None) -> _Customized:
     described = description(Asked(), "", headers, request_id, describe=True)
     prepared = prepare(entry, request_id, described, element_of([]), sequence_id)
     if sequence_id:
-        prepared = replace(prepared, flags=SEQUENCE_START | SEQUENCE_END)  # of which nothing stays
+        prepared = replace(prepared, flags=SEQUENCE_START | SEQUENCE_END)  # a sequence that ends at once
     reply = call.road.infer(prepared)
     try:
         answer = answered(reply.response, reply.block)

@@ -1,7 +1,8 @@
 """The versions of models by the texts that TorchServe knows them by. Pure. Front-end processes.
 
-A version in TorchServe is any text, as "1.0"; here each has a number, too, by which Triton's clients ask for it. The
-text is the parameter `ts_version` of a version's configuration; a version without it goes by its number.
+A version in TorchServe is any text, as "1.0"; in Shoal each version has a number, too, by which Triton's clients ask
+for it. The text is the parameter `ts_version` of a version's configuration; the text of a version without it is its
+number.
 """
 
 from shoal.datatypes import BYTES
@@ -10,18 +11,18 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, refused
 from shoal.star.models import NO_VERSION, ModelEntry
 
-#: The number of a model's first worker, as TorchServe names them by ports.
+#: The number of a model's first worker; TorchServe names workers by ports.
 FIRST_WORKER = 9000
 
 
 def parameter(entry: ModelEntry, name: str, default: str = "") -> str:
-    """A parameter of a version's configuration; `default` where it has none of that name."""
+    """A parameter of a version's configuration; `default` if it has no parameter of that name."""
     found = entry.config.get("parameters", {}).get(name)
     return default if found is None else str(found["string_value"])
 
 
 def version_text(entry: ModelEntry) -> str:
-    """The version as TorchServe's clients know it."""
+    """The text by which TorchServe's clients name the version."""
     return parameter(entry, "ts_version") or str(entry.version)
 
 
@@ -66,8 +67,8 @@ def versions_of(state: ServerState, name: str) -> list[ModelEntry]:
 
 
 def default_version(state: ServerState, name: str) -> ModelEntry:
-    """The version of a model that requests without a version get, or the newest one while none is ready. Raises
-    ShoalError where there is none."""
+    """The version of a model that requests without a version get, or the newest version while none is ready. Raises
+    ShoalError if there is no such model."""
     try:
         return state.models.lookup(name, None)
     except ShoalError:
@@ -98,7 +99,7 @@ def input_of(entry: ModelEntry) -> str:
 
 
 def takes_tensors(entry: ModelEntry) -> ShoalError:
-    """The error for a model that takes tensors, not a body."""
+    """The error for a prediction by a model that takes tensors, not a body."""
     wanted = ", ".join(f"'{each.name}' ({each.datatype.name})" for each in entry.signature.inputs.values())
     return refused(
         400,

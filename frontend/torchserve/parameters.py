@@ -1,5 +1,5 @@
-"""Parameters of TorchServe's requests, read as TorchServe reads them: one that should be a number and is not counts as
-absent, only `true` is true. Pure."""
+"""Parameters of TorchServe's requests, read as TorchServe reads them: a malformed number counts as absent, and only
+`true` is true. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ import orjson
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.torchserve.errors import refused
 
-#: The most entries of a page of a list, and the number where a request names none.
+#: The most entries of a page of a list, and the number of entries where a request names none.
 _PAGE = 100
 T = TypeVar("T")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 
 
 def integer(text: str, default: int) -> int:
-    """The number in a text; `default` where there is none."""
+    """The number that a text is; `default` if it is none."""
     return int(text) if _INTEGER.fullmatch(text) else default
 
 
@@ -28,8 +28,8 @@ def boolean(text: str) -> bool:
 
 
 def request_parameters(call: HandlerCall) -> Mapping[str, str]:
-    """The parameters of a registration as texts: of the query or, with a body of JSON, of that alone. Raises ShoalError
-    for a body that is no object."""
+    """The parameters of a registration as texts: of the query or, with a body of JSON, of the body alone. Raises
+    ShoalError for a JSON body that is no object."""
     if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return dict(parse_qsl(call.query, keep_blank_values=True))
     try:
@@ -42,8 +42,8 @@ def request_parameters(call: HandlerCall) -> Mapping[str, str]:
 
 
 def page_of(entries: Sequence[T], query: Mapping[str, str]) -> tuple[Sequence[T], dict[str, Any]]:
-    """The entries of the page of a list that a query asks for, and the member that names the next one: it is there as
-    soon as the page is full, as in TorchServe."""
+    """The entries of the page of a list that a query asks for, and the member that names the next page. The member is
+    there whenever the page is full, as in TorchServe, even if the next page is empty."""
     limit, offset = integer(query.get("limit", ""), _PAGE), integer(query.get("next_page_token", ""), 0)
     if not 0 <= limit <= _PAGE:
         limit = _PAGE

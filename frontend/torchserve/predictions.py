@@ -1,8 +1,9 @@
 """A prediction in TorchServe's protocol, as an infer request: the body becomes a tensor, the head a parameter.
 
-The body is the only element of one BYTES tensor; what the handler may ask about the request goes along as JSON, in the
-request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in its parameter `ts` where the
-handler has set a status or headers. Pure: the lane and the road use the same functions. Front-end processes.
+The body is the only element of one BYTES tensor; the facts about the request that the model's handler may ask for are
+sent as JSON in the request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in its
+parameter `ts` where the handler has set a status or headers. Pure: the lane and the road use the same functions.
+Front-end processes.
 """
 
 import re
@@ -23,15 +24,15 @@ from shoal.request import InferResponse
 from shoal.star.models import ModelEntry
 from shoal.star.validation import PreparedInput
 
-#: The name of the parameter of requests and responses.
+#: The name of the parameter, of requests and of responses, that holds the JSON.
 PARAMETER = "ts"
-#: The header fields of sequences, where the model's configuration does not name others.
+#: The header fields of sequences, if the model's configuration does not name other fields.
 SEQUENCE_ID, SEQUENCE_START = "ts_request_sequence_id", "ts_request_sequence_start"
-#: The header by which a handler hands the id of its request to the sender of the response (listener.py).
+#: The header with a request's id. A response that has it already keeps it (with_common_headers in listener.py).
 ID_HEADER = "x-request-id"
-#: The bytes in front of a tensor's only element.
+#: The length in front of a tensor's only element, in BYTES' wire form.
 LENGTH = struct.Struct("<I")
-#: Header fields that the server writes itself; a handler's are dropped.
+#: Header fields that the server writes itself; those that a model's handler sets are dropped.
 _OWN_FIELDS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
 #: A name of a field (RFC 9110, section 5.1).
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -42,10 +43,10 @@ _STATUSES = range(200, 600)
 
 
 class Asked(NamedTuple):
-    """The part of a prediction that its path says."""
+    """The facts about a prediction that follow from its path."""
 
     explain: str | None = None  # "True" or "False"; None on paths that have no explanations
-    url_path: str | None = None  # behind the version; None on paths that have none
+    url_path: str | None = None  # the path behind the version; None on paths that end before
     fields_from_query: bool = False  # whether parameters of the query are fields of the data
 
 
@@ -54,18 +55,19 @@ Field = tuple[str, str, bytes]
 
 
 def new_id() -> str:
-    """The id of a request, which its response and its model's log have."""
+    """A new id for a request, which appears in its response and in its model's log."""
     return str(uuid.uuid4())
 
 
 def rest_of(path: str) -> str:
-    """The part of a path /predictions/MODEL/VERSION/... behind the version, "" if there is none."""
+    """The part of a path /predictions/MODEL/VERSION/... behind the version; "" if the path ends there."""
     parts = path.split("/", 4)
     return unquote(parts[4]) if len(parts) > 4 else ""
 
 
 def spelled_headers(head: bytes) -> dict[str, str]:
-    """The header fields of a request's head, names as the client spelled them; the last of several counts."""
+    """The header fields of a request's head, with names as the client spelled them; of repeated fields the last
+    counts."""
     found: dict[str, str] = {}
     for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]:
         name, _, value = line.decode("utf-8", "replace").partition(":")
@@ -83,7 +85,7 @@ def description(
     *,
     describe: bool = False,
 ) -> str:
-    """The parameter `ts` of a request."""
+    """The parameter `ts` of a request: JSON with the facts that the model's handler may ask for."""
     members: dict[str, Any] = {"content_type": content_type, "headers": headers, "request_id": request_id}
     if asked.explain is not None:
         members["explain"] = asked.explain
@@ -115,8 +117,8 @@ def in_sequence(entry: ModelEntry, headers: dict[str, str]) -> str:
 def prepare(
     entry: ModelEntry, request_id: str, described: str, element: memoryview, sequence_id: str = ""
 ) -> PreparedRequest:
-    """The request to a model for a tensor whose only element, its length in front, is `element`. Raises ShoalError
-    where the model takes something else."""
+    """The request to a model for a tensor whose only element, its length in front, is `element`. Raises ShoalError if
+    the model does not take such a tensor."""
     shape = (1, 1) if entry.signature.max_batch_size > 0 else (1,)
     tensor = PreparedInput(input_of(entry), BYTES, shape, element)
     return PreparedRequest(
@@ -140,7 +142,7 @@ class Answered(NamedTuple):
 
 
 def answered(response: InferResponse, block: memoryview) -> Answered:
-    """The answer in a response. Raises InternalError where it is not one of bytes."""
+    """The answer in a response. Raises InternalError if its output is not one element of bytes."""
     if not response.outputs:
         raise InternalError("the model gave no output to answer a prediction with")
     ref = response.outputs[0]
@@ -169,13 +171,13 @@ def _described(described: object, data: memoryview) -> Answered:
 
 
 def _line(text: str) -> str:
-    """A text without the characters that no line of a head may have, those that would end it among them."""
+    """A text for a line of a response's head, with blanks in place of control characters, which could end the line."""
     return _CONTROLS.sub(" ", text.encode("latin-1", "replace").decode("latin-1")).strip()
 
 
 def response_of(answer: Answered) -> Response:
-    """The response of HTTP for an answer. Its chunk, if its status has a body, is a view of the worker's block. Raises
-    InternalError for a header that HTTP cannot have."""
+    """The HTTP response for an answer. Its chunk, if its status has a body, is a view of the worker's block. Raises
+    InternalError for a header name that HTTP does not allow."""
     for name, _ in answer.headers:
         if _FIELD_NAME.fullmatch(name) is None:
             raise InternalError(f"the model has set the response header {name!r}, a name that HTTP does not have")

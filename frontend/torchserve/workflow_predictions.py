@@ -1,5 +1,5 @@
-"""TorchServe's requests to workflows: `/wfpredict/W`. The models of the nodes are asked one after the other, and those
-that can be at the same time. Runs on the road.
+"""TorchServe's requests to workflows: `/wfpredict/W`. The nodes' models are executed in the order of the workflow's
+graph, at the same time where the graph allows it. Runs on the road.
 
 A workflow is known by its models: their configurations have its name and a description of their node.
 """
@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 def predict(call: HandlerCall) -> Response:
-    """The response of a workflow: the bytes of its last node, or of several an object of JSON by their names."""
+    """The response of a workflow: the bytes of its last node's answer or, if it has several last nodes, a JSON object
+    of their answers by name."""
     request_id = new_id()
     try:
         response = _predict(call, request_id)
@@ -68,7 +69,7 @@ def _predict(call: HandlerCall, request_id: str) -> Response:
 
 
 def _as_torchserves(error: ShoalError, workflow: str) -> ShoalError:
-    """TorchServe's error for a node that has failed; it tells no cause, which is in the log."""
+    """TorchServe's error for a node that has failed, which names no cause; the cause is logged here."""
     if not isinstance(error, NodeFailedError):
         return error
     _log.error("workflow '%s': %s", workflow, error)
@@ -76,7 +77,7 @@ def _as_torchserves(error: ShoalError, workflow: str) -> ShoalError:
 
 
 def _value(body: bytes) -> object:
-    """The value of an answer in an object of JSON: the answer's JSON, or else its text."""
+    """The value of a node's answer in a JSON object: the answer itself if it is JSON, else its text."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

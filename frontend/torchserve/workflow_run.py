@@ -1,10 +1,12 @@
-"""The execution of a workflow: each node once all before it have answered, those that can be at the same time. Pure.
+"""The execution of a workflow: a node begins once all nodes before it have answered. Several may run at a time. Pure.
 
-    first node     the request's own data
-    one before     {"body": its answer}
+A node's data depend on how many nodes are before it:
+
+    none           the request's own data
+    one            {"body": its answer}
     several        {node: its answer, …}
 
-A node that fails, or has not answered in its time, is tried again as often as it may be; then the workflow fails.
+A node that fails, or has not answered in its time, is tried again, up to `retries` times; then the workflow fails.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from shoal.errors import ShoalError, UnavailableError
 
 
 class Node(NamedTuple):
-    """A node of a graph."""
+    """A node of a workflow's graph, and the nodes that take its answer (`next`)."""
 
     name: str
     next: tuple[str, ...]
@@ -30,19 +32,19 @@ class Part(NamedTuple):
     is_final: bool
 
 
-#: The data of a node that is not the first: names and answers.
+#: The data of a node that has nodes before it: names and answers.
 Fields = Sequence[tuple[str, bytes]]
 
 
 class Work(Protocol):
-    """The requests of a workflow's nodes (Executions, in workflow_predictions.py)."""
+    """The requests of a workflow's nodes (`_Nodes` in workflow_predictions.py)."""
 
     def start(self, node: str, fields: Fields | None) -> int:
         """Submit a node's request, the first node's with None; returns its number. Raises ShoalError."""
         ...
 
     def next(self, limit_s: float) -> tuple[int, Part] | None:
-        """Wait for the next reply; None after `limit_s`. Raises ShoalError where the workflow is to be given up."""
+        """Wait for the next reply; None after `limit_s`. Raises ShoalError if the workflow is to be given up."""
         ...
 
     def cancel(self, number: int) -> None:
@@ -61,7 +63,7 @@ class NodeFailedError(UnavailableError):
 
 class _Attempt(NamedTuple):
     node: Node
-    number: int  # which attempt it is, from 1 on
+    number: int  # of the attempt, from 1 on
     fields: Fields | None
     end_s: float
     parts: list[bytes]
@@ -130,8 +132,8 @@ def _fields(parents: Sequence[str], answers: Mapping[str, bytes]) -> Fields:
 
 
 def graph_of(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Node] | None:
-    """The graph that descriptions of its nodes are (repository/torchserve/workflow_store.py); None where some are
-    missing: the workflow is being registered, or removed."""
+    """The graph of nodes with these descriptions (repository/torchserve/workflow_store.py); None if some nodes are
+    missing, since the workflow is being registered or removed."""
     graph = {
         each["name"]: Node(each["name"], tuple(each["next"]), each["retries"], each["timeout_ms"] / 1000)
         for each in descriptions
