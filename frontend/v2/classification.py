@@ -13,12 +13,13 @@ import numpy as np
 from shoal.datatypes import BF16, BOOL, BYTES, FP16, Datatype, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 
-#: Triton's limit on the elements of one row. Ours as well on the strings of all rows: they are made one by one.
+#: Triton's limit on the elements of one row; also the limit on the strings of all rows, which are made one by one
+#: (ours).
 MAX_ELEMENTS = 1_000_000
 
 _UNSUPPORTED = (BOOL, BYTES, FP16, BF16)
-# Longer rows are partitioned first. Measured: 100 elements 4 µs sorted, 7 partitioned; 1000: 26 and 9; 100,000: 11 ms
-# and 0.15.
+# Longer rows are partitioned first. Measured, sorted and partitioned: 100 elements 4 and 7 µs, 1000 elements 26 and 9
+# µs, 100,000 elements 11 and 0.15 ms.
 _SORTED_AT_ONCE = 256
 
 
@@ -34,9 +35,9 @@ def classify(
 ) -> tuple[tuple[int, ...], bytes]:
     """Shape and bytes of the BYTES tensor with `num_classes` classes (more than 0) of the output `name`.
 
-    `shape` is the one that clients see; all its dimensions but the batch are one row. The largest value comes first; an
-    index without a label, or with an empty one, is written without a label. Raises InvalidArgumentError with Triton's
-    sentences, and InternalError if `view`, which a worker wrote, does not fill the shape.
+    `shape` is the shape that clients see; all its dimensions but the batch dimension form one row. The largest value
+    comes first; an index without a label, or with an empty one, is written without a label. Raises InvalidArgumentError
+    with Triton's sentences, and InternalError if `view`, which a worker wrote, does not fill the shape.
     """
     if datatype in _UNSUPPORTED:
         raise InvalidArgumentError(f"class result not available for output due to unsupported type '{datatype.name}'")
@@ -57,12 +58,13 @@ def classify(
 def _largest(row: "np.ndarray[Any, Any]", count: int) -> "np.ndarray[Any, Any]":
     """The indices of the `count` largest values, largest first; equal ones by index, NaN last.
 
-    Triton's std::sort leaves the order of equal values open; up to 16 elements libstdc++'s is the one here.
+    Triton's std::sort leaves the order of equal values open; for up to 16 elements libstdc++ has the order of this
+    function.
     """
-    keys = -row if row.dtype.kind == "f" else ~row  # ascending where the values descend; unlike -, ~ never overflows
+    keys = -row if row.dtype.kind == "f" else ~row  # ascend as the values descend; unlike -, ~ never overflows
     if len(keys) > _SORTED_AT_ONCE:
         bound = np.partition(keys, count - 1)[count - 1]
-        if bound == bound:  # not NaN, with which every comparison is false
+        if bound == bound:  # false for NaN, with which `<=` below would select no value
             candidates = np.flatnonzero(keys <= bound)  # ascending, so the sort can keep equal values in order
             return candidates[np.argsort(keys[candidates], kind="stable")[:count]]
     return np.argsort(keys, kind="stable")[:count]

@@ -1,8 +1,8 @@
 """gzip and deflate of bodies: requests are decompressed up to a limit, responses compressed if Accept-Encoding asks for
 it.
 
-`deflate` means a zlib stream, as HTTP defines it. A body is compressed once, as one stream: one that is incomplete, has
-bytes behind the stream, or is too large when decompressed is refused. Pure; front-end processes.
+`deflate` means a zlib stream, as HTTP defines it. A body is one stream, compressed once. A body is refused if its
+stream is incomplete or followed by other bytes, or if it is too large when decompressed. Pure; front-end processes.
 """
 
 import zlib
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Headers, Response
 
-#: For zlib: gzip or zlib, whichever it is, which Triton detects, too.
+#: Has zlib detect whether a stream is gzip or zlib, as Triton does.
 AUTO_WBITS = 32 + zlib.MAX_WBITS
-#: A shorter response is not compressed (ours): of numbers in JSON zlib takes 0.08 ms for 2 KiB,
-#: 0.7 for 9, 2 to 3 for 16, and all else that a small request takes is 0.1.
+#: A shorter response is not compressed (ours): numbers in JSON take zlib 0.08 ms for 2 KiB, 0.7 ms for 9 KiB, 2 to 3 ms
+#: for 16 KiB, while a small request takes 0.1 ms in all without that.
 LEAST_COMPRESSED_BYTES = 16 * 1024
 #: The encodings that the server reads and writes, and how zlib names them.
 WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -29,13 +29,14 @@ class ExpansionLimitError(InvalidArgumentError):
 
 
 class UnsupportedEncodingError(UnsupportedError):
-    """Raised for a Content-Encoding that this server cannot read; `headers`, for the response, say which it can."""
+    """Raised for a Content-Encoding that this server cannot read; `headers`, for the response, name those that it
+    can."""
 
     headers: Headers = (("Accept-Encoding", "gzip, deflate"),)
 
 
 def refuse_encoding(headers: Mapping[str, str]) -> None:
-    """Raises InvalidArgumentError, with Triton's sentence, for a body that is compressed where none may be."""
+    """Raise InvalidArgumentError, with Triton's sentence, for a compressed body on a path that takes none."""
     if headers.get("content-encoding", "") not in ("", "identity"):
         raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
 
@@ -51,9 +52,9 @@ def decompress(
     max_expansion: int = 0,
     expand: Callable[[int], None] = _uncounted,
 ) -> memoryview:
-    """The body without its Content-Encoding; the same object if it has none. `expand` is called, before each part is
-    decompressed, with the most bytes that there may be with it, then with those that there are; it may raise (see
-    UploadBudget.expansion).
+    """The body without its Content-Encoding; the same object if it has none. Before each part is decompressed, `expand`
+    is called with the most bytes that all parts may then have, and at the end with the bytes that they have; it may
+    raise (see UploadBudget.expansion).
 
     Raises UnsupportedEncodingError (501), InvalidArgumentError for over `max_nbytes` bytes or a damaged stream, and
     TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
@@ -69,8 +70,8 @@ def decompress(
 def unpack(
     body: memoryview, max_nbytes: int, max_expansion: int, expand: Callable[[int], None], advice: str = ""
 ) -> memoryview:
-    """The decompressed bytes of a stream, within all bounds of `decompress`, and with its errors, but for the encoding;
-    `advice` ends the text for over `max_nbytes` bytes."""
+    """The decompressed bytes of a stream, with the bounds of `decompress`, and its errors except that for the encoding;
+    `advice` ends the text of the error for over `max_nbytes` bytes."""
     expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else max_nbytes
     try:
         return memoryview(inflate(body, min(expanded, max_nbytes), advice, expand))
@@ -86,17 +87,17 @@ def unpack(
 def inflate(
     body: bytes | memoryview, max_nbytes: int, advice: str = "", expand: Callable[[int], None] = _uncounted
 ) -> bytes:
-    """The decompressed bytes of one stream of gzip or zlib, which are counted by `expand` as in `decompress`. Raises
-    InvalidArgumentError; `advice` ends its text if there are too many bytes.
+    """The decompressed bytes of one stream of gzip or zlib, with `expand` called as by `decompress`. Raises
+    InvalidArgumentError for a damaged stream, ExpansionLimitError, whose text `advice` ends, for too many bytes.
 
-    Parts double in size, so that at most twice the bytes that there are, or as many as are compressed, are counted.
+    Parts double in size, so that the bytes counted ahead are at most as many as there are already, or as the body has.
     """
     inflater = zlib.decompressobj(AUTO_WBITS)
     parts: list[bytes] = []
     nbytes, next_nbytes = 0, max(LEAST_EXPANDED_BYTES, len(body))
     try:
         while nbytes <= max_nbytes and not inflater.eof:
-            # With one byte past the limit, a body that is too large can be told from one that just fits.
+            # One byte past the limit distinguishes a body that is too large from one that just fits.
             next_nbytes = min(next_nbytes, max_nbytes + 1 - nbytes)
             expand(min(nbytes + next_nbytes, max_nbytes))
             parts.append(inflater.decompress(inflater.unconsumed_tail if parts else body, next_nbytes))
@@ -124,7 +125,7 @@ def inflate(
 def compress(response: Response, accept_encoding: str) -> Response:
     """The response in the encoding that the client prefers; unchanged if it is short.
 
-    Inference-Header-Content-Length is not changed: it is about the body before compression, as in Triton. The sender
+    Inference-Header-Content-Length is not changed: it describes the body before compression, as in Triton. The sender
     still calls `close`.
     """
     encoding = preferred_encoding(accept_encoding)
@@ -141,8 +142,8 @@ def deflate(encoding: str, chunks: Sequence[bytes | memoryview]) -> bytes:
 
 
 def preferred_encoding(accept_encoding: str) -> str:
-    """`gzip`, `deflate` or `identity`: the one with the highest weight, the first among equals; one with weight 0 is
-    never used."""
+    """`gzip`, `deflate` or `identity`: the encoding with the highest weight, the first among equals; an encoding with
+    weight 0 is never used."""
     best, best_weight = "identity", 0.0
     for item in accept_encoding.split(","):
         name, _, parameter = item.partition(";")

@@ -1,4 +1,4 @@
-"""Extensions for those who look for a fault, which Triton does not have; they run on the road.
+"""Extensions for finding faults, which Triton does not have; they run on the road.
 
 GET /v2/debug/requests: the slowest and the failed requests of the last five minutes, with where their time went.
 `?model=NAME` names one model; `?limit=N` asks for at most N requests of either kind. The batcher keeps them
@@ -24,7 +24,7 @@ from shoal.frontend.response import Response, encodable, json_response
 from shoal.star.models import ModelEntry
 from shoal.timing import timing
 
-#: Requests of either kind without `limit`, and the most there can be (ours).
+#: Requests of either kind in an answer: without `limit` in the query, and at most (ours).
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
 
 
@@ -53,7 +53,7 @@ def finished_requests(call: HandlerCall) -> Response:
 
 
 def describe(request: FinishedRequest, entries: Mapping[int, ModelEntry]) -> dict[str, Any]:
-    """A request for a reader; `entries` are the models by their ids. Times are in ns."""
+    """A finished request as JSON; `entries` are the models by their ids. Times are in ns."""
     entry = entries.get(request.model_id)
     name, version, groups = ("", 0, ()) if entry is None else (entry.name, entry.version, entry.groups)
     times = timing(request.points, request.execution, groups=groups, version=str(version))
@@ -80,7 +80,7 @@ def _date(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
 
 
-#: Lines without `lines`, and the most there can be (ours).
+#: Lines in an answer: without `lines` in the query, and at most (ours).
 DEFAULT_LINES, MAX_LINES = 200, 1000
 #: The most bytes at the end of the file that are read, and the most characters of a line that are sent (ours).
 MAX_READ_BYTES, MAX_CHARACTERS = 1 << 20, 4096
@@ -94,7 +94,7 @@ class LogLines(NamedTuple):
 
     lines: list[str]
     position: int
-    is_cut: bool  # lines before these, but behind the position that was asked for, are left out
+    is_cut: bool  # lines between the position that was asked for and these are left out
 
 
 @blocking
@@ -114,9 +114,9 @@ def log_lines(call: HandlerCall) -> Response:
 
 
 def read_last(path: str, count: int, after: int) -> LogLines:
-    """At most `count` whole lines at the end of a file, behind the position `after`; 0, or a position that the file
-    does not have any more, asks for the last ones. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not be waited for
+    """At most `count` whole lines at the end of a file, behind the position `after`; 0, or a position beyond the end of
+    the file (which has been replaced), asks for the last lines. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits for a pipe
     try:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
@@ -129,7 +129,7 @@ def read_last(path: str, count: int, after: int) -> LogLines:
     end = data.rfind(b"\n") + 1  # a line that is being written comes with a later answer
     pieces = data[:end].split(b"\n")[:-1]
     if start > after and len(pieces) > 1:
-        del pieces[0]  # its beginning is not there
+        del pieces[0]  # its beginning was not read
     is_cut = start > after or len(pieces) > count
     return LogLines([_text(each) for each in pieces[-count:]], start + end, is_cut)
 

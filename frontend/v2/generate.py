@@ -2,9 +2,9 @@
 
     {"text_input": "hello", "temperature": 0.5}  →  {"model_name": "m", "model_version": "1", "text_output": "hi"}
 
-A key that is an input's name is that tensor, a scalar or a flat list, of which the shape is worked out; any other is a
-request parameter. The object `parameters` is flattened. `generate` wants exactly one response of the model;
-`generate_stream` sends each as an event of its stream, as it comes.
+A key that is an input's name holds that tensor's data, a scalar or a flat list, from which the shape is worked out; any
+other key is a request parameter. The object `parameters` is flattened. `generate` wants exactly one response of the
+model; `generate_stream` sends each as an event of its stream, as it comes.
 """
 
 import sys
@@ -39,7 +39,7 @@ NOT_ONE = (
 
 
 class _Flat:
-    """The common part of both forms: each response of the model is one flat object."""
+    """The common part of FlatOnce and FlatStream: each response of the model becomes one flat object."""
 
     headers = EVENTS
     is_complete = False
@@ -54,7 +54,7 @@ class _Flat:
         return error_response(error)
 
     def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
-        """Implements `Rendering.failed`: the error is an event, and the status of a stream that it begins; further
+        """Implements `Rendering.failed`: the error is an event, and also the status if nothing has been sent; further
         events may follow."""
         response = error_response(error)
         headers = EVENTS if has_begun else EVENTS + response.headers[len(JSON_CONTENT) :]
@@ -62,7 +62,7 @@ class _Flat:
 
 
 class FlatOnce(_Flat):
-    """The form of `generate`: the model's only response."""
+    """The Rendering of `generate`: the model's only response."""
 
     is_stream = False
 
@@ -78,14 +78,14 @@ class FlatOnce(_Flat):
         return b""
 
     def body(self) -> Response:
-        """Implements `Rendering.body`. Raises InternalError where there was no response."""
+        """Implements `Rendering.body`. Raises InternalError if there was no response."""
         if self._text is None:
             raise InternalError(NOT_ONE)
         return Response(200, JSON_CONTENT, (self._text,))
 
 
 class FlatStream(_Flat):
-    """The form of `generate_stream`: each response is an event."""
+    """The Rendering of `generate_stream`: each response is an event."""
 
     is_stream = True
 
@@ -117,7 +117,7 @@ def planner(form: type[FlatOnce] | type[FlatStream]) -> Planner:
 def prepare(
     entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max_input_size: int, forwarded: Forwarded
 ) -> PreparedRequest:
-    """Parses and validates the body; `headers` have lower-case keys. Raises ShoalErrors with Triton's sentences."""
+    """Parse and validate the body; `headers` have lower-case keys. Raises ShoalErrors with Triton's sentences."""
     refuse_encoding(headers)
     request = door.read_json(body, max_input_size)
     id_ = parse_id(request)
@@ -130,15 +130,16 @@ def prepare(
 def prepare_members(
     entry: ModelEntry, id_: str, members: Mapping[str, Any], max_input_size: int, forwarded: Forwarded
 ) -> PreparedRequest:
-    """The request whose members are these, each an input or a parameter, whatever its name. Raises ShoalErrors with
-    Triton's sentences."""
+    """The request with these members, each an input or a parameter; the names `id` and `parameters` have no meaning
+    here. Raises ShoalErrors with Triton's sentences."""
     mapping = _Mapping(entry, id_, max_input_size)
     mapping.take(members, is_nested=True)
     return mapping.prepared(forwarded)
 
 
 def _refuse_repeated(key: str | None, signature: Signature, id_: str) -> None:
-    """Raises InvalidArgumentError for a key that the request has twice, an input's in Triton's words."""
+    """Raise InvalidArgumentError if there is a key that the request has twice; for an input's name in Triton's
+    words."""
     if key is not None:
         role = "input" if key in signature.inputs else "parameter"
         raise InvalidArgumentError(f"{log_prefix(id_)}{role} '{key}' already exists in request")
@@ -197,7 +198,7 @@ class _Mapping:
         shape = fitted(self._signature.full_dims(spec), len(elements))
         if shape is None:
             raise InvalidArgumentError(f"The schema can not convert input '{name}' to tensor with proper shape")
-        # No limit for one tensor: it is the sum of all that is limited.
+        # No limit for one tensor: the sum of all tensors is limited below.
         data, num_strings = decode_data(name, spec.datatype, len(elements), elements, sys.maxsize)
         self._nbytes += len(data)
         if self._nbytes > self._max_input_size:

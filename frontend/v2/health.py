@@ -1,8 +1,9 @@
 """Health over HTTP: whether the server is alive and ready, and whether a model is.
 
-Handlers of front-end processes, which do not wait, except to ask a model that has an is_ready of its own: that is done
-through the supervisor, on the road. As in Triton, the response for "not ready" is 400 without a body, and a server that
-is stopping answers 503 with an error text. A further address, not in Triton, has the reasons as JSON.
+Handlers of front-end processes, which do not wait, except for a model with an is_ready of its own: the supervisor asks
+the model, so such a request is answered on the road. As in Triton, the response for "not ready" is 400 without a body,
+and a server that is stopping answers 503 with an error text. A further path, which Triton lacks, returns the reasons as
+JSON.
 """
 
 from typing import Any
@@ -30,8 +31,8 @@ def ready(call: HandlerCall) -> Response:
 def reasons(call: HandlerCall) -> Response:
     """The result of `ready` as 200 or 503, with a row for each version that cannot answer or has lost an instance.
 
-    A row begins like one in Triton's repository index. Why an instance ended is only in the log: this address is as
-    public as the models.
+    A row begins like one in Triton's repository index. Why an instance ended is only in the log, since every client of
+    the models may read this path.
     """
     is_ready = is_server_ready(call.state)
     rows = [_row(entry) for entry in call.state.models.entries() if not _is_whole(entry)]
@@ -39,9 +40,9 @@ def reasons(call: HandlerCall) -> Response:
 
 
 def model_ready(call: HandlerCall) -> Response:
-    """200 if this version, or the model's default version, has a live instance and its own is_ready, if any, does
-    not deny it (a lane hands such a request over: RouteMatch.asks_model). Raises InvalidArgumentError if it is not
-    ready."""
+    """200 if this version, or the model's default version, has a live instance and the model's own is_ready, if any,
+    does not deny it (a lane hands such a request over: RouteMatch.asks_model). Raises InvalidArgumentError if the
+    version is not ready."""
     if not is_model_ready(call.state, call.ask, call.name, call.version):
         raise InvalidArgumentError("Model version not ready")
     return _YES

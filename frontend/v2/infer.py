@@ -1,11 +1,11 @@
-"""`/v2/models/M[/versions/V]/infer`: makes a validated request of a body, and a response of a model's answer.
+"""`/v2/models/M[/versions/V]/infer`: turns a body into a validated request, and a model's answer into a response.
 
 Behind the JSON, whose size is in the header Inference-Header-Content-Length, come binary tensors in the order of
 `inputs`, little-endian, dense, with nothing between.
 
 The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then those of Triton's core.
 Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it into
-shared memory, a response's is a view of the worker's block. Front-end processes.
+shared memory, a response's binary tensor is a view of the worker's block. Front-end processes.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def parse_header_length(text: str, content_length: int) -> int:
     """The header's value: how many bytes of the (decompressed) body are JSON; 0 means a raw request. Raises
     InvalidArgumentError."""
     digits = text.strip()
-    # int() would also read "+5", "1_000" and other alphabets' digits, and refuses thousands of digits.
+    # Checked first, as int() accepts "+5", "1_000" and digits of other alphabets; it raises for thousands of digits.
     if not digits.removeprefix("-").isdecimal() or not digits.isascii():
         raise InvalidArgumentError(f"Unable to parse {HEADER}, got: {text}")
     if len(digits) > 20 or not 0 <= int(digits) <= content_length:
@@ -67,7 +67,7 @@ def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> m
 
 
 _NO_SETTINGS = RequestSettings({})
-#: Members that say where an input's data is.
+#: The three members by which an input or its `parameters` gives its data.
 _JSON, _BINARY, _REGION = "data", "binary_data_size", "shared_memory_region"
 _REGION_PART = ("shared_memory_offset", "shared_memory_byte_size")
 
@@ -80,9 +80,9 @@ def prepare(
     forwarded: Forwarded = NOTHING,
     regions: Regions = NO_REGIONS,
 ) -> PreparedRequest:
-    """Parses and validates the body of an infer request; `headers` have lower-case keys.
+    """Parse and validate the body of an infer request; `headers` have lower-case keys.
 
-    The inputs are views of `body` where they were sent in binary, or lie in one of the `regions`. Raises ShoalErrors
+    Inputs that were sent in binary are views of `body`; inputs in one of the `regions` are not read. Raises ShoalErrors
     with Triton's sentences.
     """
     text = headers.get("inference-header-content-length")
@@ -191,7 +191,8 @@ def _parse_inputs(
 
 
 def _source(each: Any, parameters: Any) -> str:
-    """Which of the three places has an input's data. Raises InvalidArgumentError unless it is exactly one."""
+    """Which of _JSON, _BINARY and _REGION gives an input's data. Raises InvalidArgumentError unless exactly one
+    does."""
     has_data = door.has(each, _JSON)
     has_binary, has_region = door.has(parameters, _BINARY), door.has(parameters, _REGION)
     if has_data + has_binary + has_region == 1:
@@ -204,7 +205,7 @@ def _source(each: Any, parameters: Any) -> str:
 
 
 def _parse_region(parameters: Any) -> tuple[str, int, int]:
-    """The name of a region, and the offset and size of the part of it that is meant."""
+    """The name of a region, and the offset and size of a tensor's part of it, in bytes."""
     offset, nbytes = [door.as_uint(parameters.get(key, 0), key) for key in _REGION_PART]
     return door.as_string(parameters[_REGION], _REGION), offset, nbytes
 
@@ -254,14 +255,14 @@ def _parse_classification(value: Any) -> int:
 
 
 def render(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Response:
-    """The response, of which each binary tensor is a chunk: a view of `block`, which must not be released until it
-    is sent."""
+    """The response. Each binary tensor in it is a chunk and a view of `block`, which must not be released until the
+    response has been sent."""
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = []
     for name, datatype, shape, view, binary in answered(prepared, response, block):
         output: dict[str, Any] = {"name": name, "datatype": datatype.name, "shape": shape}
         if view is None:
-            pass  # it is in the client's region
+            pass  # the output is in the client's region
         elif not binary:
             output["data"] = encode_data(name, datatype, prod(shape), view)
         else:
@@ -290,11 +291,11 @@ def _model_members(name: str, version: int) -> bytes:
 
 
 def parse_raw_request(signature: Signature, body: memoryview, max_input_size: int) -> ParsedInput:
-    """The model's only input, from a body that is nothing but its data (`Inference-Header-Content-Length: 0`). Raises
-    InvalidArgumentError.
+    """The model's only input, from a body that is nothing but the input's data (`Inference-Header-Content-Length: 0`).
+    Raises InvalidArgumentError.
 
-    Name, datatype and shape follow from the model's configuration. The input is still to be validated; only that finds
-    a body that is not a whole number of elements.
+    Name, datatype and shape follow from the model's configuration. The input is not validated yet; validation finds a
+    body that is not a whole number of elements.
     """
     if len(body) > max_input_size:
         raise InvalidArgumentError(

@@ -1,8 +1,8 @@
 """Tensors in JSON: turns a request's `data` into the tensor's bytes, and an output's bytes into JSON text.
 
 `data` may be flat or nested in any way, only the number of elements counts. Types are strict: 1.0 is no integer and 1
-no boolean; an integer too large for the tensor wraps. Where nothing is wrong, all work on single elements is done in C;
-where something is, a slow loop finds the error that Triton would report. Front-end processes.
+no boolean; an integer too large for the tensor wraps. All work on the elements of valid data is done in C; for invalid
+data a slow loop finds the error that Triton would report. Front-end processes.
 """
 
 from array import array
@@ -59,11 +59,11 @@ def checked_num_elements(name: str, shape: Sequence[int], itemsize: int) -> int:
 def decode_data(
     name: str, datatype: Datatype | None, num_elements: int, data: list[Any], max_input_size: int
 ) -> tuple[memoryview, int]:
-    """The bytes of an input given as JSON, and how many elements they are. Raises ShoalErrors with Triton's sentences.
+    """The bytes of an input given as JSON, and the number of its elements. Raises ShoalErrors with Triton's sentences.
 
     `datatype` is None if the request names one that Triton does not have. Only for BYTES may the number differ from
-    `num_elements`: Triton reports that later, with another error. As in Triton, the data of no elements are not looked
-    at.
+    `num_elements`: Triton reports that later, with another error. As in Triton, data are not checked if `num_elements`
+    is 0.
     """
     if num_elements == 0:
         return memoryview(b""), 0
@@ -106,7 +106,7 @@ def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def _walk(data: list[Any]) -> Iterator[Any]:
-    # At most MAX_DEPTH deep, which read_json has seen to.
+    # At most MAX_DEPTH deep: read_json has refused deeper JSON.
     for element in data:
         if type(element) is list:
             yield from _walk(element)
@@ -122,7 +122,8 @@ def _to_bytes(datatype: Datatype, elements: list[Any], types: set[type]) -> byte
     if datatype is BOOL:
         return bytes(elements)
     try:
-        # Not numpy: this takes 0.7 us for 16 floats, and makes 1e300 an infinite FP32 without a word, as C does.
+        # `array`, not numpy: it takes 0.7 µs for 16 floats, and turns 1e300 into an infinite FP32 without a warning, as
+        # C does.
         wide = array(_TYPECODES.get(datatype.name) or ("q" if kind == "i" else "Q"), elements)
     except OverflowError:
         return None
@@ -141,7 +142,7 @@ def _decode_strings(name: str, elements: list[Any], types: set[type], max_input_
 
 
 def _refusal(name: str, datatype: Datatype, elements: Sequence[Any], num_elements: int) -> ShoalError:
-    """The error that Triton, which reads element by element, would find first."""
+    """The error that Triton, which reads one element after the other, would find first."""
     for index, element in enumerate(elements):
         if index == num_elements:
             break
@@ -189,7 +190,7 @@ def encode_text(name: str, datatype: Datatype, num_elements: int, view: memoryvi
         raise InternalError(_MISMATCHED.format(name))
     values = np.frombuffer(view, datatype.dtype)
     if datatype is BOOL:
-        values = np.frombuffer(view, np.uint8) != 0  # a worker may have put anything there
+        values = np.frombuffer(view, np.uint8) != 0  # a worker may have written other bytes than 0 and 1
     elif not values.flags.aligned:
         values = values.copy()
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -199,8 +200,8 @@ def encode_text(name: str, datatype: Datatype, num_elements: int, view: memoryvi
 
 
 def _name_non_finite(text: bytes, values: "np.ndarray[Any, Any]") -> bytes:
-    """The text with NaN, Infinity and -Infinity, as Triton writes them, where orjson wrote null since JSON has no
-    word for them."""
+    """The text with NaN, Infinity and -Infinity, as Triton writes them, in place of orjson's null; JSON itself has no
+    such values."""
     words = [
         b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity"
         for value in values[~np.isfinite(values)]
@@ -219,7 +220,7 @@ def _encode_strings(name: str, num_elements: int, view: memoryview) -> bytes:
     try:
         return orjson.dumps([element.decode() for element in elements])
     except UnicodeDecodeError:
-        # Triton copies such bytes as they are, and its client then says to use the binary format.
+        # Copied unchanged, as by Triton, although no UTF-8; Triton's client then asks its user for the binary format.
         return b"[" + b",".join(map(_quote, elements)) + b"]"
 
 

@@ -15,7 +15,8 @@ from shoal.frontend.state import ServerState
 
 FORMATS = ("default", "ISO8601", "json")
 
-#: The protocol's names → log.configure's name, type, Triton's name of the type; in the order of Triton's checks.
+#: By the protocol's name of a setting: log.configure's name, the type, Triton's name of the type; in the order of
+#: Triton's checks.
 SETTINGS: dict[str, tuple[str, Any, str]] = {
     "log_info": ("log_info", bool, "boolean"),
     "log_warning": ("log_warning", bool, "boolean"),
@@ -38,7 +39,7 @@ def change_log_settings(call: HandlerCall) -> Response:
 
 
 def change(state: ServerState, ask: Ask, changes: dict[str, Any]) -> dict[str, Any]:
-    """Change settings, which are named as log.configure names them; returns all of them, as `describe` does."""
+    """Change settings, which have log.configure's names; returns all settings, as `describe` does."""
     return describe(state, ask("log_settings", {"changes": changes}, ANSWER_S))
 
 
@@ -46,7 +47,7 @@ def parse_changes(request: Any) -> dict[str, Any]:
     """The settings that a request names, as arguments of log.configure; null leaves a setting as it is. Raises
     ShoalError.
 
-    If a request is refused, none of its settings is changed; Triton keeps those that stood before the mistake.
+    If a request is refused, none of its settings is changed. Triton changes the settings in front of the mistake.
     """
     if door.find(request, "log_file") is not None:
         raise UnsupportedError("log file location can not be updated through network protocol")
@@ -64,5 +65,5 @@ def parse_changes(request: Any) -> dict[str, Any]:
 
 
 def describe(state: ServerState, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings, by the names that both protocols give them."""
+    """All settings, by the names that HTTP and gRPC have for them."""
     return {"log_file": state.log_file, **{name: settings[argument] for name, (argument, _, _) in SETTINGS.items()}}

@@ -1,12 +1,12 @@
 """The model repository extension: lists the models, and loads or unloads one. Runs on the road.
 
-The supervisor does all of it; here requests are read and checked, in Triton's order: JSON, parameters, whether the
-server is ready, whether it may load models, files. So files of a request that the operator does not allow are never
-written to disk.
+The supervisor lists, loads and unloads; here requests are read and checked, in Triton's order: JSON, parameters,
+whether the server is ready, whether it may load models, files. So the files of a request that the operator does not
+allow are never written to disk.
 
 Instances, and changes of their number, are an extension that Triton does not have. `GET` returns the state of each
 instance. `POST {"count": 2, "wait": true}` scales each version of the model, or the one in the path, and returns the
-same: once all instances are there, or with `"wait": false` at once.
+state of each instance, too: once all instances are up, or with `"wait": false` at once.
 """
 
 import json
@@ -63,7 +63,7 @@ def load_model(state: ServerState, ask: Ask, name: str, config: str | None, cont
 
 
 def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
-    """The configuration and the files in a request, still as they were sent."""
+    """The configuration and the files in a request, not decoded yet."""
     config = None
     contents: dict[str, str] = {}
     parameters = request["parameters"] if door.has(request, "parameters") else {}
@@ -83,7 +83,7 @@ def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
 
 @blocking
 def unload(call: HandlerCall) -> Response:
-    """Begin to unload a model: requests that it has are finished, new ones are refused."""
+    """Begin to unload a model: accepted requests are finished, new ones are refused."""
     request = read_json(call.body, call.state.http_max_input_size) if call.body else {}
     parameters = request["parameters"] if door.has(request, "parameters") else {}
     unload_dependents = door.has(parameters, "unload_dependents") and door.as_bool(
@@ -102,7 +102,7 @@ def unload_model(state: ServerState, ask: Ask, name: str, *, unload_dependents: 
 def _require_control(state: ServerState) -> None:
     state.require_ready()
     if state.model_control_mode != "explicit":
-        # Triton's words, even where nothing is polled.
+        # Triton's words, also in the mode `none`, which does not poll.
         raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
 
 
@@ -124,8 +124,7 @@ def instances(call: HandlerCall) -> Response:
 
 @blocking
 def batches(call: HandlerCall) -> Response:
-    """Why the last batches of each version had the size they had, and what was learned and measured about larger
-    ones."""
+    """Why the last batches of each version had their sizes, and what was learned and measured about larger batches."""
     return json_response(200, call.ask("explain", {"model": call.name, "version": number_of(call.version)}))
 
 

@@ -1,8 +1,8 @@
 """/v2/recording: the recordings under way, and new ones of a model for a time. An extension that Triton does not have.
 
 Runs on the road.
-POST {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}; a time of 0 ends it. A client names no path: the
-server says where its files are.
+POST {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}; a time of 0 ends it. A client cannot name a path;
+the answer names the server's folder.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def recording(call: HandlerCall) -> Response:
 
 @blocking
 def record(call: HandlerCall) -> Response:
-    """Record a model from now on; the answer is that of `recording`, once the batcher has been told. Raises
+    """Record a model from now on; the answer is that of `recording`, once the batcher has been notified. Raises
     InvalidArgumentError, or NotFoundError for an unknown model."""
     said = read_json(call.body, call.state.http_max_input_size)
     if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
@@ -35,7 +35,7 @@ def record(call: HandlerCall) -> Response:
         raise InvalidArgumentError(f"a model is recorded for at most {MAX_LIVE_S // 86400:.0f}d at a time")
     sample = share(_text(said.get("sample", "1")))
     max_bytes = size(_text(said["max"])) if "max" in said else 0
-    if for_s > 0 or not _is_recorded(call.ask, model):  # a recording of a model that is gone can be ended
+    if for_s > 0 or not _is_recorded(call.ask, model):  # the recording of an unloaded model can be ended
         call.state.models.lookup(model, None)
     return json_response(200, _asked(call.ask, model, for_s, sample, max_bytes))
 

@@ -1,5 +1,5 @@
-"""/v2/models/NAME/rollout: the version for requests to a model that name none, and rollouts of a new one. Triton has no
-such thing.
+"""/v2/models/NAME/rollout: the version for requests to a model that name none, and rollouts of a new version. An
+extension that Triton does not have.
 
 Runs on the road.
 POST {"version": 3, "steps": "1,10,50,100", "every": "10m", "guard": "p99=+10%,errors=+0.1%"} begins a rollout;

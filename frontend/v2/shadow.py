@@ -1,4 +1,5 @@
-"""/v2/shadow: which versions are mirrored to which others, and the results. An extension that Triton does not have.
+"""/v2/shadow: which versions' requests are mirrored to which shadows, and the results. An extension that Triton does
+not have.
 
 Runs on the road.
 POST {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"} begins, {"model": "digits", "of": 2,
@@ -38,7 +39,7 @@ def shadows(call: HandlerCall) -> Response:
 
 @blocking
 def shadow(call: HandlerCall) -> Response:
-    """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError, or
+    """Begin or end a shadow; the answer is that of `shadows` for this model. Raises InvalidArgumentError, or
     NotFoundError for an unknown model."""
     given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict or not given.keys() <= _MEMBERS or type(given.get("model")) is not str:
@@ -46,7 +47,7 @@ def shadow(call: HandlerCall) -> Response:
     model, stop, compare = given["model"], given.get("stop", False), given.get("compare", "")
     if type(stop) is not bool or type(compare) is not str or not model:
         raise InvalidArgumentError(_SYNTAX)
-    if not stop:  # one that waits for its model can be ended
+    if not stop:  # a shadow whose model is not loaded can be ended
         call.state.models.lookup(model, None)
     read_tolerance(compare)
     primary, version = _version(given, "of"), 0 if stop else _version(given, "version")

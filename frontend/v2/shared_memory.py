@@ -2,7 +2,7 @@
 runs on the road.
 
 System regions are objects in /dev/shm (shm/client_regions.py), CUDA regions a client's memory on a GPU
-(shm/cuda_regions.py). A server without GPUs refuses these in the words of a Triton that was built without.
+(shm/cuda_regions.py). A server without GPUs refuses CUDA regions in the words of a Triton that was built without GPUs.
 """
 
 import base64
@@ -83,8 +83,8 @@ def _check_gpus(state: ServerState, name: str) -> None:
 
 
 def unregister(state: ServerState, ask: Ask, kind: str, name: str) -> Response:
-    """Unregister a region, or all of a kind if `name` is "". A name that is not registered, or as the other kind, is
-    ignored."""
+    """Unregister a region, or all of a kind if `name` is "". A name that is not registered, or is registered as the
+    other kind, is ignored."""
     state.regions.require_allowed()
     ask("unregister_region", {"kind": kind, "name": name}, ANSWER_S)
     return _DONE

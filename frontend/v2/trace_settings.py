@@ -22,14 +22,14 @@ def trace_settings(call: HandlerCall) -> Response:
 
 @blocking
 def change_trace_settings(call: HandlerCall) -> Response:
-    """Change settings; the response has those in force then. Every process has them before the response is sent."""
+    """Change settings; the response has the settings in force. Every process has them before the response is sent."""
     check_model(call.state, call.name)
     changes = read_changes(read_json(call.body, call.state.http_max_input_size)) if call.body else {}
     return json_response(200, settings_of(call.ask, call.name, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:
-    """Raise InvalidArgumentError for a model that is not READY; called before the body is read, as in Triton."""
+    """Raise InvalidArgumentError for a model that is not READY; called before the body is parsed, as in Triton."""
     if model and not state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
