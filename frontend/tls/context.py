@@ -1,8 +1,8 @@
 """The TLS contexts of lanes, from the files that the supervisor names. Does not import ssl where no client speaks TLS.
 
 The arbiter reads the files when it starts. A lane that it forks later reads them again, since they may have been
-renewed, and does so at each renewal; it uses the contexts of before if the files are gone, do not fit, or lie on a disk
-that hangs.
+renewed, and so does each lane at each renewal. A lane keeps the previous context if the files are gone, do not fit, or
+lie on a disk that hangs.
 """
 
 import json
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: Seconds that a lane which starts waits for the files (ours): one that stands still for a second is killed, and the
-#: next one would stand still as well.
+#: Seconds that a starting lane waits for the files (ours): a lane that is silent for a second is killed, and its
+#: successor would wait for them as well.
 _READ_S = 0.5
 #: By protocol, the contexts that the arbiter has made; lanes inherit them.
 _at_start: "dict[str, ssl.SSLContext]" = {}
@@ -68,8 +68,8 @@ def read_in_arbiter(protocol: str) -> None:
 
 
 def read_in_lane(protocol: str) -> RenewedContext | None:
-    """The context of a lane that starts: of the files as they are now, else as the arbiter has read them; None where no
-    client speaks TLS."""
+    """The context of a starting lane, from the files as they are now, or as the arbiter has read them if they cannot be
+    read now; None where no client speaks TLS."""
     files = os.environ.get("SHOAL_TLS")
     if files is None:
         return None

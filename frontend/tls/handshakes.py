@@ -17,11 +17,11 @@ from shoal.frontend.tls.tls_socket import TlsSocket
 
 _log = logging.getLogger("shoal")
 
-#: For this many connections that a lane may have, one client may be in its handshake (ours). One client more, and the
-#: oldest handshake is closed: clients that stall must not keep others waiting.
+#: One in so many of the connections that a lane may have may be in its handshake (ours). At one more the oldest
+#: handshake is closed, so that clients that stall do not keep others waiting.
 _CONNECTIONS_PER_HANDSHAKE = 10
-#: Steps of handshakes in one pass of the loop: a handshake has two, so they keep up with the connections that a pass
-#: accepts. Further steps wait for the next pass, which comes at once.
+#: Steps of handshakes in one pass of the loop: a handshake has two, so handshakes keep up with the connections that a
+#: pass accepts. Further steps wait for the next pass, which comes at once.
 _MAX_STEPS = 2 * MAX_ACCEPTED
 
 
@@ -62,7 +62,7 @@ class Handshakes:
         self._tls.renew()
 
     def begin(self, accepted: socket.socket, now_s: float, ends_s: float) -> None:
-        """Begin a handshake, which is given up at `ends_s`. `accepted` is used up."""
+        """Begin a handshake, which is given up at `ends_s`. The TLS socket takes over the descriptor of `accepted`."""
         if len(self._open) >= self._max_num:
             oldest = next(iter(self._open.values()))
             self._fail(oldest, "too many clients were in their handshakes", now_s)
@@ -80,7 +80,7 @@ class Handshakes:
         client = self._open.get(fd)
         if client is None:
             return False
-        if self._num_steps < _MAX_STEPS:  # else the event comes again
+        if self._num_steps < _MAX_STEPS:  # else epoll reports the event again in the next pass
             self._num_steps += 1
             self._shake_hands(client, now_s)
         return True

@@ -18,8 +18,8 @@ _OVERHEAD_BYTES = 64
 #: The most bytes of records without data that a client may send (ours): an update of keys takes 27 bytes and 12 µs, so
 #: a flood of them would take nearly all of a lane's time.
 _MAX_IDLE_BYTES = 32 * 1024
-#: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
-#: anything in it.
+#: The buffer into which a call receives ciphertext: one for all connections, since a lane has one thread and no call
+#: leaves bytes in it.
 _RECEIVED = memoryview(bytearray(512 * 1024))
 #: Protocols by their names in ALPN (RFC 7301, section 6).
 _PROTOCOLS = {"h2": "HTTP/2", "http/1.1": "HTTP/1.1"}
@@ -44,8 +44,8 @@ class TlsSocket(socket.socket):
     def __init__(
         self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float, alpn: str = ""
     ) -> None:
-        """`accepted` is used up: its descriptor is this socket's now. The client must ask for the protocol `alpn`, as
-        "h2"; with "" it may ask for any, or for none."""
+        """Takes over the descriptor of `accepted`. The client must ask for the protocol `alpn`, such as "h2"; with ""
+        it may ask for any, or for none."""
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
         self.setblocking(False)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -55,7 +55,7 @@ class TlsSocket(socket.socket):
         # Changed by every method.
         self.has_spoken = False  # the client has sent something
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
-        self._num_idle = 0  # bytes of records without data, less an allowance for each record of data
+        self._num_idle = 0  # bytes of records without data, less an allowance per record with data
         self._num_sealed = 0  # plaintext bytes that are encrypted in `_unsent`, and that `sendmsg` has not reported yet
 
     # --- the handshake ---
@@ -66,7 +66,7 @@ class TlsSocket(socket.socket):
         Raises OSError where it has failed: the client is gone, does not show the right certificate, speaks no TLS, or
         does not ask for the right protocol.
         """
-        with suppress(BlockingIOError):  # the socket was waited for to send
+        with suppress(BlockingIOError):  # called because the socket can send
             data = super().recv(_PIECE_BYTES)
             if not data:
                 raise ConnectionResetError("the client hung up")
@@ -82,7 +82,7 @@ class TlsSocket(socket.socket):
                 if error.reason == "HTTP_REQUEST":
                     super().send(_NOT_PLAIN)
                 else:
-                    self._flush()  # the alert that tells the client why
+                    self._flush()  # sends the alert with the reason
             raise
         if self._alpn and self._tls.selected_alpn_protocol() != self._alpn:
             raise ConnectionRefusedError(f"the client does not ask for {_PROTOCOLS[self._alpn]} (ALPN)")
@@ -90,12 +90,12 @@ class TlsSocket(socket.socket):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the socket is to be waited for until it takes more."""
+        """Whether ciphertext waits until the socket takes more."""
         return bool(self._unsent)
 
     @property
     def has_received(self) -> bool:
-        """Whether the client's first records came with the end of its handshake: no event of epoll reports them."""
+        """Whether the client's first records came with the end of its handshake. No event of epoll reports these."""
         return self._incoming.pending > 0
 
     # --- bytes in ---
@@ -109,14 +109,14 @@ class TlsSocket(socket.socket):
             is_over = not nbytes
         except BlockingIOError:
             nbytes = 0
-        if not nbytes and not self._incoming.pending:  # what came along with the handshake's end
+        if not nbytes and not self._incoming.pending:  # `pending`: records that came with the handshake's end
             if is_over:
                 return b""
             raise BlockingIOError
         try:
             pieces = self._decrypt(nbytes)
         except BlockingIOError:
-            if is_over:  # in the middle of a record
+            if is_over:  # the connection ended in the middle of a record
                 return b""
             raise
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -126,8 +126,8 @@ class TlsSocket(socket.socket):
     ) -> tuple[int, list[Any], int, Any]:
         """Like `recv`, into these buffers, in this order; returns their number of bytes first.
 
-        The first buffer is not empty. Together they have room for more than a record, a part of which may have come
-        before; nothing is received that has no place.
+        The first buffer is not empty. Together they have room for more than a record, of which a part may have come
+        before: no more ciphertext is received than has room as plaintext.
         """
         room = sum(map(len, buffers)) - _RECORD_BYTES
         nbytes = super().recv_into(_RECEIVED, min(room, len(_RECEIVED)))
@@ -181,10 +181,10 @@ class TlsSocket(socket.socket):
         """Encrypt and send the beginning of these buffers; returns how many bytes have been sent.
 
         Bytes whose ciphertext the socket has not taken are not counted yet: BlockingIOError is raised, and the next
-        call must begin with the same bytes. It sends the rest of that ciphertext, and counts them.
+        call must begin with the same bytes. The next call sends the rest of that ciphertext, and counts the bytes.
         """
         if not self._num_sealed:
-            if not self._flush():  # an alert
+            if not self._flush():  # waiting ciphertext, such as an alert, goes first
                 raise BlockingIOError
             self._num_sealed = self._tls.write(_beginning(buffers))
         if not self._flush():
@@ -213,7 +213,7 @@ class TlsSocket(socket.socket):
 
 
 def _beginning(buffers: Iterable[Any]) -> Any:
-    """The first _PIECE_BYTES of these buffers: as much as is encrypted at once."""
+    """The first _PIECE_BYTES of these buffers, which is as much as is encrypted at once."""
     pieces, room = [], _PIECE_BYTES
     for each in buffers:
         pieces.append(each if len(each) <= room else memoryview(each)[:room])
