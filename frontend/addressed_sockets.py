@@ -1,11 +1,11 @@
 """Unix sockets with addresses in the form of TCP's: code that tells endpoints, callers and connections apart by their
 addresses needs no exception for them.
 
-One is a client's connection to a Unix socket. The other is the road's end of a connection that a lane relays, since TLS
-ends in the lane: a pair of Unix sockets, and a note. The road uses its end as if it were the client's own socket. The
-note is a file in memory by which the road gives an idle connection back: the road writes into it the bytes that it has
-received and not parsed, then closes its end, upon which the lane reads the note. An empty note says that the connection
-is over, as it is if the road dies.
+One kind is a client's connection to a Unix socket. The other is the road's end of a connection that a lane relays,
+since TLS ends in the lane: a pair of Unix sockets, and a note. The road uses its end as if it were the client's own
+socket. The note is a file in memory by which the road gives an idle connection back: the road writes into it the bytes
+that it has received and not parsed, then closes its end, upon which the lane reads the note. An empty note says that
+the connection is over, as it is if the road dies.
 """
 
 import os
@@ -89,12 +89,11 @@ _CLIENT = ("127.0.0.1", 0)
 
 
 class UnixConnection(socket.socket):
-    """An accepted connection of a Unix socket. A socket without a name is no client's: it is one end of a pair, which a
-    lane of gRPC has made."""
+    """An accepted connection of a Unix socket, with addresses in the form of TCP's."""
 
     def getpeername(self) -> tuple[Any, ...]:
-        """The address of a caller on this machine, which a client of a Unix socket is; its own address is empty. A
-        proxy's headers count as over TCP."""
+        """An address of this machine, where the client of a Unix socket is; the kernel's address of that client is
+        empty. The headers of a proxy have the effect that they have over TCP."""
         return _CLIENT
 
     def getsockname(self) -> tuple[Any, ...]:
@@ -103,7 +102,8 @@ class UnixConnection(socket.socket):
 
 
 def with_addresses(accepted: socket.socket) -> socket.socket:
-    """The connection as one with addresses, which then owns the descriptor; others as they are."""
+    """A connection to a Unix listener as a UnixConnection, which then owns the descriptor. Other connections are
+    returned as they are: those of TCP, and ends of socket pairs, which have no name and come from gRPC lanes."""
     if accepted.family != socket.AF_UNIX or isinstance(accepted, UnixConnection) or not accepted.getsockname():
         return accepted
     timeout_s = accepted.gettimeout()

@@ -1,9 +1,9 @@
 """gunicorn's arbiter for front ends of several roles: HTTP lanes, gRPC lanes and the road, each with its own sockets.
 
-One arbiter has imported what all of them need, so that they share its memory; three took 27 MiB more. It starts another
-process in the place of one that has ended, after a pause if that one had only just begun: a role whose processes cannot
-start takes no other role along. When it is told to stop, the road goes last: it still answers what lanes have handed
-over. Runs in the process that the supervisor starts (python -m shoal.frontend.gunicorn_main).
+One arbiter has imported what all of them need, so that they share its memory; three arbiters took 27 MiB more. It
+replaces a process that has ended, after a pause if that process had only just begun, so a role whose processes cannot
+start takes no other role along. When the arbiter is told to stop, the road ends last, since it still answers requests
+that lanes have handed over. Runs in the process that the supervisor starts (python -m shoal.frontend.gunicorn_main).
 """
 
 # The type hints that pyright brings for gunicorn are of an older version.
@@ -83,7 +83,7 @@ class Roles:
         return None
 
     def listeners(self, name: str, listeners: list[Any]) -> list[Any]:
-        """The sockets of a role among those of all."""
+        """The sockets of a role among those of all roles."""
         start = 0
         for role in self.roles:
             if role.name == name:
@@ -108,7 +108,8 @@ def listener_fds(environ: Mapping[str, str], role: str) -> list[str]:
 class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's arbiter, which keeps processes of several roles."""
 
-    #: gunicorn's reload, upgrade and change of numbers are not for this arbiter: the supervisor has others.
+    #: The signals that are handled. Those by which gunicorn reloads, upgrades and changes the number of workers are
+    #: ignored, since the supervisor does these things its own way.
     SIGNALS: ClassVar[list[signal.Signals]] = [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     _IGNORED = (signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
 
@@ -166,7 +167,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         """Kill front ends that have stood still for too long, and count a pass of the loop for the supervisor."""
         os.pwrite(self._progress_fd, next(self._passes).to_bytes(8, "little"), 0)
         now_s = time.monotonic()
-        if standstill_s(self._looked_s, now_s):  # they could not show that they live
+        if standstill_s(self._looked_s, now_s):  # front ends may have stood still, too, and shown no life
             self._excused_until_s = now_s + self.timeout
         self._looked_s = now_s
         if now_s >= self._excused_until_s:
@@ -226,8 +227,9 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
             super().stop(graceful=False)
 
     def _stop_workers(self, is_meant: Callable[[str], bool], limit_s: float) -> float:
-        """End the processes of the roles for which `is_meant` is true, and wait for that; a signal to end at once, or
-        the time limit, ends the wait. Returns the seconds that are left of it, of which a standstill takes none."""
+        """End the processes of the roles for which `is_meant` is true, and wait until they have ended, but no longer
+        than `limit_s`, nor after a signal to end at once. Returns the seconds that are left of `limit_s`; a standstill
+        of this process takes none of them."""
         looked_s = time.monotonic()
         for pid, worker in tuple(self.WORKERS.items()):
             if is_meant(worker.role):

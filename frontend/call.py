@@ -42,7 +42,8 @@ class HandlerCall(NamedTuple):
 #: A function that asks the supervisor for a change that every front end must acknowledge. It takes the verb, its
 #: arguments, and the seconds that the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: Seconds that such a change may take (ours): front ends, batcher and tracer apply it at once unless they hang.
+#: Seconds that a change may take which every front end must acknowledge (ours): front ends, batcher and tracer apply it
+#: at once unless they hang.
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
 #: A function that makes the response for an error.

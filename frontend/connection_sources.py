@@ -24,7 +24,7 @@ class ConnectionSources:
         self._poller = poller
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._road = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
-        # Unset for protocols whose connections do not return from the road.
+        # The variable is unset for protocols whose connections do not return from the road.
         returns = os.environ.get("SHOAL_RECEIVE_FD")
         self._returns = None if returns is None else socket.socket(fileno=int(returns))
         # Changed by every method.
@@ -63,8 +63,8 @@ class ConnectionSources:
         """
         last = []
         is_open, self._is_open = self._is_open, False
-        # The listeners leave the poller first: no later connection wakes this lane alone, and those that have done so
-        # are accepted below.
+        # The listeners leave the poller first: no later connection wakes this lane alone, and connections that
+        # woken it are accepted below.
         for fd in self._listeners if is_open else ():
             self._poller.unregister(fd)
         for fd, listener in self._listeners.items():

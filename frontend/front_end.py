@@ -1,6 +1,6 @@
 """A front-end process: its place in the star, the server's state, and the supervisor's messages about them.
 
-Lanes use it in their only thread, the roads behind a lock (transport.py).
+A lane uses it in its only thread, the road's threads behind a lock (road/transport.py).
 """
 
 from collections.abc import Sequence

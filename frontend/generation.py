@@ -1,8 +1,8 @@
 """The responses of a model to one request as one response over HTTP: whole, or a stream of server-sent events.
 
-A `Rendering` decides what they become: flat JSON, or OpenAI's objects. A lane calls it when replies come
-(http/generations.py), the road in a thread that waits for them (`respond`). Pure but for the transport that is handed
-in. Front-end processes.
+A `Rendering` decides what the model's responses become: flat JSON, or OpenAI's objects. A lane calls it when replies
+come (http/generations.py), the road in a thread that waits for replies (`respond`). Pure but for the transport that is
+handed in. Front-end processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,8 @@ class Rendering(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more is needed of the model, whose request is cancelled then."""
+        """Whether the response is complete before the model's last response; the caller then cancels the model's
+        request."""
         ...
 
     def end(self) -> bytes:
@@ -73,7 +74,7 @@ class Plan(NamedTuple):
 
     name: str
     version: str | None
-    prepare: Callable[[ModelEntry], Rendering]  # raises ShoalError where it does not fit the model
+    prepare: Callable[[ModelEntry], Rendering]  # raises ShoalError where the request does not fit the model
 
 
 #: From a request to its plan. Never waits; raises ShoalError.

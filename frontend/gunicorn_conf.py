@@ -1,4 +1,4 @@
-"""gunicorn's settings and hooks, read by its arbiter. The supervisor passes variable ones in the environment.
+"""gunicorn's settings and hooks, read by its arbiter. The supervisor passes those that vary in environment variables.
 
 The arbiter imports its workers' modules, those of the lanes ("http", "grpc") and the road's, and waits for the
 supervisor's signal before it touches the sockets: while models load, connections are refused, as Triton's clients
@@ -27,18 +27,20 @@ _M_ARENA_MAX = -8
 _ROLES: dict[str, int] = json.loads(os.environ["SHOAL_FRONT_ENDS"])
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
-worker_class = "gthread"  # the road's, more or less: the arbiter has a class for each role
+worker_class = "gthread"  # makes gunicorn keep the settings of the road's class; the arbiter chooses the class by role
 wsgi_app = "shoal.frontend.road.road:create()"  # a lane has none and does not load it
 bind = [f"fd://{fd}" for role in _ROLES for fd in listener_fds(os.environ, role)]
 workers = sum(_ROLES.values())
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
-#: Most connections of the road, those that lanes hand over included: beyond these it would accept none on its own
+#: Most connections of the road, those that lanes hand over included: beyond this number it accepts none on its own
 #: endpoints, metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn's
 #: default is 1000).
 worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-#: Triton has no limit; proxies keep idle connections for 60 s, and the client should be the first to close.
+#: Seconds that an idle connection is kept. Triton has no limit; proxies keep connections for 60 s, and the client
+#: should be the first to close.
 keepalive = 75
-#: Seconds after which a worker whose main thread hangs is ended; a slow model, which runs elsewhere, does not count.
+#: Seconds after which a worker whose main thread hangs is ended; a slow model, which runs in a worker, hangs no main
+#: thread.
 timeout = 30
 graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
 #: 16 KiB of headers in all, 100 of them, as nginx and most proxies allow.
@@ -46,7 +48,8 @@ limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
 backlog = 256
-#: Proxies' headers about themselves are ignored, and must not make the road refuse what a lane answers.
+#: Proxies' headers about themselves are ignored: by gunicorn's default they could make the road refuse a request that a
+#: lane answers.
 secure_scheme_headers: dict[str, str] = {}
 forwarder_headers = ""
 #: gunicorn 25 and later open a control socket in the home directory unless told not to.
@@ -63,11 +66,11 @@ def on_starting(_arbiter: Any) -> None:
     for role in _ROLES:
         importlib.import_module(WORKER_CLASSES[role].rpartition(".")[0])
         tls_context.read_in_arbiter(role)
-    if module := os.environ["SHOAL_MODULE"]:  # that front ends of this server need, and of others do not
+    if module := os.environ["SHOAL_MODULE"]:  # a module that only some servers' front ends need
         importlib.import_module(module)
     _limit_arenas()
     _forward_log()
-    trim_heap()  # as in shoal/zygote.py
+    trim_heap()  # give freed memory back before the forks, as in shoal/zygote.py
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve
@@ -76,8 +79,9 @@ def on_starting(_arbiter: Any) -> None:
 def _limit_arenas() -> None:
     """Give glibc two arenas instead of one per thread, each of which keeps what its largest request took.
 
-    With bodies of 2 MB of JSON 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway. The
-    library reads MALLOC_ARENA_MAX when a program is exec'd, which this one may not have been.
+    16 threads that received bodies of 2 MB of JSON took 340 MiB, and 110 with two arenas, which suffice, since the GIL
+    lets one thread run at a time. glibc reads MALLOC_ARENA_MAX only when a program is exec'd, but this process may have
+    been forked.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(AttributeError):  # another library than glibc

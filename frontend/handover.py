@@ -1,9 +1,9 @@
 """The hand-over of connections between processes: the descriptor and the bytes that were read from it, in one message.
 
-Two pairs of datagram sockets, made by the supervisor: lanes send connections to the road that they will not serve, the
-road sends idle ones back. A message goes to exactly one of the processes that read a socket. Bytes that are too many
-for a message travel in a file in memory, whose descriptor goes along. Of a connection with TLS, which ends in its lane,
-the road gets the end of a socket pair (addressed_sockets.py). Never blocks.
+The supervisor makes two pairs of datagram sockets: through one, lanes send the road connections that they will not
+serve; through the other, the road sends idle connections back. A message goes to exactly one of the processes that read
+a socket. Bytes that are too many for a message travel in a file in memory, whose descriptor goes along. Of a connection
+with TLS, which ends in its lane, the road gets the end of a socket pair (addressed_sockets.py). Never blocks.
 """
 
 import array
@@ -29,7 +29,7 @@ _MAX_ADDRESSES_BYTES = 1024
 
 
 class Sender:
-    """The end that gives connections away, in order. Those that do not fit into the socket wait here; see
+    """The end that gives connections away, in order. Connections that do not fit into the socket wait here; see
     `wants_to_write`."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Sender:
                 _send(self._channel, connection, data)
             except BlockingIOError:
                 return
-            except OSError as error:  # the connection is dropped: it would block all others for ever
+            except OSError as error:  # dropped, as later connections would wait behind it for ever
                 _log.error("a connection is closed, since it cannot be handed over: %s", error)
             self._waiting.popleft()
             self.waiting_nbytes -= len(data)
@@ -85,7 +85,7 @@ def _send(channel: socket.socket, connection: socket.socket, data: bytes) -> Non
             _write(file, data)
             fds.append(file)
             data = b""
-        # An empty datagram would be read as an end of file.
+        # `start` has a byte at least: the receiver would take an empty datagram for the end of the file.
         channel.sendmsg([start, data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
     finally:
         if file >= 0:

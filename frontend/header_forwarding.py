@@ -1,7 +1,7 @@
 """Header forwarding: request headers whose names match a pattern become request parameters. Pure; front-end processes.
 
-The model sees a name as the client spelled it, so names are read from the raw head: parsed ones have lower case or
-capitals.
+The model sees a name as the client spelled it, so names are read from the raw head: in parsed heads they have lower
+case or capitals.
 """
 
 import re
@@ -46,8 +46,8 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
 def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
     """The entries of a gRPC call's metadata whose keys contain a match of the pattern, without keys of HTTP/2 and gRPC.
 
-    Case matters, as in Triton; metadata has lower case. A value of a key that ends in "-bin" is what its base64 stands
-    for, as text.
+    Case matters, as in Triton; metadata has lower case. The base64 value of a key that ends in "-bin" is decoded to
+    text.
     """
     if not pattern:
         return NOTHING

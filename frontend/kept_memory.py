@@ -5,10 +5,10 @@ A response is sent straight from the worker's block. If the client has not read 
 worker lacks memory, the rest is copied, so that the worker has its memory back. Where there is no room for the copy,
 the block stays in use until the worker can get memory nowhere else: then the slowest clients' connections are closed.
 But a client that never reads must not fill the front end's memory instead, nor take what other slow clients need. So a
-connection with many calls may keep an eighth of what is free at the moment: alone 7.1 MiB of 64, one of eight 4 MiB,
-one of a hundred 0.6 MiB. Every connection finds some free (switches share a buffer among their ports in this way, by
-"dynamic thresholds"). A connection of HTTP/1 has one response at a time, which is kept where it fits into what is free.
-Only a lane's one thread uses this, or the road's threads under the lock of their port.
+connection with many calls may keep an eighth of what is free at the moment: a single connection 7.1 MiB of 64, each of
+eight 4 MiB, each of a hundred 0.6 MiB. Every connection finds some memory free (switches share a buffer among their
+ports in this way, by "dynamic thresholds"). A connection of HTTP/1 has one response at a time, which is kept if it fits
+into the free memory. Only a lane's one thread uses this, or the road's threads under the lock of their port.
 """
 
 from shoal.frontend.counted_warning import CountedWarning
@@ -16,13 +16,16 @@ from shoal.frontend.counted_warning import CountedWarning
 #: The bound for all connections of a front-end process together: as much as its slab for requests has by default, or
 #: ten results of 6 MB (ours).
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-#: A connection's part of the free memory (ours: 7.1 MiB for a single one are 30,000 streamed words, or a large image).
+#: A connection may keep one in so many of the free bytes (ours: the 7.1 MiB of a single connection are 30,000 streamed
+#: words, or a large image).
 _PART = 8
-#: A response for which there is no room is waited for as long as so much of its stream is sent in so long (ours: 8
-#: Mbit/s, which networks have; and a client that stops reading holds its model up for three seconds at most).
+#: A stream for whose copies there is no room may hold workers' blocks as long as its client reads PACE_BYTES in each
+#: PACE_S (ours: 8 Mbit/s, which networks have; and a client that stops reading holds its model up for three seconds at
+#: most).
 PACE_BYTES, PACE_S = 2 << 20, 2.0
-#: How long a reader may hold a worker's block before its unread rest is copied, or before it is given up for a
-#: worker that lacks memory; and how long it may take nothing at all before its connection ends (ours).
+#: Seconds that a client may hold a worker's block before the unread rest is copied or, if the worker lacks memory and
+#: there is no room for the copy, the connection ends; and seconds that it may read nothing at all before its connection
+#: ends (ours).
 HOLD_S, SEND_S = 1.0, 30.0
 
 
@@ -33,7 +36,7 @@ class KeptMemory:
 
     def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        #: Bytes kept for all connections together, which change the number.
+        #: Bytes kept for all connections together. Changed by the connections.
         self.nbytes = 0
 
     @property

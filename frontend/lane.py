@@ -15,8 +15,8 @@ from shoal.process import ignore_supervisors_signals, set_title, unblock_end_sig
 
 
 class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
-    """The gunicorn worker class of a lane: gunicorn's arbiter forks, signals and watches its processes. This one
-    speaks HTTP."""
+    """The gunicorn worker class of a lane, whose processes gunicorn's arbiter forks, signals and watches. It speaks
+    HTTP; subclasses speak other protocols."""
 
     protocol: ClassVar[str] = "http"
 
@@ -31,7 +31,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         return HttpTlsLane(front_end, gunicorn, tls, https)
 
     def init_signals(self) -> None:
-        """Handle signals, those that came since the fork, too."""
+        """Handle signals, and those that have come since the fork."""
         super().init_signals()
         ignore_supervisors_signals()
         unblock_end_signals()

@@ -29,13 +29,13 @@ from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
-#: Descriptors that are kept free of connections: one for each segment and each region of a client's that the
-#: lane has, and for connections on their way. Half of a low limit (ours; the supervisor has workers for a tenth of it,
-#: and regions for a quarter).
+#: Descriptors that are kept free of connections: for the segments and the clients' regions that the lane has, and for
+#: connections on their way to the road; half of the limit if that is low (ours; the supervisor has workers for a tenth
+#: of the limit, and regions for a quarter).
 RESERVE = 4096
-#: How long a stopping lane leaves idle connections open for a request that is on its way already.
+#: Seconds that a stopping lane leaves idle connections open, for requests that are on their way already.
 LINGER_S = 2.0
-#: How long a client may take for its first bytes, and for a head from its first byte.
+#: Seconds that a client may take for its first bytes, and for a head from its first byte on.
 HEAD_S = 10.0
 HEAD_LATE = f"the head of the request has not come within {HEAD_S:g} s"
 #: Seconds between two checks of deadlines while no event comes.
@@ -45,7 +45,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 def max_connections() -> int:
-    """The most connections that this process may have open: its limit of descriptors less those it needs itself."""
+    """The most connections that this process may have open: its limit of descriptors less those in reserve."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -64,7 +64,7 @@ class GunicornHandle(NamedTuple):
     listeners: list[Any]
     wakeup_fd: int  # readable when a signal has come
     is_alive: Callable[[], bool]
-    notify: Callable[[], None]  # tells gunicorn's arbiter that this process is alive
+    notify: Callable[[], None]  # shows gunicorn's arbiter that this process is alive
 
 
 class Lane(ABC, Generic[ConnectionT]):
@@ -96,7 +96,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     def _watch(self, accepted: socket.socket, connection: ConnectionT) -> bool:
         """Serve a connection from now on; its socket is `accepted`. False if the kernel watches no further descriptor
-        (fs.epoll.max_user_watches): then it is closed."""
+        (fs.epoll.max_user_watches): the connection is then closed."""
         try:
             self._poller.register(accepted.fileno(), select.EPOLLIN)
         except OSError as error:
@@ -125,7 +125,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _give_up(self, connection: ConnectionT) -> None:
-        """Log an unexpected exception, and close the connection it happened on if that is still open."""
+        """Log the unexpected exception being handled, and close its connection if that is still open."""
 
     @abstractmethod
     def _refuse_all(self) -> None:
@@ -145,10 +145,11 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _forget_admitted(self) -> None:
-        """Forget requests that API keys have admitted: those recognised by their bytes are authorised again."""
+        """Forget the requests that would be recognised by their bytes and pass unchecked, since API keys have
+        changed."""
 
     def _forget_regions(self) -> None:
-        """Forget the templates of requests with regions, which have changed; most lanes have none."""
+        """Forget the templates of requests with regions, since regions have changed."""
 
     def _renew_certificates(self) -> None:
         """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
@@ -160,7 +161,8 @@ class Lane(ABC, Generic[ConnectionT]):
         """Finish a pass of the loop, after all ready descriptors have been handled."""
 
     def run(self, graceful_timeout_s: float) -> None:
-        """Serve; once `is_alive` is false, go on until no request is in flight or the time for that is over."""
+        """Serve until gunicorn's `is_alive` is false, then stop once no connection is left or `graceful_timeout_s` is
+        over."""
         self._sources.open()
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):
@@ -179,7 +181,8 @@ class Lane(ABC, Generic[ConnectionT]):
                         self._serve(connection, event)
                     except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
                         self._give_up(connection)
-            # New connections last: one could have got the descriptor of one that was closed in this very pass.
+            # New connections come last: one could have the descriptor of a connection that was closed in this very
+            # pass.
             for fd, event in others:
                 self._dispatch(fd, event)
             self._finish_pass()

@@ -1,5 +1,5 @@
-"""Modules that gunicorn imports and that front ends need seldom or never: each is imported when something of it is
-used. They take 2.4 MiB of the arbiter. Used where gunicorn is imported first.
+"""Modules that gunicorn imports and that front ends need seldom or never: each is imported when an attribute of it is
+used. They would take 2.4 MiB of the arbiter. For the place where gunicorn is first imported.
 """
 
 import importlib
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class _NoTlsError(OSError):
-    """The error of gunicorn's own TLS, in the place of ssl.SSLError: front ends have theirs (frontend/tls)."""
+    """Stands for ssl.SSLError in gunicorn's own TLS, which no front end uses (they have frontend/tls)."""
 
 
-#: Module → what gunicorn takes from it when it is imported itself.
+#: By module, the attributes that gunicorn takes from it while gunicorn is being imported.
 UNUSED: Mapping[str, Mapping[str, Any]] = {
     "email.utils": {},
     "html": {},
@@ -46,7 +46,7 @@ def _stand_in(name: str, given: Mapping[str, Any]) -> ModuleType:
     module = ModuleType(name)
 
     def find(attribute: str) -> Any:
-        if attribute.startswith("__"):  # of the import statement, which looks for __path__
+        if attribute.startswith("__"):  # the import statement looks for __path__
             raise AttributeError(attribute)
         _remove(name, module)
         return getattr(importlib.import_module(name), attribute)

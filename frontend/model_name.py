@@ -15,15 +15,15 @@ def decode_name(raw: str) -> str:
         return raw
     decoded = unquote_to_bytes(raw.encode("latin-1", "replace"))  # servers hand over the path as latin-1
     name = decoded.decode("utf-8", "surrogateescape")
-    if name and not is_model_name(name):  # empty: the path names no model
+    if name and not is_model_name(name):  # an empty name: the path names no model
         name = decoded.decode("utf-8", "replace")
         raise _refusal(name, len(decoded), f"'{raw[:80]}' in the path", "percent-encoded UTF-8")
     return name
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidArgumentError for a name that no model's directory can have. An empty name passes: its error is
-    another one, raised where the model is looked up."""
+    """Raise InvalidArgumentError for a name that no model's directory can have. An empty name passes, since the look-up
+    of the model raises its error."""
     if name and not is_model_name(name):
         raise _refusal(name, len(name.encode()), f"'{name[:80]}'", "UTF-8")
 

@@ -1,8 +1,8 @@
-"""An infer request that has been parsed and validated, whatever its protocol, its way into shared memory, and the
-outputs of its response.
+"""Infer requests of any protocol, once parsed and validated: the prepared request, its submission through shared
+memory, and the outputs of its response.
 
-Everything HTTP and gRPC have in common stands here once: the rules for requests beyond those of Triton's core, a
-request's block, and which of a model's outputs the client gets. Pure. Front-end processes.
+What HTTP and gRPC have in common: the rules for requests beyond those of Triton's core, a request's block, and which of
+a model's outputs the client gets. Pure. Front-end processes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,8 @@ from shoal.star.validation import ParsedInput, PreparedInput, log_prefix, valida
 
 _MAX_ID_LENGTH = 1024  # ours: every error text and log line about the request contains it
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
-#: The most bytes of a header that name a tensor's place on a GPU, beside its name: the place, two numbers, msgpack's.
+#: The most bytes that a tensor on a GPU takes in a packed header beside its name: its place, two numbers, msgpack's
+#: own.
 _CUDA_NBYTES = PLACE_NBYTES + 32
 #: In a packed header, the most bytes that a recorded header takes beside its name and value.
 _RECORDED_NBYTES = 16
@@ -48,10 +49,10 @@ class RequestedOutput(NamedTuple):
     """One entry of the request's `outputs`."""
 
     name: str
-    binary: bool  # whether it is wanted in binary, over HTTP; gRPC's always are
+    binary: bool  # whether the client wants binary data, over HTTP; gRPC's outputs are always binary
     classification: int  # how many classes are wanted in place of the values; 0 = the values
     region: RegionSlice | CudaSlice | None = (
-        None  # where the client wants the values; the response only says that they are there
+        None  # where the client wants the values, which the response then leaves out
     )
 
 
@@ -72,9 +73,9 @@ class PreparedRequest:
     timeout_us: int
     correlation_id: int | str = 0  # 0 and "" = no sequence
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
-    wants_empty_final: bool = False  # whether a stream ends with an empty response where none is marked as its last
+    wants_empty_final: bool = False  # whether a stream whose last response is not marked ends with an empty one
     deadline_ns: int = 0  # when its client stops waiting, monotonic; 0 = unknown; lanes keep deadlines of their own
-    sticky_key: int = 0  # of 32 bits: requests with one go to one version while they are split; 0 = none
+    sticky_key: int = 0  # 32 bits: while a rollout splits requests, equal keys go to one version; 0 = none
     headers: RecordedHeaders = ()  # of the request, for recordings
 
     @property
@@ -87,8 +88,8 @@ class PreparedRequest:
 
     @property
     def uses_cuda(self) -> bool:
-        """Whether some tensors lie in a client's memory on a GPU: then the answer depends on memory that no front end
-        reads, or is written where no cache can write."""
+        """Whether some tensors lie in a client's memory on a GPU: such a request is not cached, since its answer
+        depends on memory that no front end reads, or is written where no cache can write."""
         return any(isinstance(each.data, CudaSlice) for each in self.inputs) or any(
             isinstance(output.region, CudaSlice) for output in self.outputs
         )
@@ -121,8 +122,8 @@ def _refuse_ensembles(entry: ModelEntry, tensor: str) -> None:
 
 
 class RoadOnlyError(UnavailableError):
-    """Raised on a lane for a request that must be handed to the road: it is short, but needs a large block, as for
-    tensors in a client's region, or takes long to decompress."""
+    """Raised on a lane for a request that must be handed to the road: the road may wait, has larger blocks, and counts
+    the requests of API keys with limits."""
 
 
 class RequestSettings(NamedTuple):
@@ -177,7 +178,7 @@ def validated(
 
 
 def block_nbytes(prepared: PreparedRequest) -> int:
-    """The size of the block that `write_block` needs; at most a few hundred bytes more than it uses."""
+    """Upper bound of the bytes that `write_block` uses of a block, a few hundred too many at most."""
     tensors = [
         (name, len(shape), _CUDA_NBYTES if isinstance(data, CudaSlice) else len(data))
         for name, _, shape, data in prepared.inputs
@@ -193,10 +194,11 @@ def block_nbytes(prepared: PreparedRequest) -> int:
 
 
 def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
-    """Write the tensors and, after them, the header into `memory`; returns the header's span, a word that says where it
-    is.
+    """Write the tensors and, after them, the header into `memory`; returns the header's span, a word with its offset
+    and size.
 
-    Raises InvalidArgumentError if a client's region has been truncated, or is on a GPU and the model an ensemble.
+    Raises InvalidArgumentError if a client's region has been truncated, or if it is on a GPU and the model is an
+    ensemble.
     """
     offset = 0
     refs: list[TensorRef | CudaTensorRef] = []
@@ -221,8 +223,8 @@ def submit_block(
     port: Port, prepared: PreparedRequest, block: Block, span: int, start_ns: int, deadline_ns: int = 0,
     wishes: RequestSettings | None = None,
 ) -> int:  # fmt: skip
-    """Submit a filled block, whose header is at `span`, to the batcher; with `wishes` in place of the request's own
-    settings. Returns the request's number."""
+    """Submit a filled block, whose header is at `span`, to the batcher; `wishes`, unless None, take the place of the
+    request's own settings. Returns the request's number."""
     is_cached = prepared.entry.is_cached and not prepared.uses_cuda
     digest = request_digest(block.memory, span) if is_cached else NO_DIGEST
     return port.submit(prepared, wishes or prepared, block, span, start_ns, digest, deadline_ns)
@@ -231,7 +233,7 @@ def submit_block(
 def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:
     """Copy a request into a block of its own and submit that to the batcher. Returns the request's number.
 
-    Raises ShoalError, and holds no block then; RoadOnlyError if the road must allocate the block.
+    Raises ShoalError, after freeing the block; RoadOnlyError if the road must allocate the block.
     """
     nbytes = block_nbytes(prepared)
     if nbytes > port.slab.largest_nbytes // SLAB_PARTS and prepared.has_regions:
@@ -249,7 +251,7 @@ def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_n
 
 
 def wishes_of(prepared: PreparedRequest) -> RequestSettings | None:
-    """The settings with which a request is submitted that has a sticky key; None: its own."""
+    """The settings of a request, with its sticky key, for `submit_block`; None if the request has no such key."""
     if not prepared.sticky_key:
         return None
     flags = prepared.flags | prepared.sticky_key << STICKY_SHIFT
@@ -272,7 +274,8 @@ class AnsweredOutput(NamedTuple):
 
 
 def answered(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Iterator[AnsweredOutput]:
-    """The outputs that the client requested, in the model's order; those that it wants in a region are written there.
+    """The outputs that the client requested, in the model's order; an output that the client wants in a region is
+    written there.
 
     Raises InternalError for an output whose size does not fit its shape or its region, and what `classify` raises.
     """
@@ -300,8 +303,8 @@ def answered(prepared: PreparedRequest, response: InferResponse, block: memoryvi
 
 
 def write_output(name: str, data: memoryview, region: RegionSlice | CudaSlice) -> None:
-    """Copy an output's bytes into its place in the client's region; the worker has done so where that is on a GPU.
-    Raises InternalError where they do not fit, InvalidArgumentError where the region has been truncated."""
+    """Copy an output's bytes into its place in the client's region; into a region on a GPU the worker has copied them.
+    Raises InternalError if the bytes do not fit, InvalidArgumentError if the region has been truncated."""
     if len(data) > region.nbytes:
         raise InternalError(
             f"shared memory size specified with the request for output '{name}' ({region.nbytes} bytes) should be at "

@@ -1,9 +1,9 @@
 """Reads JSON from clients: checks limits, parses exactly what Triton's parser accepts, and gives typed access to the
 result.
 
-All handlers parse JSON through this file. Whatever is wrong with a body's syntax or types is INTERNAL (500), as in
-Triton, whose error texts are kept: those of `read_json` are RapidJSON's, those of the `as_` functions are those of
-Triton's wrapper around it. Front-end processes.
+All handlers parse JSON through this file. Errors in a body's syntax or types are INTERNAL (500), as in Triton, and have
+Triton's texts: `read_json` has RapidJSON's, the `as_` functions have those of Triton's wrapper around RapidJSON.
+Front-end processes.
 """
 
 import codecs
@@ -23,16 +23,17 @@ MAX_DEPTH = 100  # Triton's
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
-#: RapidJSON keeps the interpreter while it parses a text: for 45 MB one second where numbers are long, five where lists
-#: are short, in which no other thread of the road answers a request or the supervisor. A larger text is parsed in
-#: pieces, of one to three milliseconds, and takes up to two thirds longer in all (measured).
+#: RapidJSON holds the GIL while it parses a text: for 45 MB one second where numbers are long, five where lists are
+#: short, during which no other thread of the road answers a request or the supervisor. A text of more than
+#: _ONE_PIECE_BYTES is parsed in pieces, each of which takes one to three milliseconds; in all that takes up to two
+#: thirds longer (measured).
 _ONE_PIECE_BYTES, _PIECE_BYTES = 1 << 20, 32 << 10
 
 #: The fewest digits of an integer that is beyond every double, all made zeros.
 _LONG_NUMBER, _DIGITS_ARE_ZEROS = b"0" * 309, bytes.maketrans(b"123456789", b"0" * 9)
 _DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_STEPS = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))  # as int8: brackets become one level deeper or one back
+_STEPS = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))  # as int8: +1 for an opening bracket, -1 for a closing one
 
 
 def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) -> Any:
@@ -48,7 +49,7 @@ def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) 
             "bytes. Use --http-max-input-size to increase the limit."
         )
     text = bytes(buffer)
-    # Two counts in C; only a body with many lists (a nested tensor) needs its depth worked out.
+    # The two counts run in C; only a body with many lists (a nested tensor) needs its depth worked out.
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise InvalidArgumentError(_DEPTH_SENTENCE)
     try:
@@ -83,7 +84,7 @@ def _parse(text: bytes, decoded: str, number_mode: int) -> Any:
 
 
 class _RepeatedKeyError(Exception):
-    """Raised when an object in a text has a key, the argument, twice."""
+    """An object in a text has a key twice; the key is the exception's argument."""
 
 
 class _EachKeyOnce(rapidjson.Decoder):
@@ -103,10 +104,10 @@ class _EachKeyOnce(rapidjson.Decoder):
 
 
 def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
-    """A key that an object in `buffer` has twice, or None: in the result of `read_json` that cannot be seen any more.
+    """A key that an object in `buffer` has twice, or None. The result of `read_json` does not show repeated keys.
 
-    `num_members` is the number of members of all objects together in that result. A text with as many colons as members
-    has no key twice, and is not parsed again.
+    `num_members` is the number of members of all objects together in the result of `read_json`. A text with as many
+    colons as members has no key twice, and is not parsed again.
     """
     text = bytes(buffer).removeprefix(codecs.BOM_UTF8)
     if text.count(b":") == num_members:
@@ -120,7 +121,7 @@ def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
     except _RepeatedKeyError as error:
         return str(error)
     except rapidjson.JSONDecodeError:
-        pass  # a number that only the other parser reads; objects that ended before it have been checked
+        pass  # a number that only orjson reads; objects that end before it have been checked
     return None
 
 
@@ -128,15 +129,16 @@ def _read_as_rapidjson(text: bytes) -> Any:
     """The value of a text, read by Triton's own parser: it skips a byte order mark, reads NaN and Infinity, and its
     errors have the words that Triton's clients know."""
     num_skipped = 0
-    if text.startswith(codecs.BOM_UTF8):  # the stream that Triton parses skips it; python-rapidjson's does not
+    if text.startswith(codecs.BOM_UTF8):  # Triton skips it; python-rapidjson does not
         text, num_skipped = text.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(text)
     try:
         decoded = text.decode()
         if _LONG_NUMBER in text.translate(_DIGITS_ARE_ZEROS):
-            # RapidJSON's own numbers refuse an integer beyond every double; Python's would fail where they become
-            # floats. The value is Python's: of RapidJSON's own floats one in eight is not the nearest.
+            # Parsed twice. With native numbers RapidJSON refuses an integer beyond every double, as Triton does; as
+            # Python's int it would fail later, where it becomes a float. The result has Python's floats: of RapidJSON's
+            # own floats one in eight is not the nearest.
             _parse(text, decoded, rapidjson.NM_NAN | rapidjson.NM_NATIVE)
         return _parse(text, decoded, rapidjson.NM_NAN)
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
-"""Two parts of a request that come from its HTTP headers, or gRPC metadata, and not from its body: the headers that are
-recorded (`--record-config headers=…`), and the sticky key, by which the version is chosen while requests that name none
-are split between two; and the version that has answered those. Pure; front-end processes.
+"""The parts of a request that come from its HTTP headers or gRPC metadata: the headers that are recorded
+(`--record-config headers=…`), and the sticky key, which chooses the version while a rollout splits a model's requests
+between two versions; and the version in the response to such a request. Pure; front-end processes.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ from shoal.request import RecordedHeaders
 
 
 def with_sticky_key(prepared: PreparedRequest, headers: Mapping[str, str]) -> PreparedRequest:
-    """The request with the key by which its version is chosen, where requests that name none are split by a header.
-    One without the header goes where its number or its correlation id leads. `headers` have names in lower case."""
+    """The request with its sticky key, the hash of a header's value, if a rollout splits the model's requests by that
+    header. For a request without the header the batcher chooses by the request's number or correlation id. `headers`
+    have names in lower case."""
     value = headers.get(prepared.entry.sticky_header)
     if not value:
         return prepared
@@ -23,7 +24,7 @@ def with_sticky_key(prepared: PreparedRequest, headers: Mapping[str, str]) -> Pr
 
 
 def as_answered(prepared: PreparedRequest, version: int) -> PreparedRequest:
-    """The request as one to the version that has answered it: `version`, or its own if that is 0."""
+    """The request as if it had named the version that has answered it: `version`; unchanged if `version` is 0."""
     return replace(prepared, entry=replace(prepared.entry, version=version)) if version else prepared
 
 
@@ -39,5 +40,5 @@ def with_headers(prepared: PreparedRequest, names: Sequence[str], headers: Mappi
 
 
 def _encodable(value: str) -> str:
-    """The value without half pairs of surrogates, which are no UTF-8."""
+    """The value with "?" in place of lone surrogates, which UTF-8 lacks."""
     return value.encode("utf-8", "replace").decode()

@@ -1,14 +1,14 @@
 """The registered regions of clients' shared memory, the same in every front end.
 
-The supervisor opens a region of system memory once, and sends every front end its descriptor before it confirms to the
-client that the region is registered; one on a GPU is known by its handle, which workers open (shm/cuda_regions.py);
-likewise every front end has removed a region before the client gets the answer that it is unregistered. A request keeps
-the regions it names until it has been answered: after a region is unregistered no request can name it any more, but
-those that did still use it.
+The supervisor opens a region of system memory once, and sends its descriptor to every front end before it confirms to
+the client that the region is registered. A region on a GPU is known by its handle, which workers open
+(shm/cuda_regions.py). Likewise every front end has removed a region before the client gets the answer that it is
+unregistered. A request keeps the regions that it names until it has been answered, even if they are unregistered
+meanwhile.
 
 Clients of regions send the same small message again and again, and write new values into the region. So lanes keep the
 places of a request's tensors where the regions are (`Regions.kept`) and copy the bytes for each request. With every
-change of the regions these are forgotten, so that none keeps a region that its client has unregistered.
+change of the regions the kept places are forgotten, since they would keep a region that its client has unregistered.
 """
 
 from collections.abc import Hashable
@@ -37,7 +37,7 @@ class Regions:
 
     def __init__(self, *, are_allowed: bool = False, has_gpus: bool = False, max_string_bytes: int = 0) -> None:
         self.are_allowed = are_allowed
-        self.has_gpus = has_gpus  # otherwise none has memory on a GPU
+        self.has_gpus = has_gpus  # whether regions may lie on a GPU
         self._max_string_bytes = max_string_bytes
         # Changed by add and remove.
         self._regions: dict[str, ClientRegion | CudaRegion] = {}
@@ -79,12 +79,12 @@ class Regions:
     def tensor(
         self, datatype: Datatype | None, name: str, offset: int, nbytes: int
     ) -> memoryview | RegionSlice | CudaSlice:
-        """The data of an input. Strings are copied, since the lengths in them must not change after they are
-        checked; those on a GPU are copied and checked by the worker. Raises ShoalError."""
+        """The data of an input that lies in a region. Strings are copied, since the client must not change their
+        lengths after the check; strings on a GPU are copied and checked by the worker. Raises ShoalError."""
         found = self.slice(name, offset, nbytes)
         if datatype is not BYTES or isinstance(found, CudaSlice):
             return found
-        if nbytes > self._max_string_bytes:  # the client's object may be long without having any memory
+        if nbytes > self._max_string_bytes:  # a sparse object is long without taking memory
             raise InvalidArgumentError(
                 f"{nbytes} bytes of strings in shared memory region '{name}' exceed the maximum allowed input size of "
                 f"{self._max_string_bytes} bytes. Use --http-max-input-size to increase the limit."
@@ -92,7 +92,7 @@ class Regions:
         return memoryview(bytes(found))
 
     def status(self, kind: str, name: str) -> list[dict[str, Any]]:
-        """The regions of a kind ("system" or "cuda"), or only the one of this name unless `name` is "".
+        """The regions of a kind ("system" or "cuda"), or the one of this `name` alone unless `name` is "".
 
         Raises NotFoundError if there is no region of this name and kind.
         """
@@ -132,7 +132,7 @@ NO_REGIONS = Regions()
 class RegionInputs(NamedTuple):
     """The input tensors of a request, all of them in regions."""
 
-    reads: tuple[tuple[int, RegionSlice], ...]  # where in the request's block each begins, and where its bytes are
+    reads: tuple[tuple[int, RegionSlice], ...]  # each tensor's offset in the request's block, and its bytes' place
     refs: tuple[TensorRef, ...]
     end: int  # where the block's header begins
 
@@ -145,20 +145,20 @@ class RegionInputs(NamedTuple):
 class RegionOutputs(NamedTuple):
     """The output tensors of a response, all of them in regions."""
 
-    #: Output, where in the worker's block it begins and ends, and where its client wants it.
+    #: An output's name, where in the worker's block it begins and ends, and where its client wants it.
     writes: tuple[tuple[str, int, int, RegionSlice | CudaSlice], ...]
     end: int  # where in the worker's block the last one ends
 
     def write(self, block: memoryview) -> None:
-        """Copy the tensors from the worker's block into their regions. Raises ShoalError where one does not fit, or its
-        region has been truncated."""
+        """Copy the tensors from the worker's block into their regions. Raises ShoalError if a tensor does not fit, or
+        its region has been truncated."""
         for name, start, end, target in self.writes:
             write_output(name, block[start:end], target)
 
 
 def inputs_in_regions(prepared: PreparedRequest) -> RegionInputs | None:
-    """The places of a request's tensors; None unless all of them lie in regions. Strings have none: their lengths are
-    checked each time; nor have tensors on a GPU, which stay there."""
+    """The places of a request's tensors; None unless all of them can be copied from regions unread. Strings cannot,
+    since their lengths are checked each time, nor can tensors on a GPU, which stay there."""
     reads, refs, offset = [], [], 0
     for name, datatype, shape, data in prepared.inputs:
         if not isinstance(data, RegionSlice) or datatype is BYTES:
@@ -170,7 +170,7 @@ def inputs_in_regions(prepared: PreparedRequest) -> RegionInputs | None:
 
 
 def region_block(port: Port, entry: ModelEntry, inputs: RegionInputs, header: bytes) -> tuple[Block, int]:
-    """A block with these tensors, as they are now, and this header, for a request to a model; and the header's span.
+    """A block for a request to a model, with copies of these tensors and this header; and the header's span.
 
     The block is the caller's. Raises ShoalError where there is no room, or a region has been truncated.
     """

@@ -1,7 +1,7 @@
 """A handler's response: status, headers, chunks; and the two usual kinds of it, JSON and errors.
 
 Pure: does not depend on Flask, gunicorn or sockets. A chunk may be a view of a worker's block, so the sender of the
-response must call `close` exactly once: after the last chunk has been sent, or when it is certain that it will not be.
+response must call `close` exactly once: after the last chunk has been sent, or when the sender gives the rest up.
 Front-end processes only.
 """
 
@@ -24,7 +24,7 @@ JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 #: The interim response that every client must be able to receive.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: For a response to a request of which the rest was not, or cannot be, read: where the next one begins is unknown.
+#: For a response to a request whose rest was not read, or cannot be: nobody knows where the next request would begin.
 CLOSE: Headers = (("Connection", "close"),)
 #: For a response with the status 401, which must name the expected credentials (RFC 9110, section 11.6.1).
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)
@@ -71,7 +71,7 @@ def json_response(status: int, value: Any, headers: Headers = ()) -> Response:
 
 
 def error_response(error: ShoalError, headers: Headers = ()) -> Response:
-    """A response for an error: the body is exactly `{"error":"TEXT"}`, the status is that of the error's class."""
+    """A response for an error: the body is exactly `{"error":"TEXT"}`, the status is the error class's."""
     return error_json(error.http_status, str(error), headers + headers_of(error))
 
 
@@ -87,7 +87,7 @@ def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
 
 
 def not_allowed(methods: Sequence[str]) -> Response:
-    """The refusal of a request whose path has these methods, and not the request's."""
+    """The refusal (405) of a request whose path has `methods`, which the request's method is not among."""
     return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
 

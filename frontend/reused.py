@@ -1,4 +1,5 @@
-"""A result that is computed at most once an interval, however many ask for it. Runs in the road's threads."""
+"""A result that is computed at most once an interval, by whatever number of threads it is asked for. Runs in the road's
+threads."""
 
 import threading
 from collections.abc import Callable

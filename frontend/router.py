@@ -1,8 +1,8 @@
 """For each endpoint: the handler for a method and a path, or the error for a request that has none.
 
-The order of the checks is: path, then restriction, then method (404, 403, 405), then those of the handler: model and
-version first, the body last. Pure: the road, the lane and the tests use the same functions. Paths are matched before
-they are decoded, so an escaped slash never splits a name.
+The order of the checks is: path (404), restriction (403), method (405), then the handler's: model and version first,
+the body last. Pure: the road, the lane and the tests use the same functions. Paths are matched before they are decoded,
+so an escaped slash never splits a name.
 """
 
 import re
@@ -35,7 +35,7 @@ class RouteMatch(NamedTuple):
     name: str
     version: str | None
     query: str
-    scope: Scope = Scope.ADMIN  # what the caller must be allowed to do
+    scope: Scope = Scope.ADMIN  # the right that the caller needs
     #: The model for which the caller needs the scope; "" for all of them, None where the handler checks that.
     model: str | None = ""
     refuse: Refuse | None = None  # makes the response for an error; None: the endpoint's
@@ -58,12 +58,13 @@ class RouteMatch(NamedTuple):
 
     @property
     def has_small_body(self) -> bool:
-        """Whether the request asks or loads no model, so that its body is bounded by --max-control-bytes."""
+        """Whether the request is neither an inference nor a load, so that its body is bounded by
+        --max-control-bytes."""
         return self.handler in SMALL_BODIES
 
     def asks_model(self, state: ServerState) -> bool:
-        """Whether the handler must wait because the model itself decides on its readiness (model_ready), so that
-        only the road may call it."""
+        """Whether this is a question for the readiness of a model that decides on it itself (model_ready), so that the
+        handler waits and only the road may call it."""
         return self.handler is model_ready and asks_model(state, self.name, self.version)
 
 
@@ -81,8 +82,8 @@ def _unrouted(path: str, methods: Sequence[str]) -> Response:
 class Router:
     """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
 
-    `unrouted` makes the refusal of a request that no route takes, from its path and the methods of that path: none
-    where there is no such path. `refuse` makes the refusal of a name that no model can have. With
+    `unrouted` makes the refusal of a request that no route takes, from its path and the methods of that path; there are
+    none if the API lacks the path. `refuse` makes the refusal of a name that no model can have. With
     `ignores_last_slashes` a path that no route takes is looked up once more without the slashes at its end.
     """
 

@@ -80,7 +80,7 @@ ROUTES = (
     Route("/v2/recording", {"GET": recording, "POST": record}, "trace"),  # ours
     Route("/v2/models/(?P<name>[^/]+)/rollout", {"GET": rollout, "POST": change_rollout}, "model-repository"),  # ours
     Route("/v2/shadow", {"GET": shadows, "POST": shadow}, "trace"),  # ours
-    # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
+    # The page, all ours. Its files have a group of their own, which --http-restricted-api does not know.
     Route("/", _PAGE, PAGE),
     Route("/ui", _PAGE, PAGE),
     Route("/ui/figures", page_methods(figures), "statistics"),
@@ -88,7 +88,8 @@ ROUTES = (
     Route("/ui/access", {"POST": blocking(access)}, "model-repository"),
     Route(r"/ui/(?P<name>[a-z_]+\.[a-z]+)", page_methods(file), PAGE),
     Route(r"/openapi\.json", page_methods(document), "metadata"),
-    # OpenAI's API, over the same models. A colon is KServe's of old: `/v1/models/M:predict`.
+    # OpenAI's API, over the same models. A name ends at a colon, since `/v1/models/M:predict` is a path of KServe's
+    # first protocol.
     Route("/v1/models", {"GET": models}, "metadata", refusal, checks_model=True),
     Route("/v1/models/(?P<name>[^/:]+)", {"GET": model}, "metadata", refusal),
     Route("/v1/chat/completions", {"POST": _CHAT}, "inference", refusal, checks_model=True),

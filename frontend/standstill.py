@@ -1,11 +1,11 @@
 """Time in which a process of a front end did not run: the machine was suspended, or the process was stopped. Pure.
 
-Its clients' requests did not go on in that time either, so it is no part of the time that they have when the server
-ends; the supervisor counts in the same way (supervisor/event_loop.py, `first_awake`).
+Requests made no progress in that time, so it does not count when the server ends and gives open requests a limited
+time; nor does it in the supervisor (supervisor/event_loop.py, `first_awake`).
 """
 
-#: Seconds between two looks of a loop that are no standstill (ours: all loops look at least once in a second, and one
-#: whose process waits for a core is late by less).
+#: Seconds between two looks of a loop beyond which the process has stood still (ours: all loops look at least once a
+#: second, and a process that waits for a core is less than a second late).
 USUAL_S = 2.0
 
 

@@ -34,9 +34,9 @@ class ServerState(KnownServer):
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
     max_expansion: int = 100
-    #: When the server began, in seconds since 1970: OpenAI's endpoints tell it of each model.
+    #: When the server began, in seconds since 1970; OpenAI's endpoints report it as the time of creation of each model.
     begun_s: int = 0
-    default_max_tokens: int = 16  # of text that OpenAI's endpoints ask a model for; Triton's default
+    default_max_tokens: int = 16  # of a text, where a request to OpenAI's endpoints names no number; Triton's default
     is_draining: bool = False  # each connection ends with its next response; matters to the road alone
     gives_up: bool = False  # the time for open requests is over: they are refused, and this process ends
     upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py
@@ -44,7 +44,7 @@ class ServerState(KnownServer):
     #: The memory for requests that arrive on the road.
     upload_budget: UploadBudget = field(default_factory=lambda: UploadBudget(1 << 30))
     endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → the endpoint's name (shoal/options.py)
-    header_forward_pattern: str = ""  # "" = none is forwarded
+    header_forward_pattern: str = ""  # "" = no header is forwarded
     recorded_headers: Sequence[str] = ()  # names in lower case
     restrictions: Restrictions = field(default_factory=dict)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
@@ -54,7 +54,7 @@ class ServerState(KnownServer):
     model_control_mode: str = "none"  # Triton's default
     allow_remote_admin: bool = False
     has_page: bool = False  # the page at / (frontend/page)
-    grpc_port: int = 0  # which the page names; 0: there is no gRPC
+    grpc_port: int = 0  # shown on the page; 0: there is no gRPC
     api_keys: KeyRing | None = None  # None = no request needs a key
     key_uses: KeyUses = field(default_factory=KeyUses)  # of keys with limits, on the road
     allow_gpu_metrics: bool = True
@@ -71,14 +71,14 @@ class ServerState(KnownServer):
     #: The names of TorchServe's endpoints → the APIs that each serves (shoal/options.py).
     torchserve_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
     torchserve_grpc_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    tracing: "Tracing | None" = None  # None = nothing is traced, and times are shown only to those who ask
-    timing_share: float = 0.0  # of all requests, those whose response tells their times unasked
+    tracing: "Tracing | None" = None  # None = no request is traced, and times are reported only on request
+    timing_share: float = 0.0  # the share of requests whose responses report times without being asked
     regions: Regions = field(default_factory=Regions)
     #: The figures of the page at /; None until a page asks for them.
     page_figures: Reused[bytes] | None = None
 
     def no_answer(self, timeout_s: float) -> UnavailableError:
-        """The error for a request that has had no answer within `timeout_s`, or has none when the server ends."""
+        """The error for a request that has had no answer within `timeout_s`, or before the end of the server."""
         if self.gives_up:
             return UnavailableError("the server ends before there was an answer: --exit-timeout-secs is over")
         return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
@@ -95,7 +95,7 @@ class ServerState(KnownServer):
     def endpoint_at(self, address: str, port: int | str) -> str:
         """The name of the endpoint at which a connection with this local address arrived.
 
-        An address that is not in the table is that of a lane's connection: http may listen on every address.
+        An address that the table lacks is that of a connection to the endpoint http, which may listen on every address.
         """
         for listening in (address, "0.0.0.0", "::"):
             if name := self.endpoints.get(f"{listening}:{port}"):
@@ -111,6 +111,6 @@ class ServerState(KnownServer):
         return found
 
     def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
-        """How long a version's requests took in the last minute; None if summaries are turned off."""
+        """The times of a version's requests in the last minute, for the summaries; None if these are turned off."""
         windows = None if self.counters is None or entry.row < 0 else self.counters.windows(entry.row)
         return None if windows is None else windows.read(now_ns)

@@ -1,9 +1,9 @@
-"""Traces in a front end: which requests are traced, what is recorded of them, and how that is sent to the tracer, or
-shown to a client that asks for the times of its request.
+"""Traces in a front end: which requests are traced, what is recorded of them, and how traces are sent to the tracer, or
+times shown to a client that asks for those of its request.
 
-Without tracing `ServerState.tracing` is None, and nothing is checked but whether a client asks. A trace begins when its
-request has been submitted (refused requests are not traced) and ends when its response has been sent. Nothing waits for
-the tracer: a trace that does not fit into the socket to it is dropped, and counted.
+Without tracing `ServerState.tracing` is None, and the only check is whether a client asks for times. A trace begins
+when its request has been submitted (refused requests are not traced) and ends when its response has been sent. Nothing
+waits for the tracer: a trace that does not fit into the tracer's socket is dropped, and counted.
 """
 
 import array
@@ -49,11 +49,13 @@ from shoal.tracer.trace import (
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
 
-#: The size in a message of one child, a request made for the traced one (KEY to IS_CALL of layout.T as msgpack; ours).
+#: The most bytes that one child takes in a message (KEY to IS_CALL of layout.T as msgpack; ours). A child is a request
+#: that was made for the traced one.
 CHILD_NBYTES = 80
-#: The positions of words among these.
+#: The positions of some of a child's words.
 _PARENT, _MODEL, _START, _END = [word - T.KEY for word in (T.PARENT, T.MODEL, T.START_NS, T.END_NS)]
-#: Bytes of a trace's tensors together; further ones have no elements (ours: elements are copied, then made text).
+#: Most bytes of a trace's tensors together; beyond that, tensors are traced without their elements (ours: elements are
+#: copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20
 
 
@@ -68,7 +70,7 @@ class TraceSender:
     def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
         """Send a trace to the tracer, or drop it. `names` are those of models, by their ids.
 
-        `children` are sent as the port's records, of which the tracer makes traces: to make a thousand objects here
+        `children` are sent as the port's records, from which the tracer makes traces: a thousand objects made here
         would delay other clients' requests.
         """
         if self._try(trace, children, names):
@@ -80,7 +82,8 @@ class TraceSender:
         nbytes = CHILD_NBYTES * len(children) + sum([len(tensor.data) for tensor in trace.tensors])
         named = [(model, names.get(model, "")) for model in {record[_MODEL] for record in children}]
         try:
-            # A large message is sent as a file, which the socket's bound does not count: at most one at a time.
+            # A large message is sent as a file, which the socket's bound does not count, so the lane sends one at a
+            # time.
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
             self._channel.send(TraceEnded(trace, children, named, self._num_dropped))
@@ -98,7 +101,7 @@ def _num_unread(channel: Channel) -> int:
     found = array.array("i", [0])
     try:
         fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)
-    except ValueError:  # Python has no descriptor to ask the kernel about
+    except ValueError:  # the channel was closed by this process
         raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
     return found[0]
 
@@ -113,11 +116,11 @@ class TracedRequest:
         *, has_tensors: bool, is_shown: bool,
     ) -> None:  # fmt: skip
         self._outlet = outlet  # None: the trace is only shown
-        self._trace = trace  # its stamps and tensors are added when it ends
+        self._trace = trace  # stamps and tensors are added when it ends
         self._entry = entry
         self._names = names
         self._has_tensors = has_tensors
-        #: Whether the client is sent the request's times with the response.
+        #: Whether the response has the request's times for the client.
         self.is_shown = is_shown
         #: The request's times from the batcher.
         self.times = TracedTimes()
@@ -129,7 +132,7 @@ class TracedRequest:
         self._stamps[RECV_START], self._stamps[RECV_END] = start_ns, end_ns
 
     def submitted(self, block: memoryview, span: int) -> None:
-        """Record when the request was submitted, and its tensors, from its block, whose header is at `span`."""
+        """Record the time of submission, and the request's tensors from its block, whose header is at `span`."""
         self._stamps[REQUEST_START] = time.monotonic_ns()
         if self._has_tensors:
             offset, nbytes = unpack_span(span)
@@ -148,7 +151,7 @@ class TracedRequest:
             try:
                 response = unpack_response(reply.header, len(reply.block))
             except ShoalError:
-                return  # the client gets this error as its response
+                return  # the client's response is this error
             self._note(BACKEND_OUTPUT, response.outputs, reply.block)
 
     def _note(self, activity: str, refs: tuple[TensorRef, ...], block: memoryview) -> None:
@@ -168,7 +171,8 @@ class TracedRequest:
         self.end()
 
     def end(self) -> None:
-        """End the trace of a response that cannot be sent. Called once, instead of `sent`."""
+        """Send the trace, if the request is traced, to the tracer. Called by `sent`, or for a response that cannot be
+        sent."""
         if self._outlet is not None:
             trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
             self._outlet.send(trace, self.times.children, self._names)
@@ -199,16 +203,17 @@ class Tracing:
         self, settings: Mapping[str, TraceSetting], outlet: TraceSender | None, names: Mapping[int, str],
         shown_share: float = 0.0,
     ) -> None:  # fmt: skip
-        """`shown_share` of all requests are shown their times unasked. Without settings, no other is traced."""
+        """`shown_share`: the share of requests whose times are shown to their clients unasked. With empty `settings` no
+        request is traced."""
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
         self.outlet = outlet
         self._names = names
         self._shown_share = shown_share
-        self._num_due = 0.0  # requests to be shown their times; changed by sample
+        self._num_due = 0.0  # requests whose times are due to be shown; changed by sample
 
     def sample(self, prepared: "PreparedRequest", headers: Mapping[str, str]) -> TracedRequest | None:
-        """The trace of a request, or None if it is not to be traced. Call once for each request; header names are in
-        lower case."""
+        """The trace of a request, or None if it is neither to be traced nor its times to be shown. Call once for each
+        request; header names are in lower case."""
         entry = prepared.entry
         is_shown = wants_timing(headers) or self._is_due()
         sampler = self._samplers.get(entry.name, self._samplers.get(GLOBAL))
@@ -225,7 +230,7 @@ class Tracing:
         )  # fmt: skip
 
     def _is_due(self) -> bool:
-        """Whether a request that does not ask is shown its times."""
+        """Whether the times of this request are shown to a client that does not ask."""
         self._num_due += self._shown_share
         if self._num_due < 1.0:
             return False
@@ -234,13 +239,14 @@ class Tracing:
 
 
 def or_untraced(tracing: Tracing | None, names: Mapping[int, str]) -> Tracing:
-    """The Tracing for a request that may ask for its times, whether requests are traced or not. `names` are those of
+    """`tracing`, or without it a Tracing that only shows clients the times that they ask for. `names` are those of
     models, by their ids."""
     return tracing or Tracing({}, None, names)
 
 
 def _context(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that say to which span of the client's the request belongs; empty if there are none."""
+    """The headers that name the client's span that the request belongs to (`traceparent`, `tracestate`); empty without
+    a valid one."""
     if not is_context(headers.get("traceparent", "")):
         return {}
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
@@ -249,8 +255,8 @@ def _context(headers: Mapping[str, str]) -> dict[str, str]:
 def changed(
     before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str], shown_share: float = 0.0
 ) -> Tracing | None:
-    """A Tracing for new settings, or None if nothing is traced nor shown unasked. A descriptor that comes with them is
-    the socket to the tracer, the same at each change.
+    """A Tracing for new settings, or None if no request is traced and no times are shown unasked. A descriptor that
+    comes with the settings is the socket to the tracer; later changes bring the same socket, which is then closed.
 
     `names` are those of models, by their ids.
     """

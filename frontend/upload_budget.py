@@ -1,9 +1,9 @@
 """The memory of one process for requests that are arriving or being answered, and the choice of the request that is
 refused when it runs out. Pure; any thread.
 
-Bytes belong to the address that sends them. If all bytes together are more than the limit, the address that holds most
-of them without having finished loses its largest unfinished request: so a client that holds much is refused, and not a
-newcomer with little.
+Bytes belong to the address that sends them. If all bytes together are more than the limit, the address with the most
+bytes of unfinished requests loses the largest of these requests. So the client that holds most is refused, not a
+newcomer that holds little.
 """
 
 import threading
@@ -41,7 +41,7 @@ class UploadPace(NamedTuple):
     min_rate: int  # bytes a second
 
     def allowed_s(self, nbytes: int) -> float:
-        """Seconds that a body may take of which `nbytes` bytes have come."""
+        """Seconds that a body may take so far, of which `nbytes` bytes have come."""
         return self.timeout_s + nbytes / self.min_rate
 
     def too_slow(self, what: str, nbytes: int, seconds: float) -> UploadTimeoutError:
@@ -53,7 +53,7 @@ class UploadPace(NamedTuple):
 
 
 class UploadTooLargeError(TooLargeError):
-    """The request alone is larger than the memory for all that are arriving."""
+    """The request alone is larger than the memory for all arriving requests."""
 
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(
@@ -93,13 +93,13 @@ class UploadBudget:
             self._nbytes += nbytes
 
     def finish(self, key: Hashable) -> None:
-        """Count a request as whole: it is not refused any more."""
+        """Count a request as whole: it can no longer be refused."""
         with self._lock:
             if key in self._shares:
                 self._shares[key].is_unfinished = False
 
     def remove(self, key: Hashable) -> None:
-        """Count a request's bytes no longer; no effect for a key that holds none."""
+        """Stop counting a request's bytes; no effect for a key without any."""
         with self._lock:
             share = self._shares.pop(key, None)
             self._nbytes -= 0 if share is None else share.nbytes
@@ -122,7 +122,7 @@ class UploadBudget:
     def expansion(self) -> Iterator[Callable[[int], None]]:
         """Count the bytes of a decompressed body for as long as the context lasts.
 
-        The context's function sets how many there are so far; it raises NoUploadMemoryError if there is no room.
+        The context's function sets the number of bytes; it raises NoUploadMemoryError if there is no room for more.
         """
         counted = 0
 
