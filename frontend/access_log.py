@@ -4,11 +4,11 @@ left; and the audit log, a line for each request to change the server, let in or
     access: POST /v2/models/simple/infer by 127.0.0.1: 200, 312 bytes, 4.1 ms
     access: gRPC /inference.GRPCInferenceService/ModelInfer by 127.0.0.1: 0, 41 bytes, 1.2 ms
 
-In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms; and trace_id, as lines
-about failures have it, where the request belongs to a trace (W3C's `traceparent`). What a client has sent is shortened
-and escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of
-the response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins when the
-request has come whole and a thread is free; for one that gets no thread, with its first byte. Front-end processes; any
+In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms; and trace_id if the
+request belongs to a trace (W3C's `traceparent`), as in lines about failures. What a client has sent is shortened and
+escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of the
+response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins when the request
+has come whole and a thread is free; for a request that gets no thread, with its first byte. Front-end processes; any
 thread.
 """
 
@@ -35,8 +35,8 @@ _TRACE_PARENT = re.compile(rb"\r\ntraceparent:[ \t]*([!-~]+)", re.IGNORECASE)
 def _log_line(
     method: str, target: str, client: str, status: int, nbytes: int | None, seconds: float, traced: Mapping[str, str]
 ) -> None:
-    """Log a request; `client` is its address, "" where it is not known, `nbytes` None where they were not counted, and
-    `traced` headers, `traceparent` among them if the request has it."""
+    """Log a request. `client` is the client's address, "" if it is not known; `nbytes` is the response's size, None if
+    it was not counted; `traced` are the request's headers, in which `traceparent` is looked for."""
     method, path, ms = printable(method), printable(target.partition("?")[0]), round(seconds * 1000, 1)
     fields = {"method": method, "path": path, "client": client, "status": status, "bytes": nbytes, "ms": ms}
     counted, trace = "" if nbytes is None else f" {nbytes} bytes,", ""
@@ -70,7 +70,7 @@ class HttpExchange:
         self.nbytes += nbytes
 
     def end(self, seconds: float, status: int = 0) -> None:
-        """Log the request; `status` is 0 for that of the response."""
+        """Log the request with `status`, or with that of the response if `status` is 0."""
         method, _, rest = self._request_line.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
         _log_line(method, target, self._client, status or self.status, self.nbytes, seconds, self._traced)
@@ -91,7 +91,7 @@ class GrpcCalls:
         self._open[stream_id] = headers, now_s
 
     def end(self, stream_id: int, status: int, nbytes: int | None = None) -> None:
-        """Log a call that is over; nothing happens where it is over already."""
+        """Log a call that has ended; no effect for a call that was logged already."""
         call = self._open.pop(stream_id, None)
         if call is not None:
             headers, begun_s = call
@@ -105,7 +105,7 @@ class GrpcCalls:
 
 
 def address_of(client: Socket) -> str:
-    """The address of a connection's client; "" of one that is gone."""
+    """The address of a connection's client; "" if the client is gone."""
     try:
         return str(client.getpeername()[0])
     except OSError:
@@ -139,7 +139,8 @@ class Audit:
         self._num_silent = 0
 
     def answered(self, what: str, key: ApiKey | None, address: str, outcome: object) -> None:
-        """Log a request that was let in, and how it was answered: an HTTP status, or a gRPC code's number."""
+        """Log a request that was let in; `outcome` is the HTTP status, or the number of the gRPC code, of its
+        answer."""
         _log.info("admin: %s by %s: %s", printable(what), _who(key, address), outcome)
 
     def refused(self, what: str, address: str, outcome: object) -> None:

@@ -41,7 +41,7 @@ class RelayedSocket(socket.socket):
 
     def give_back(self) -> None:
         """Give an idle connection back to its lane, and close this end. Never blocks; bytes that the lane sends
-        meanwhile stay with it."""
+        meanwhile stay with the lane."""
         try:
             self.shutdown(socket.SHUT_RD)
             self.setblocking(False)
@@ -79,7 +79,7 @@ def make_pair(client: tuple[Any, ...], server: tuple[Any, ...]) -> tuple[socket.
 
 
 def read_note(note: int) -> bytes | None:
-    """The bytes that the road had not read of a connection that goes on; None if the connection is over. For the lane,
+    """The bytes of a connection that the road received and did not parse; None if the connection is over. For the lane,
     once the road has closed its end."""
     text = os.pread(note, os.fstat(note).st_size, 0)
     return text[1:] if text.startswith(_GOES_ON) else None
@@ -93,7 +93,7 @@ class UnixConnection(socket.socket):
 
     def getpeername(self) -> tuple[Any, ...]:
         """An address of this machine, where the client of a Unix socket is; the kernel's address of that client is
-        empty. The headers of a proxy have the effect that they have over TCP."""
+        empty. So a Unix client counts as local unless a proxy's headers say otherwise, as over TCP."""
         return _CLIENT
 
     def getsockname(self) -> tuple[Any, ...]:

@@ -75,8 +75,7 @@ class Roles:
         )
 
     def missing(self, names: list[str], now_s: float) -> Role | None:
-        """The first role of which fewer processes run than it should have, and one may start now; `names` are the roles
-        of all processes that run."""
+        """The first role that lacks a process which may start now; `names` are the roles of all processes that run."""
         for role in self.roles:
             if names.count(role.name) < role.num_processes and now_s >= role.not_before_s:
                 return role
@@ -120,7 +119,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         self._passes = itertools.count(1)
         self._looked_s = time.monotonic()
         self._excused_until_s = 0.0  # the time before which silent processes have an excuse
-        self._role = self._roles.roles[0]  # of the process that is started next
+        self._role = self._roles.roles[0]  # the role of the process that is started next
         super().__init__(app)
 
     def setup(self, app: Any) -> None:
@@ -132,7 +131,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         self.worker_class = self._make_worker
 
     def init_signals(self) -> None:
-        """Handle the signals that have a meaning; others of gunicorn's must not end or stop the arbiter."""
+        """Handle the signals in SIGNALS, and ignore gunicorn's others, which must not end or stop the arbiter."""
         super().init_signals()
         for number in self._IGNORED:
             signal.signal(number, signal.SIG_IGN)
@@ -176,7 +175,8 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
     def spawn_worker(self) -> Any:
         """Fork a worker, with the signals that end it blocked until it handles them (shoal/process.py).
 
-        Until then it has the arbiter's handlers, which put a signal into a queue that only the arbiter reads.
+        Until then the new process has the arbiter's handlers, which put a signal into a queue that only the arbiter
+        reads.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
@@ -186,7 +186,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
 
     def become(self, worker: Any) -> None:
         """Turn a process that was just forked into one of its role: close the sockets and descriptors of other roles,
-        and give the variables of its own their plain names (SHOAL_HTTP_X becomes SHOAL_X)."""
+        and give environment variables of this role their plain names (SHOAL_HTTP_X becomes SHOAL_X)."""
         os.close(self._progress_fd)
         own = {id(each) for each in worker.sockets}
         for listener in self.LISTENERS:
@@ -202,7 +202,8 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
                     os.close(int(value))
 
     def reap_workers(self) -> None:
-        """Wait for processes that have ended; one that could not start ends no other process."""
+        """Collect processes that have ended. Unlike in gunicorn, a process that could not start does not end the
+        arbiter."""
         before = dict(self.WORKERS)
         while True:
             try:

@@ -25,7 +25,7 @@ class HandlerCall(NamedTuple):
     version: str | None
     query: str
     forwarded: Forwarded = NOTHING
-    head: bytes = b""  # as it came, up to the empty line or further; b"" on servers that do not keep it
+    head: bytes = b""  # as received, up to the empty line or further; b"" if the server does not keep it
 
     @property
     def road(self) -> "Transport":
@@ -42,8 +42,8 @@ class HandlerCall(NamedTuple):
 #: A function that asks the supervisor for a change that every front end must acknowledge. It takes the verb, its
 #: arguments, and the seconds that the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: Seconds that a change may take which every front end must acknowledge (ours): front ends, batcher and tracer apply it
-#: at once unless they hang.
+#: Seconds that the answer to such an `Ask` may take (ours): front ends, batcher and tracer apply it at once unless they
+#: hang.
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
 #: A function that makes the response for an error.

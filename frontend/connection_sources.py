@@ -48,7 +48,7 @@ class ConnectionSources:
         if self._is_open and self._listeners:
             self._is_open = False
             for fd in [*self._listeners, *([] if self._returns is None else [self._returns.fileno()])]:
-                with suppress(FileNotFoundError):  # one that could not be registered
+                with suppress(FileNotFoundError):  # the socket could not be registered
                     self._poller.unregister(fd)
 
     def resume(self) -> None:
@@ -57,13 +57,14 @@ class ConnectionSources:
             self.open()
 
     def close(self) -> list[Arrival]:
-        """Accept no more connections. Returns those that the kernel has accepted already, which it would reset.
+        """Accept no more connections. Returns those that the kernel has accepted already: closing the listeners would
+        reset them.
 
-        Connections still come back from the road; later ones, once no lane is left, stay there.
+        Connections still come back from the road, until no lane is left to receive them.
         """
         last = []
         is_open, self._is_open = self._is_open, False
-        # The listeners leave the poller first: no later connection wakes this lane alone, and connections that
+        # The listeners leave the poller first: no later connection wakes this lane alone, and connections that have
         # woken it are accepted below.
         for fd in self._listeners if is_open else ():
             self._poller.unregister(fd)
@@ -112,13 +113,13 @@ class ConnectionSources:
 
     def _go_last(self, fd: int) -> None:
         """Register a socket again, so that the next connection wakes another lane: the kernel would always wake the
-        lane that was registered first. No connection is lost in between: one that is waiting wakes a lane that
+        lane that was registered first. No connection is lost in between: a waiting connection wakes a lane that
         registers."""
         if self._is_open:
             self._poller.unregister(fd)
             try:
                 self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            except OSError:  # another process has taken the last watch of the kernel's
+            except OSError:  # another process has taken the kernel's last watch
                 self.pause()
 
     @property

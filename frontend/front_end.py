@@ -1,6 +1,6 @@
 """A front-end process: its place in the star, the server's state, and the supervisor's messages about them.
 
-A lane uses it in its only thread, the road's threads behind a lock (road/transport.py).
+A lane uses its FrontEnd in its only thread; the road's threads use theirs under a lock (road/transport.py).
 """
 
 from collections.abc import Sequence

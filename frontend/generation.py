@@ -31,7 +31,7 @@ class Failure(NamedTuple):
     status: int  # status and headers are used only if nothing has been sent yet
     headers: Headers
     data: bytes
-    is_over: bool  # whether the stream ends with it
+    is_over: bool  # whether the stream ends with this error
 
 
 class Rendering(Protocol):
@@ -42,7 +42,7 @@ class Rendering(Protocol):
     headers: Headers  # of a stream
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
-        """Handle the model's next response; returns the bytes that a stream sends for it. The block stays the caller's.
+        """Handle the model's next response; returns the bytes that a stream sends for it. The caller keeps the block.
         Raises ShoalError for a response that cannot be rendered."""
         ...
 
@@ -70,14 +70,15 @@ class Rendering(Protocol):
 
 
 class Plan(NamedTuple):
-    """A request for a model as far as it is known without the model."""
+    """A generate request before its model is looked up: the model's name, and the function that prepares it for the
+    model."""
 
     name: str
     version: str | None
     prepare: Callable[[ModelEntry], Rendering]  # raises ShoalError where the request does not fit the model
 
 
-#: From a request to its plan. Never waits; raises ShoalError.
+#: A function that makes the plan of a request. Never waits; raises ShoalError.
 Planner = Callable[[HandlerCall], Plan]
 #: The planners of handlers whose requests a lane submits by itself, without calling the handler.
 PLANNERS: dict[Handler, Planner] = {}

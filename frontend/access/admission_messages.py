@@ -29,7 +29,7 @@ class AdmissionMessage(NamedTuple):
     key: ApiKey | None
 
     def pack(self) -> bytes:
-        """The message's bytes."""
+        """The bytes of the message, as they are sent."""
         key = self.key
         return msgpack.packb((self.number,) if key is None else (self.number, key.name, *key.limits))  # type: ignore[no-any-return]
 
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
     retry_after_s: int = 0
 
     def pack(self) -> bytes:
-        """The answer's bytes."""
+        """The bytes of the answer, as they are sent."""
         return msgpack.packb(self)  # type: ignore[no-any-return]
 
     @classmethod

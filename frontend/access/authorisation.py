@@ -42,10 +42,11 @@ _OPENED_BY: Mapping[Scope, frozenset[str]] = {
 def authorise(
     state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str | None
 ) -> ApiKey | None:
-    """Let a request pass, or raise UnauthenticatedError or PermissionDeniedError; returns its key, if it needs one.
+    """Let a request pass through a door of this scope; returns the request's key, or None if the door needs none.
+    Raises UnauthenticatedError or PermissionDeniedError.
 
-    `headers` have names in lower case, `address` is the peer's; `model` is the model that is asked for, "" for all
-    models, None where only the body names it.
+    `headers` have names in lower case, `address` is the peer's; `model` is the model that the request is for, "" for
+    all models, None where only the body names it.
     """
     if scope is Scope.OPEN:
         return None
@@ -107,8 +108,8 @@ def is_authorised(
 
 
 def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str | None) -> bool:
-    """Whether a lane may answer a request: it is authorised, and its key has no limits, since only the road counts
-    requests against those (key_limits.py)."""
+    """Whether a lane may answer a request: the request is authorised, and its key has no limits, since only the road
+    counts requests against limits (key_limits.py)."""
     try:
         key = authorise(state, scope, headers, "", model)
     except (UnauthenticatedError, PermissionDeniedError):
@@ -117,8 +118,8 @@ def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], mo
 
 
 def check_lane(key: ApiKey, *, is_stream: bool) -> None:
-    """Raise RoadOnlyError for a call by a key with limits, which only the road counts. A request in a stream has been
-    counted there before (frontend/grpc/admissions.py)."""
+    """Raise RoadOnlyError for a call by a key with limits, since only the road counts requests against limits. A
+    request in a stream passes: the road has counted it when it asked to begin (frontend/grpc/admissions.py)."""
     if key.is_limited and not is_stream:
         raise RoadOnlyError(f"API key '{key.name}' has limits")
 

@@ -15,12 +15,12 @@ class Scope(Enum):
     all scopes but ADMIN."""
 
     OPEN = "open"  # needs no key: health, for what watches the server
-    KNOWN = "any key"  # tells of the server, not of its models
-    READ = "read"  # tells of models: keys for inference and for administration
+    KNOWN = "any key"  # describes the server, not its models
+    READ = "read"  # describes models: needs a key for inference or for administration
     INFER = "infer"
     METRICS = "metrics"
-    ADMIN = "admin"  # changes the server; without keys, for callers on this machine (authorisation.py)
-    SETTINGS = "read, admin with settings"  # rpcs that read settings, and change those that the request has
+    ADMIN = "admin"  # changes the server; without keys only callers on this machine may (authorisation.py)
+    SETTINGS = "read, admin with settings"  # rpcs that read settings, and change them if the request has any
 
 
 _OPEN, _KNOWN, _READ, _INFER, _ADMIN = Scope.OPEN, Scope.KNOWN, Scope.READ, Scope.INFER, Scope.ADMIN
@@ -58,12 +58,12 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "PUT /models/{name}": _ADMIN,
         f"GET {_MODEL}/rollout": _READ,
         f"POST {_MODEL}/rollout": _ADMIN,
-        "GET /v2/recording": _ADMIN,  # where the server's files are
+        "GET /v2/recording": _ADMIN,  # shows where the server's files are
         "POST /v2/recording": _ADMIN,
-        "GET /v2/shadow": _ADMIN,  # values of clients' tensors, in examples
+        "GET /v2/shadow": _ADMIN,  # shows values of clients' tensors, in examples
         "POST /v2/shadow": _ADMIN,
-        "GET /v2/debug/requests": _ADMIN,  # ids that clients gave, and what models said of their errors
-        "GET /v2/debug/log": _ADMIN,  # what the log says of clients, models and files
+        "GET /v2/debug/requests": _ADMIN,  # shows clients' request ids and models' error texts
+        "GET /v2/debug/log": _ADMIN,  # shows the log's lines about clients, models and files
         # The page (frontend/page): its files are the same on every server; its figures describe models.
         "* /": _OPEN,
         "* /ui": _OPEN,
@@ -95,7 +95,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "DELETE /models/{name}": _ADMIN,
         "POST /models/{name}/invoke": _INFER,
     },
-    # Vertex AI's routes lead to those of http and metrics, and need what those need (clouds/vertex_ai.py).
+    # Vertex AI's routes lead to those of http and metrics, and need the scopes of those routes (clouds/vertex_ai.py).
     "torchserve": {
         "OPTIONS /": _KNOWN,
         "* /api-description": _KNOWN,
@@ -184,7 +184,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
 
 
 def scope_of(api: str, door: str) -> Scope:
-    """The scope of a door of an API; ADMIN for one that is not in the table."""
+    """The scope of a door of an API; ADMIN for a door that is not in the table."""
     doors = DOORS[api]
     anyhow = f"* {door.partition(' ')[2]}"
     return doors.get(door) or doors.get(anyhow) or Scope.ADMIN
@@ -202,7 +202,8 @@ Restrictions = Mapping[str, Sequence[str]]
 def missing(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> str:
     """The name of the header that the group needs, if the request lacks it or has another value in it; else "".
 
-    `headers` have names in lower case. The time this takes does not depend on the value sent, except on its length.
+    `headers` have names in lower case. The comparison takes the same time for every value of a length, so that timing
+    does not reveal the secret.
     """
     restriction = restrictions.get(group)
     if restriction is None:

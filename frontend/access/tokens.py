@@ -1,6 +1,6 @@
 """The tokens that requests to TorchServe's listeners must have: `Authorization: Bearer KEY`, by key_file.json.
 
-The file is read again when it has changed. While it cannot be read, no request is admitted. Front-end processes.
+The file is read again when it has changed. While the file cannot be read, no request is admitted. Front-end processes.
 """
 
 import os
@@ -25,7 +25,7 @@ REFUSAL, TOKEN_REFUSAL = (
 
 
 class Tokens:
-    """The keys in a file; without a path every request is admitted."""
+    """The keys in key_file.json, read again when the file changes; without a path every request is admitted."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -34,7 +34,8 @@ class Tokens:
         self._keys: dict[str, Any] = {}
 
     def admits(self, group: str, headers: Mapping[str, str], now: datetime) -> bool:
-        """Whether a request to a route of this group has its key, which has not expired; names are in lower case."""
+        """Whether a request to a route of this group has the group's key, not expired; `headers` have names in lower
+        case."""
         kind = _KEYS.get(group)
         if not self._path or kind is None:
             return True

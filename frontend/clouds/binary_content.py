@@ -27,7 +27,7 @@ def answered_by_content_type(handler: Handler, content_type: str) -> Handler:
 
 
 def _incoming(headers: Mapping[str, str], content_type: str) -> dict[str, str]:
-    """The headers of a request, with the length in the header of Triton's API. Raises InvalidArgumentError, with
+    """The headers of a request, with the JSON's length in the header of Triton's API. Raises InvalidArgumentError, with
     Triton's sentence, if other text precedes the type."""
     translated = {name: value for name, value in headers.items() if name != HEADER.lower()}
     sent = headers.get("content-type", "")

@@ -2,7 +2,7 @@
 
 A model of such an endpoint has the name that SageMaker gave it, a hash, whatever the name in its archive. The
 supervisor has the list of these models; an inference needs the table of models alone. Refusals have status 400, as
-SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have a meaning of their own for it.
+SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have meanings of their own for SageMaker.
 """
 
 import logging
@@ -112,7 +112,7 @@ def _directory(url: str) -> str:
 
 
 def _unload(call: HandlerCall) -> Response:
-    """Unload a model; responds when its processes have ended and its memory is free."""
+    """Unload a model; responds when the model's processes have ended and their memory is free."""
     try:
         call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
     except NotFoundError:

@@ -14,7 +14,7 @@ from shoal.frontend.access.admission_messages import GREETING, MAX_BYTES, Admiss
 from shoal.frontend.access.key_limits import KeyLimitError
 from shoal.frontend.grpc.call import AskingCall
 
-#: How long a request waits for the road's answer (ours: a road that was killed is there again within a second).
+#: Seconds that a request waits for the road's answer (ours: a killed road is replaced within a second).
 ANSWER_S = 10.0
 
 
@@ -52,7 +52,7 @@ class AdmissionClient:
         # Changed by every method.
         self._socket: socket.socket | None = None
         self._numbers = count(1)
-        self._waiting: dict[int, _Waiting] = {}  # by number
+        self._waiting: dict[int, _Waiting] = {}  # by the request's number
 
     def ask(self, stream: AskingCall, key: ApiKey) -> int:
         """Ask whether the next request of a stream may begin; the answer is a call of the stream's `decided`. Returns
@@ -63,7 +63,7 @@ class AdmissionClient:
         return number
 
     def end(self, number: int) -> None:
-        """Note that an admitted request has ended, or that its stream has before the decision came."""
+        """Note that an admitted request has ended, or that the stream of a waiting request has."""
         self._waiting.pop(number, None)
         if self._socket is not None:
             self._send(AdmissionMessage(number, None))
@@ -113,7 +113,7 @@ class AdmissionClient:
                 return
             decision = Decision.unpack(data)
             waiting = self._waiting.pop(decision.number, None)
-            if waiting is None:  # the stream has ended, and so has the request
+            if waiting is None:  # the stream has ended, and the request with it
                 continue
             error = None
             if decision.reason:

@@ -17,7 +17,7 @@ from shoal.timing import wants_timing
 class OpenCall:
     """One call, which is a stream of the connection.
 
-    No ABC, although its methods are abstract: `isinstance`, which each call goes through, takes longer for those.
+    No ABC, although its methods are abstract: `isinstance`, which each call goes through, takes longer for ABCs.
     """
 
     __slots__ = ()
@@ -40,7 +40,8 @@ class OpenCall:
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End the call because the client does not want it any more, or is gone: nothing may be sent on it."""
+        """End the call because its client has cancelled it or is gone: nothing more may be sent on the call's
+        stream."""
         raise NotImplementedError
 
     def expire(self, now_s: float) -> None:
@@ -52,7 +53,8 @@ class OpenCall:
         Only streams have such answers."""
 
     def end_idle(self, error: ShoalError) -> None:
-        """End a call that waits for its client only, for this reason; the road ends the calls that it has."""
+        """End the call, with this error, if it waits for nothing but its client. A call on the road is left to the
+        road."""
 
 
 class AskingCall(OpenCall):
@@ -66,7 +68,7 @@ class AskingCall(OpenCall):
 
     def decided(self, number: int, error: ShoalError | None) -> None:
         """Handle the road's decision about the next message of a stream (admissions.py): admitted under this number, or
-        refused with an error. Only streams ask; calls of other kinds, by keys with limits, are the road's."""
+        refused with an error. Only streams ask; other calls by keys with limits are answered by the road."""
         raise NotImplementedError
 
     def give_up(self) -> None:
@@ -75,7 +77,7 @@ class AskingCall(OpenCall):
 
     def resume(self) -> int:
         """Submit the waiting request, since there probably is room. Returns 0, or the number of the model for which
-        there is none; then the call has not changed, and waits on."""
+        there is still no room; then the call is unchanged, and waits on."""
         raise NotImplementedError
 
 
@@ -83,13 +85,13 @@ _INVALID_ARGUMENT = 3
 
 
 class Opening(NamedTuple):
-    """The method and settings of a call that may go on."""
+    """The method and settings of a call that was not refused."""
 
     method: Method
     metadata: Mapping[str, str]
     timeout_s: float | None  # from the call's headers on; None: the client waits for ever
     encoding: str  # of the call's compressed messages
-    response_encoding: str  # of the model's responses; that of all others is "identity"
+    response_encoding: str  # of models' responses; other responses have "identity"
     protocol: InferenceProtocol
     key: ApiKey | None = None  # the caller's, if it needs one
     wants_timing: bool = False  # the client asks for the times of its request

@@ -62,7 +62,8 @@ class CallLane(Lane[GrpcConnection]):
         return self.now_s + self._place.request_timeout_s
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
-        """The status and message for a call whose deadline has passed: DEADLINE_EXCEEDED if it was the client's."""
+        """The status and message for a call whose deadline has passed: DEADLINE_EXCEEDED if the deadline was the
+        client's."""
         if (
             not self._state.gives_up
             and opening.timeout_s is not None

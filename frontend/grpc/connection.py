@@ -35,7 +35,7 @@ from shoal.frontend.v2.compression import deflate
 from shoal.shm.port import Port
 
 READ_BYTES = 64 * 1024
-#: Bytes of one read in the middle of a large message, as from clients that cut messages into frames of 16 KiB.
+#: Bytes of one read in the middle of a large message, for clients that cut messages into frames of 16 KiB.
 LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
@@ -83,10 +83,10 @@ class GrpcConnection:
         self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
         self.opening: Opening | RefusedCall | bytes = b""  # the result of parsing `headers`
-        self.known: KnownCall | None = None  # the common template of the last calls
+        self.known: KnownCall | None = None  # the template that the last calls have in common
         #: The request template of the last call that was not of the template `known`.
         self.template: MessageTemplate | RegionTemplate | None = None
-        self.has_target = False  # whether a call may have a target
+        self.has_target = False  # whether some call may have a `target`
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # replies in whose blocks pieces of `unsent` lie
         self._filled_s = now_s  # when `unsent` was filled last
@@ -94,17 +94,17 @@ class GrpcConnection:
         self._behind_bytes = 0  # bytes of whole responses, which are copies, that wait for `unsent` to be sent
         self._waiting_bytes = 0  # bytes of copied answers that wait for earlier answers
         self._counted_bytes = 0  # this connection's part of `kept`
-        self.is_late = self.is_slow = False  # responses lay for long; were cut: since the client last had read all
+        self.is_late = self.is_slow = False  # whether, since the client last read all, responses lay long or were cut
         self._behind: dict[int, ReadRate] = {}  # streams for whose copies there was no room at the last check
         self.is_dirty = False  # whether there is output to be sent at the end of this pass
         self.is_ending = False  # whether no further calls are taken
         self.is_shut = False  # whether the sending side of the socket is closed
-        self.is_blocked = False  # whether the socket takes no more; the loop waits until it does
+        self.is_blocked = False  # whether the socket is full; the loop waits until it takes more
         self.begun_s = now_s  # when bytes came last
         self.progress_s = now_s  # when the socket took bytes last, or there were none to send
-        self.silent_until_s = 0.0  # when a client that has sent nothing at all is disconnected; 0: it has sent
-        self.pinged_s = 0.0  # when a ping was sent whose answer is missing; 0: none is
-        self.age_ends_s = 0.0  # when the connection is too old; 0: never
+        self.silent_until_s = 0.0  # when a client that has sent nothing is disconnected; 0: it has sent bytes
+        self.pinged_s = 0.0  # when the ping was sent whose answer is missing; 0: no answer is missing
+        self.age_ends_s = 0.0  # when the connection has reached its maximum age; 0: never
         self.ends_s = 0.0  # when the connection is closed in any case; 0: never
 
     @property
@@ -134,8 +134,8 @@ class GrpcConnection:
             return b""
 
     def read_into(self, buffers: list[memoryview]) -> int:
-        """Receive directly into buffers. The number of bytes, 0 at the end of the connection, -1 if there are none
-        now."""
+        """Receive directly into buffers. Returns the number of bytes, 0 at the end of the connection, -1 if there are
+        none now."""
         try:
             return self.socket.recvmsg_into(buffers)[0]
         except BlockingIOError:
@@ -186,7 +186,7 @@ class GrpcConnection:
 
     def shut(self) -> None:
         self.is_shut = True
-        with suppress(OSError):  # gone already
+        with suppress(OSError):  # the client is gone already
             self.socket.shutdown(socket.SHUT_WR)
 
     def _send(self) -> bool:
@@ -241,8 +241,8 @@ class GrpcConnection:
     def relieve(self, now_s: float) -> list[int]:
         """Release the workers' blocks that the client has not read for HOLD_S, as far as there is room for copies.
 
-        Returns the numbers of the streams to `cut`: there is no room for their copies, and they are read too slowly to
-        be waited for.
+        Returns the numbers of the streams to `cut`: there is no room for their copies, and their clients read too
+        slowly to wait for.
         """
         then_s, behind, slow = now_s - HOLD_S, dict[int, ReadRate](), list[int]()
         if self.unsent and self._filled_s < then_s:
@@ -279,7 +279,7 @@ class GrpcConnection:
     def keep(self, stream: Stream, queue: Queue, is_wanted: Callable[[Token], bool]) -> float:
         """Copy a stream's queued responses that lie in wanted blocks, as far as there is room for copies.
 
-        Returns since when the rest of them waits to be read; inf: none is left.
+        Returns since when the responses without copies wait to be read; inf if there are none.
         """
         if queue.lent_since_s(is_wanted) < inf:
             self._keep(stream)
@@ -298,8 +298,8 @@ class GrpcConnection:
         self._count()
 
     def must_keep(self, stream_id: int) -> bool:
-        """Whether a response must be copied, since it cannot leave now and its client has left others unread for
-        long."""
+        """Whether a response must be copied, since it cannot leave now and its client has left other responses unread
+        for long."""
         return self.is_late and self._is_stuck(stream_id)
 
     def must_refuse(self, stream_id: int) -> bool:
@@ -330,7 +330,7 @@ class GrpcConnection:
     def _keep_unsent(self) -> None:
         """Copy the unsent output, a bounded part of all, and release the replies that it came from.
 
-        To be called before queued pieces are released: the beginning of such a reply may lie here.
+        To be called before queued pieces are released: the unsent output may have the beginning of a queued reply.
         """
         if not self._own_unsent_bytes:
             self.unsent = deque([bytes(each) for each in self.unsent])
@@ -348,7 +348,7 @@ class GrpcConnection:
         self.socket.close()
 
     def end_calls(self) -> None:
-        """End all calls of a connection on which nothing may be sent any more."""
+        """Cancel all calls of a connection that has ended."""
         for call in list(self.calls.values()):
             call.cancel()
         self.calls.clear()
@@ -413,7 +413,7 @@ class GrpcConnection:
 
 
 def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list[bytes | memoryview]:
-    """A message in pieces with its length in front; a copy if it is compressed."""
+    """A message in pieces with gRPC's prefix in front; a compressed message is a copy."""
     if encoding != IDENTITY:
         message = deflate(encoding, chunks)
         return [prefix(len(message), is_compressed=True), message]

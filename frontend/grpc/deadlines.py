@@ -11,7 +11,7 @@ class Deadline(NamedTuple):
     """A call's deadline (monotonic seconds). The call may have ended long before."""
 
     at_s: float
-    number: int  # unique, so that the heap never compares connections
+    number: int  # a unique number, so that the heap never compares connections
     connection: GrpcConnection
     stream_id: int
     call: OpenCall
@@ -38,7 +38,8 @@ class Deadlines:
         heapq.heappush(self._deadlines, Deadline(at_s, self._num_deadlines, connection, stream_id, call))
 
     def expire(self, now_s: float, patience_s: float) -> float:
-        """Expire the calls whose deadline has passed. Returns the seconds until the next look, at most `patience_s`."""
+        """Expire the calls whose deadline has passed. Returns the seconds until the next deadline, at most
+        `patience_s`."""
         deadlines = self._deadlines
         while deadlines and deadlines[0].at_s <= now_s:
             deadline = heapq.heappop(deadlines)
@@ -47,6 +48,6 @@ class Deadlines:
         return min(patience_s, max(0.0, deadlines[0].at_s - now_s)) if deadlines else patience_s
 
     def forget_ended(self) -> None:
-        """Remove the deadlines of ended calls: with deadlines of an hour, an hour of them would be kept."""
+        """Remove the deadlines of ended calls: with deadlines of an hour the calls of an hour would be kept."""
         self._deadlines = [each for each in self._deadlines if each.is_awaited]
         heapq.heapify(self._deadlines)

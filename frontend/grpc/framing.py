@@ -91,7 +91,7 @@ def percent_encode(message: str) -> bytes:
     encoded = _NOT_PLAIN.sub(lambda match: b"%%%02X" % match[0][0], message.encode("utf-8", "replace"))
     if len(encoded) > _MAX_MESSAGE_BYTES:
         encoded = encoded[:_MAX_MESSAGE_BYTES]
-        cut = encoded.rfind(b"%", -2)  # not in the middle of an escape
+        cut = encoded.rfind(b"%", -2)  # no escape is cut in two
         encoded = encoded[:cut] if cut >= 0 else encoded
     return encoded
 
@@ -99,7 +99,7 @@ def percent_encode(message: str) -> bytes:
 def refusal(request: Mapping[str, str]) -> bytes | None:
     """The whole response, as one header block, to a request that is not gRPC; None for a gRPC request.
 
-    `te: trailers` may be missing: some proxies drop it, and trailers are sent anyway.
+    `te: trailers` may be missing: some proxies drop that field, and trailers are sent anyway.
     """
     if request[":method"] != "POST":
         return _literal(b":status", b"405") + _literal(b"allow", b"POST")
@@ -121,7 +121,7 @@ def parse_timeout(value: str) -> float:
 
 
 def refuse_encoding(encoding: str) -> None:
-    """Raises UnsupportedError for an encoding other than identity, deflate and gzip."""
+    """Raise UnsupportedError for an encoding other than identity, deflate and gzip."""
     if encoding != IDENTITY and encoding not in WBITS:
         raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
 

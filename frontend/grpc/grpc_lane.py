@@ -72,8 +72,8 @@ class GrpcLane(CallLane):
         """The services of TorchServe's endpoints, by the endpoints' names."""
         if not self._state.torchserve_grpc_apis:
             return {}
-        from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions  # here: few servers have them,
-        from shoal.frontend.grpc.torchserve.service import methods_of  # and they take 1 MiB
+        from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions  # imported here: few servers
+        from shoal.frontend.grpc.torchserve.service import methods_of  # need them, and they take 1 MiB
 
         predictions = TorchServePredictions(self._state, self._port)
         return {
@@ -246,7 +246,7 @@ class GrpcLane(CallLane):
             self.has_output(connection)
 
     def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> OpenCall | None:
-        """The call that a request's headers begin; None if they are refused."""
+        """The call that a request's headers begin; None if the headers are refused."""
         if connection.headers is not headers:
             connection.opening = opening = open_call(self._state, connection.service, headers, connection.peer)
             # TorchServe's tokens expire, so calls with one are checked anew though their headers are equal.
@@ -282,7 +282,7 @@ class GrpcLane(CallLane):
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             if self._connections.get(connection.fd) is not connection:
-                continue  # closed in this pass; its descriptor may be another's by now
+                continue  # closed in this pass; another connection may have its descriptor
             try:
                 self._flush(connection)
             except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
@@ -297,8 +297,8 @@ class GrpcLane(CallLane):
             connection.is_blocked = is_blocked
             self._poller.modify(connection.fd, _IN | _OUT if is_blocked else _IN)
         if connection.is_ending and connection.is_over and not is_blocked and not connection.is_shut:
-            # Bytes that the client has sent by then are still read: to close the socket now would reset the connection,
-            # and lose the last output.
+            # Bytes that the client still sends are read for LINGER_S: closing the socket with bytes unread would reset
+            # the # connection, and lose the last output.
             connection.ends_s = self.now_s + LINGER_S
             connection.shut()
 
@@ -331,7 +331,8 @@ class GrpcLane(CallLane):
         self._share_bounds()
 
     def _share_bounds(self) -> None:
-        """Give each connection its share of the streams and header lists that all may have open together."""
+        """Give each connection its share of the streams and header lists that all connections may have open
+        together."""
         http2 = [connection.http2 for connection in self._connections.values()]
         num_streams = sum([len(each.streams.open) for each in http2])
         shared = bounds(self._limits, len(http2), num_streams, sum([each.header_nbytes for each in http2]))
@@ -355,8 +356,8 @@ class GrpcLane(CallLane):
             self.has_output(connection)
 
     def _relieve(self, connection: GrpcConnection) -> bool:
-        """Release memory of other processes that a client who does not read holds. False if its socket takes nothing
-        for long."""
+        """Release workers' memory that is held for a client who does not read. False if the client's socket has taken
+        nothing for long."""
         for stream_id in connection.relieve(self.now_s):
             self._cut(connection, stream_id)
         most_s = SEND_S if self._kept.share_bytes > 0 else HOLD_S
@@ -370,7 +371,7 @@ class GrpcLane(CallLane):
         self.has_output(connection)
 
     def _keep_alive(self, connection: GrpcConnection) -> None:
-        """Ping a client that is silent, and close the connection of one that does not answer."""
+        """Ping a silent client, and close the connection of a client that does not answer."""
         settings, now_s = self._settings, self.now_s
         if connection.pinged_s:
             if now_s >= connection.pinged_s + settings.keepalive_timeout / 1000:

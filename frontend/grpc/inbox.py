@@ -1,9 +1,9 @@
 """A call's incoming messages: small ones are collected from bytes as they come, large ones received directly in shared
 memory.
 
-A client may stop half-way and hold its block for as long as its call may take. So the blocks of all unfinished messages
-together take at most half of the slab, as those of HTTP's bodies do: the other half is for messages that have come
-whole. One thread, the lane's.
+A client may stop half-way through a message and hold the message's block for as long as its call may take. So the
+blocks of all unfinished messages together take at most half of the slab, as those of HTTP's bodies do: the other half
+is for messages that have come whole. One thread, the lane's.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from shoal.shm.port import Port
 from shoal.shm.slab import Block
 from shoal.star.outgoing import ALIGNMENT
 
-#: A message up to this size is collected in private memory, if there is room, and copied into its block; a larger one
-#: is received in its block.
+#: A message up to this size is collected in private memory, if there is room, and copied into its block; a larger
+#: message is received in its block.
 SMALL_BYTES = 48 * 1024
 #: The sentence with which a small message is refused.
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 
 
 class ReceivedMessage(NamedTuple):
-    """A whole message: in `block`, which is the receiver's now, or in private memory if `block` is None."""
+    """A whole message: in `block`, which the receiver of this object owns, or in private memory if `block` is None."""
 
     data: bytes | memoryview
     block: Block | None
@@ -38,8 +38,8 @@ class ReceivedMessage(NamedTuple):
 
 
 class LargeMessage(NamedTuple):
-    """A message for which there is no block here. The receiver takes the bytes that follow `begun` by itself, or has
-    the inbox `skip` them."""
+    """A message for which there is no block here. The call takes the bytes that follow `begun` by itself, or has the
+    inbox `skip` them."""
 
     nbytes: int
     begun: bytes | memoryview
@@ -101,7 +101,7 @@ class MessageBuffers:
     def allocate(self, nbytes: int, begun: bytes | memoryview) -> MessageBuffer | None:
         """A block for a message of `nbytes` bytes that starts with `begun`, its first tensor aligned; None if no block
         is free."""
-        # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
+        # The message may be moved so that its first tensor is aligned, and the packed InferRequest goes behind it.
         needed = nbytes + ALIGNMENT + HEADER_BYTES
         if self.is_too_large(nbytes) or self._nbytes + needed > self._max_nbytes:
             return None
@@ -151,7 +151,7 @@ class UnfinishedMessages:
 
 
 class Inbox:
-    """The incoming messages of one call; to be closed when no more are taken."""
+    """The incoming messages of one call; to be closed when no more messages are taken."""
 
     __slots__ = (
         "_buffer", "_buffers", "_is_open", "_num_begun", "_num_seen", "_num_skipped", "_seen_s", "_target",
@@ -185,8 +185,8 @@ class Inbox:
     def late(self, now_s: float, *, is_held_up: bool = False) -> UploadTimeoutError | None:
         """The error for a message whose rest has not come in time; None while there is time.
 
-        To be asked regularly: a message's time counts from the first question on, and again once its client is no
-        longer held up by the stream's window.
+        To be called regularly: a message's time counts from the first call on, and from the last call with `is_held_up`
+        (the stream's window holds the client up).
         """
         target = self._target
         if target is None and not self._buffer:
@@ -198,7 +198,8 @@ class Inbox:
         return pace.too_slow("the message", nbytes, seconds) if seconds >= pace.allowed_s(nbytes) else None
 
     def received_into_target(self, nbytes: int) -> ReceivedMessage | None:
-        """Note that `nbytes` bytes were received into `target`. Returns the message if they complete it."""
+        """Note that `nbytes` bytes were received into `target`. Returns the message if it is complete with these
+        bytes."""
         assert self._target is not None
         self._target.received += nbytes
         return self._complete()

@@ -56,8 +56,8 @@ _MAX_UINT64 = 2**64 - 1
 _NO_SETTINGS = RequestSettings({}, binary_data_output=True)
 _FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
-#: Fields of InferTensorContents: the typecode of an array of their elements, and their allowed datatypes. The last is
-#: the one that the error for any other names.
+#: Fields of InferTensorContents: the typecode of an array of their elements, and their allowed datatypes. The last of
+#: these datatypes is the one that the error for a wrong datatype names.
 _CONTENTS: tuple[tuple[str, str, tuple[Datatype, ...]], ...] = (
     ("bool_contents", "?", (BOOL,)),
     ("int_contents", "i", (INT8, INT16, INT32)),
@@ -96,8 +96,8 @@ def raws_of(message: bytes | memoryview, split: wire.Split) -> list[memoryview]:
 
 
 def find_model(state: ServerState, request: Any, *, is_stream: bool) -> ModelEntry:
-    """The model that a ModelInferRequest is for. Raises ShoalError if there is none, or it is decoupled and the call
-    is not a stream."""
+    """The model that a ModelInferRequest is for. Raises ShoalError if there is no such model, or if it is decoupled and
+    the call is not a stream."""
     entry = state.models.lookup(request.model_name, request.model_version)
     if entry.is_decoupled and not is_stream:
         raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -115,7 +115,7 @@ def prepare(
     Triton's sentences."""
     id_ = checked_id(request.id)
     settings = _parse_settings(request.parameters) if request.parameters else _NO_SETTINGS
-    inputs, outputs = list(request.inputs), list(request.outputs)  # upb makes an object of each, each time
+    inputs, outputs = list(request.inputs), list(request.outputs)  # upb makes new objects at each access
     _check_names(id_, "input", [each.name for each in inputs])
     _check_names(id_, "output", [each.name for each in outputs])
     model, unread = request.model_name, iter(raws)
@@ -307,7 +307,7 @@ def render(
     """A ModelInferResponse in pieces or, if `final` is given, a ModelStreamInferResponse that says whether it is the
     request's last.
 
-    Tensors are views of `block`, which must stay unchanged until they are sent. Raises ShoalErrors.
+    Tensors are views of `block`, which must stay unchanged until the message has been sent. Raises ShoalErrors.
     """
     around, raws = render_envelope(prepared, response, block, final)
     return wire.assemble(around, prepared.id, raws, is_streamed=final is not None)
@@ -342,7 +342,7 @@ def empty_final(prepared: PreparedRequest) -> bytes:
 
 
 def stream_error(sentence: str, message: bytes | memoryview) -> bytes:
-    """The ModelStreamInferResponse with the error of the request in `message`, which may be no valid message at all."""
+    """The ModelStreamInferResponse with the error of the request in `message`, which may be malformed."""
     try:
         request = parse_skeleton(wire.split(message))
     except ShoalError:

@@ -29,7 +29,7 @@ class Inference:
         self._state = state
         self._port = port
         self.submission = GrpcSubmission(state, port, state.grpc.header_forward_pattern)
-        #: Releases a reply, whose block is no longer read.
+        #: Releases the block of a reply, which must no longer be read.
         self.release = port.release
         # Changed by ask, forget and deliver.
         self._waiting: dict[int, tuple[AskingCall, AskedMessage, TracedRequest | None] | None] = {}
@@ -44,11 +44,11 @@ class Inference:
         *,
         is_stream: bool,
     ) -> tuple[int, AskedMessage]:
-        """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
-        its AskedMessage. Raises ShoalError if it is refused: the message's block is freed then; RoadOnlyError for a
-        unary call's request that only the road can answer.
+        """Submit a request whose message has been received; `asker` is called with its replies. Returns the request's
+        number, and its AskedMessage. Raises ShoalError, after freeing the message's block, if the request is refused;
+        RoadOnlyError for a unary call's request that only the road can answer.
 
-        After `deadline_s` (monotonic) the client does not wait any more, if it gave a deadline.
+        `deadline_s` (monotonic) is passed on to the batcher if the client gave a deadline.
         """
         data, block, offset, is_compressed = received
         if self._state.exiting:
@@ -96,11 +96,11 @@ class Inference:
 
     @property
     def is_exiting(self) -> bool:
-        """Whether the server ends, so that requests are refused."""
+        """Whether the server is ending, so that requests are refused."""
         return self._state.exiting
 
     def asked(self, number: int) -> AskedMessage | None:
-        """The kept part of a request that waits; None if no request of that number does."""
+        """The kept part of a request that waits for replies; None if no request of this number waits."""
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
@@ -134,7 +134,7 @@ class Inference:
         self._port.release(*token)
 
     def deliver(self) -> None:
-        """Pass all replies that have come to their calls."""
+        """Pass each reply that has come to its call."""
         waiting = self._waiting
         for reply in self._port.poll():
             number = reply.number
@@ -159,5 +159,6 @@ class Inference:
 
 
 def deadline_ns(opening: Opening, deadline_s: float) -> int:
-    """The deadline for a REQUEST, in monotonic ns; 0 if the client gave none, so that only the server's limit holds."""
+    """The deadline for a REQUEST, in monotonic ns; 0 if the client gave no deadline, so that only the server's limit
+    holds."""
     return 0 if opening.timeout_s is None else int(deadline_s * 1e9)

@@ -1,4 +1,4 @@
-"""The interface of a protocol of inference to the calls that speak it: how messages become requests, and replies
+"""The interface by which gRPC calls use a protocol of inference: how messages become requests, and replies become
 messages.
 
 Triton's protocol is in submission.py, TorchServe's in torchserve/predictions.py. One thread, the lane's.
@@ -21,7 +21,7 @@ class AskedMessage(Protocol):
 
     @property
     def recognised_by(self) -> MessageTemplate | RegionTemplate | None:
-        """The template that requests like this one are recognised by."""
+        """The template by which requests like this one are recognised; None if there is none."""
         ...
 
     @property
@@ -57,18 +57,18 @@ class InferenceProtocol(Protocol):
         """Submit the request in a message; visible to the batcher at the port's next flush. Returns the request's
         number, and the argument for `response` with its replies.
 
-        `message` lies in `block` from `offset` on, or in private memory if `block` is None. The block is the port's
-        from now on. Raises ShoalError if the request is refused, PermissionDeniedError for a model that `key` is not
-        for; the block is freed then.
+        `message` lies in `block` from `offset` on, or in private memory if `block` is None. The call gives the block
+        up. Raises ShoalError if the request is refused, PermissionDeniedError for a model that `key` is not for; the
+        block is freed then.
         """
         ...
 
     def model_of(self, message: bytes | memoryview, /) -> int:
-        """The number of the model that a message is for; 0 if there is none, or the message is malformed."""
+        """The number of the model that a message is for; 0 if there is no such model, or the message is malformed."""
         ...
 
     def response(self, asked: Asked, reply: Reply, /, *, stream: bool = False, final: bool = True) -> wire.Chunks:
-        """The message in a reply; `final`: no other will follow.
+        """The message to send for a reply; `final`: the request's last.
 
         A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
         it is released. Raises ShoalError if the reply is an error.
@@ -81,13 +81,15 @@ class InferenceProtocol(Protocol):
         ...
 
     def ends_with_error(self, path: str, metadata: Mapping[str, str], /) -> bool:
-        """Whether a request's error ends its whole stream, a call of this path; else it is a message of the stream."""
+        """Whether a request's error ends its whole stream, a call of this path. If not, the error is a message of the
+        stream."""
         ...
 
     def refused_message(self, error: ShoalError, message: bytes | memoryview, /) -> bytes:
-        """The message of a stream for a request that was not submitted, and whose message may be no valid one."""
+        """The message of a stream for a request that was not submitted. The request's own `message` may be
+        malformed."""
         ...
 
     def refused_request(self, error: ShoalError, asked: Asked, /, *, final: bool) -> bytes:
-        """The message of a stream for a request that has failed; `final`: no other will follow."""
+        """The message of a stream for a request that has failed; `final`: the request's last."""
         ...

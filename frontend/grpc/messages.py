@@ -1,4 +1,5 @@
-"""The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and health's, made here.
+"""The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and those of gRPC's health
+service, made here.
 
 grpcio's health package would be a dependency for two messages. The messages made here lie in a descriptor pool of their
 own, so that a program may still import that package. gRPC front ends.

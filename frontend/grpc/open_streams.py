@@ -1,8 +1,8 @@
 """How much one connection of gRPC may have open, and which idle connections make room for new ones, so that all
 connections of a lane together stay within bounds. Pure.
 
-A stream takes one or two kilobytes before a byte of its message has come, and its headers as much again; a client
-leaves it open for as long as a call may take. A connection may open what the server has announced to it
+A stream takes one or two kilobytes before a byte of its message has come, and its headers take as much again; a client
+may leave it open for as long as a call may take. A connection may open what the server has announced to it
 (http2/limits.py) as long as all connections leave enough free; then an eighth of what is free (as of kept memory,
 frontend/kept_memory.py), but at least its equal part of all streams and lists. Where all connections together then
 exceed the lane's bounds, those with more than their equal part lose calls that wait for their clients. The lane looks
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 
     max_streams: int
     max_header_bytes: int
-    kept_streams: int  # how many it keeps, and with how many bytes of header lists: its part where there are too many
+    kept_streams: int  # its equal part of streams (below: of header bytes) if all have too many
     kept_header_bytes: int
 
     @property
@@ -62,7 +62,8 @@ def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes
 #: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
 #: connected is about to call).
 LEAST_IDLE_S = 1.0
-#: One in so many connections is ended at a time (ours: where one client waits for room, others are likely to).
+#: One in so many connections is ended at a time (ours: where one client waits for room, others are likely to wait,
+#: too).
 PART = 64
 
 

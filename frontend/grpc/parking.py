@@ -1,9 +1,10 @@
-"""Calls that came while there was no room for their requests: they wait for replies, each model's in their order.
+"""Calls that came while there was no room for their requests: the calls of each model wait, in their order, until
+replies make room.
 
-HTTP/1.1 has one request per connection, which waits in its socket; a client of gRPC may have a thousand calls on each
-connection. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each model has a queue of
-its own, a share of that memory (shm/shares.py), and its turn when there is room again, so calls to other models do not
-wait for a slow one. One thread, the lane's.
+HTTP/1.1 has one request per connection, which can wait in the socket; a client of gRPC may have a thousand calls on
+each connection, so they wait here. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each
+model has a queue of its own, a share of that memory (shm/shares.py), and its turn when there is room again, so calls to
+other models do not wait for a slow one. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
@@ -31,8 +32,8 @@ class Parking:
         self._turns: deque[int] = deque()
 
     def must_wait(self, received: ReceivedMessage, protocol: InferenceProtocol) -> int:
-        """The model that a message of a protocol has to wait for, because there is no room for it or earlier calls to
-        it wait. 0 if it need not wait.
+        """The model that a message of a protocol has to wait for, because there is no room for the message or earlier
+        calls to the model wait. 0 if the message need not wait.
 
         Also 0 if waiting would take too much memory: the request is then refused when it is submitted.
         """
@@ -69,7 +70,7 @@ class Parking:
         return model, nbytes
 
     def drop(self, model: int, nbytes: int) -> None:
-        """Uncount a message that `keep` has counted."""
+        """Stop counting a message that `keep` has counted."""
         self._count(model, -nbytes)
 
     def _count(self, model: int, nbytes: int) -> None:
@@ -96,8 +97,8 @@ class Parking:
             self._turns.remove(model)
 
     def resume(self) -> None:
-        """Resume waiting calls after replies have come: one call of each model in turn, as long as there is room for
-        any."""
+        """Resume waiting calls after replies have come: one call of each model in turn, until no model has room
+        left."""
         port, turns = self._port, self._turns
         num_refused = 0
         while num_refused < len(turns):

@@ -1,8 +1,8 @@
 """Server reflection, from which grpcurl and others learn the server's rpcs: a question in, an answer out. Pure.
 
-Both versions of the protocol have equal messages under two names. The descriptors lie in a pool of their own, so that
-only this server's services are listed, whatever else the process has loaded. gRPC front ends, with the first call of
-reflection: it takes 1.5 MiB.
+The two versions of the protocol have equal messages, in packages of different names. The descriptors lie in a pool of
+their own, so that only this server's services are listed, whatever else the process has loaded. gRPC front ends import
+it with the first call of reflection, since it takes 1.5 MiB.
 """
 
 from typing import Any
@@ -113,7 +113,7 @@ def _answer(request: Any) -> Any:
 def _file_of(symbol: str) -> Any:
     try:
         return _pool.FindFileContainingSymbol(symbol)
-    except KeyError:  # the symbol of an rpc, as grpcurl sends it: a pool finds only services
+    except KeyError:  # grpcurl sends the symbol of an rpc, but a pool finds only services
         service, _, method = symbol.rpartition(".")
         return _pool.FindServiceByName(service).methods_by_name[method].containing_service.file
 

@@ -51,13 +51,13 @@ class RoadCall(OpenCall):
         # Changed as the call goes on.
         self._missing = message.nbytes  # bytes of the message that have not come yet
         self._unsent = bytearray()
-        self._num_counted = 0  # of `_unsent`, in the lane's budget
-        self._num_uncredited = 0  # bytes that came and that the road has not taken: they count against the window
+        self._num_counted = 0  # bytes of `_unsent` that are counted in the lane's budget
+        self._num_uncredited = 0  # bytes received and not credited to the client yet
         self._answer = bytearray()  # the beginning of the answer's head, until that is whole
         self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
-        self._nbytes = 0  # of the answer's body, once its head is whole
+        self._nbytes = 0  # bytes of the answer's whole body, once its head is whole
         self._events = select.EPOLLIN
-        self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # of a client for which the road waits
+        self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # how fast the client reads while the road waits
         try:
             lane.listen(self)
         except OSError:  # the kernel watches no further descriptor
@@ -191,7 +191,7 @@ class RoadCall(OpenCall):
             self._lane.has_output(self._connection)
 
     def _is_too_slow(self, now_s: float) -> bool:
-        """Whether the client keeps a thread of the road waiting: for too long, or without room for the unsent
+        """Whether the client keeps a thread of the road waiting: for too long, or while there is no room for the unsent
         response."""
         queue = self._connection.http2.streams.queue_of(self._stream_id)
         if self._events & select.EPOLLIN or queue is None:

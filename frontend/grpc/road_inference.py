@@ -1,4 +1,5 @@
-"""ModelInfer on the road: parse, prepare, submit, wait, render. Lanes do it without waiting (submission.py)."""
+"""ModelInfer on the road: parse, prepare, submit, wait, render. Lanes answer ModelInfer without waiting
+(submission.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace

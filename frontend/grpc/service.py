@@ -1,9 +1,9 @@
 """The rpcs of a Triton server: one table of all rpcs with their handlers and needs, and the handlers of those that are
 unary.
 
-Results and refusals are those of HTTP's handlers: frontend/v2 has the rules, this module the messages. ModelInfer,
-ModelStreamInfer and reflection are in the table without a handler, since lane and road serve them differently. Pure but
-for questions to the supervisor; front-end processes.
+Results and refusals are those of HTTP's handlers: frontend/v2 has the rules, this module only turns messages into
+arguments and results into messages. ModelInfer, ModelStreamInfer and reflection are in the table without a handler,
+since lane and road serve them differently. Pure but for questions to the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ class GrpcCall(NamedTuple):
 
     @property
     def road(self) -> "Transport":
-        """The transport, for handlers that wait."""
+        """The transport, for handlers that wait, which only the road runs."""
         assert self.transport is not None, "a lane hands over what waits"
         return self.transport
 
@@ -107,9 +107,9 @@ class Method(NamedTuple):
     handler: Handler | None
     group: str  # "" = unrestricted
     waits: Waits = never
-    model_field: str = ""  # the field of the request that names the model; "" = it has none
-    token: str = ""  # the key of TorchServe's that its calls must have, where the server has keys; "" = none
-    api: str = "grpc"  # of the table of doors
+    model_field: str = ""  # the field of the request that names the model; "" = there is none
+    token: str = ""  # which of TorchServe's keys its calls must have, if the server has keys; "" = none
+    api: str = "grpc"  # the API in the table of doors
 
     @property
     def name(self) -> str:
@@ -133,9 +133,9 @@ def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
 
 
 def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> ApiKey | None:
-    """The API key of a caller, if the method needs one. Raises UnavailableError for one who lacks the metadata that the
-    method needs, UnauthenticatedError or PermissionDeniedError for one who may not call it. Metadata keys are in lower
-    case."""
+    """The API key of a caller, if the method needs one. Raises UnavailableError for a caller who lacks the metadata
+    that the method needs, UnauthenticatedError or PermissionDeniedError for a caller who may not call it. Metadata keys
+    are in lower case."""
     restrictions = state.grpc.restricted_protocol
     if restrictions and (name := missing(restrictions, method.group, metadata)):
         raise UnavailableError(f"This protocol is restricted, expecting header '{name}'")
@@ -228,8 +228,8 @@ def _server_ready(call: GrpcCall, _request: Message) -> Message:
 
 
 def _model_ready(call: GrpcCall, request: Message) -> Message:
-    """Whether a model is ready. A model or version that is not loaded is not ready, which is no error here: clients
-    ask in a loop until it is. Over HTTP that answer is 404, as in Triton."""
+    """Whether a model is ready. A model or version that is not loaded is not ready, which is no error here, since
+    clients ask in a loop until it is ready. Over HTTP the answer is then 404, as in Triton."""
     call.state.require_ready()
     if request.version:
         parse_version(request.version)  # raises InvalidArgumentError
@@ -461,6 +461,6 @@ METHODS = {
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
         Method("/ray.serve.RayServeAPIService/Healthz", Empty, _healthz, "health"),
-        *[Method(path, AnyMessage, None, "") for path in REFLECTION_PATHS],  # whose own messages reflection.py makes
+        *[Method(path, AnyMessage, None, "") for path in REFLECTION_PATHS],  # reflection.py makes their messages
     )
 }

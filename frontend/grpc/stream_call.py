@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 class StreamOrder(Generic[T]):
     """The answers of a stream's ordinary requests, by their tickets, in the order of the requests, as in Triton.
-    Requests that may have several answers take no part in it."""
+    Requests that may have several answers have no place in this order."""
 
     __slots__ = ("_answers", "_next_ticket", "_tickets")
 
@@ -60,7 +60,7 @@ class StreamOrder(Generic[T]):
         return ready
 
     def change(self, changed: Callable[[T], T]) -> None:
-        """Replace each waiting answer by `changed` of it."""
+        """Replace each waiting answer by the result of `changed` for it."""
         for ticket, answer in self._answers.items():
             self._answers[ticket] = changed(answer)
 
@@ -75,7 +75,7 @@ class StreamOrder(Generic[T]):
 _log = logging.getLogger("shoal")
 
 _INTERNAL = 13
-#: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
+#: Most requests of one stream that wait for their answers (ours: a stream's client keeps tens in flight).
 MAX_OPEN = 256
 #: Most large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
 #: quarter of the unread answers that a request may have). Bytes that may be queued on a connection without a check for
@@ -84,7 +84,7 @@ _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
 class OutgoingMessage(NamedTuple):
-    """A message of the stream, and the reply whose block it lies in."""
+    """An answer as a message of the stream, and the reply whose block the message lies in."""
 
     chunks: list[bytes | memoryview]
     token: Token | None
@@ -97,7 +97,7 @@ class PendingRequest(NamedTuple):
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
-    admission: int  # the request's number at AdmissionClient; 0: its key has no limits
+    admission: int  # the request's number at AdmissionClient; 0: no key with limits
 
 
 class RefusedMessage(NamedTuple):
@@ -166,7 +166,7 @@ class StreamCall(AskingCall):
         self._work_off()
 
     def _work_off(self) -> None:
-        """Submit the messages that have come, as far as limit and room allow."""
+        """Submit the messages that have come, as far as MAX_OPEN and the models' room allow."""
         if not self._waits_for and (model := self._ask_all(is_our_turn=False)):
             self._waits_for = model
             self._lane.parking.park(self, model, 0)  # 0 bytes: `_keep_backlog` counts the messages one by one
@@ -375,7 +375,8 @@ class StreamCall(AskingCall):
             connection.cut(self._stream_id)
 
     def _must_end(self, answer: OutgoingMessage) -> bool:
-        """Whether there is no room for a message that was just queued, and the client must not be waited for."""
+        """Whether there is no room for a message that was just queued, and the stream must be cut, since its client
+        reads too slowly."""
         connection = self._connection
         if answer.token is None:
             return not connection.has_room(0)
@@ -434,7 +435,7 @@ class StreamCall(AskingCall):
             self._lane.has_output(self._connection)
 
     def _expire_request(self, number: int) -> None:
-        """Answer a request whose model is too late with an error; the stream goes on."""
+        """Answer a request, whose model has not answered in time, with an error; the stream goes on."""
         if self._is_over:  # an error has ended the stream
             return
         inference = self._lane.inference

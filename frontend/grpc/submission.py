@@ -4,8 +4,8 @@ gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests
 messages are equal, byte for byte. The result of parsing and validating a message is kept (a MessageTemplate), and so
 are the bytes around the tensors of its response. Both are used again for a message that is equal but for id and
 tensors, as long as the models and the tensors' sizes are equal. Each message's own id, new each time from
-perf_analyzer, is put in between. Messages whose tensors lie in regions are known until the regions change. BYTES
-tensors, typed contents and everything else that depends on the data are parsed each time.
+perf_analyzer, is put in between. Templates of messages whose tensors lie in regions are kept until regions change.
+BYTES tensors, typed contents and everything else that depends on the data are parsed each time.
 """
 
 import time
@@ -40,11 +40,12 @@ from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered, other_version
 
-_MAX_RESPONSES = 16  # of one template: the sizes of outputs that differ from request to request
+_MAX_RESPONSES = 16  # of one template: one for each set of output sizes
 
 
 class RegionResponse(NamedTuple):
-    """A response of which nothing but its id and the tensors' bytes can change."""
+    """A response all of whose tensors lie in regions, for responses that differ in their id and the tensors' bytes
+    only."""
 
     around: wire.Envelope
     outputs: RegionOutputs
@@ -113,7 +114,7 @@ class KnownResponse(NamedTuple):
 
 
 class InBlock(NamedTuple):
-    """The layout by which a request with an id of a certain length is written into its block, at once."""
+    """The layout by which a request, whose id has a certain length, is written into its block in one call of `pack`."""
 
     layout: Struct  # of the tensors, and of the packed InferRequest in three parts: before the id, the id, after it
     head: bytes
@@ -250,8 +251,8 @@ class GrpcSubmission:
     def _submit_as_latest(
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
     ) -> tuple[int, SubmittedMessage] | None:
-        """Submit a message that looks like the last one to its model, without walking its fields; None for any other
-        message."""
+        """Submit a message that fits the last template of its model, without walking the message's fields; None for any
+        other message."""
         template = self._latest.entries.get(_model_field(message))
         if template is None or template.pattern is None or not self._is_valid(template, is_stream=is_stream):
             return None
@@ -319,7 +320,7 @@ class GrpcSubmission:
         *,
         is_stream: bool,
     ) -> tuple[int, SubmittedMessage]:
-        """Submit a message whose template is not known: it is parsed and validated."""
+        """Parse, validate and submit a message whose template is not known."""
         request = infer.parse_skeleton(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
@@ -350,7 +351,8 @@ class GrpcSubmission:
     def _keep_template(
         self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest
     ) -> MessageTemplate | None:
-        """Keep the template of this message, if its tensors are all raw and none has to be walked."""
+        """Keep the template of this message, if all its tensors are raw and none is BYTES, whose elements must be
+        checked."""
         if not split.offsets or len(split.skeleton) > _MAX_TEMPLATE_NBYTES or prepared.has_regions:
             return None
         if any(each.datatype is BYTES for each in prepared.inputs):
@@ -447,7 +449,7 @@ def message_offset(first_raw: int | None) -> int:
 def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, offset: int, nbytes: int) -> int:
     """Write the header behind a message that lies in the block already, from `offset` on. Returns the header's span.
 
-    0, and no effect, if it does not fit or the tensors are not raw.
+    0, and no effect, if the header does not fit or the tensors are not raw.
     """
     if not split.offsets or prepared.has_regions:
         return 0
@@ -467,8 +469,8 @@ def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, 
 def _keep_response(
     template: MessageTemplate, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope
 ) -> None:
-    """Keep the bytes around a response's tensors, if the tensors alone can change. In a response with classifications
-    their number may change, too."""
+    """Keep the bytes around a response's tensors for later responses. Those of a response with classifications are not
+    kept, since its strings differ in length."""
     requested = template.prepared.outputs
     if len(template.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
         wanted = {output.name for output in requested}

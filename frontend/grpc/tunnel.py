@@ -46,7 +46,7 @@ def pack_head(
     model: bytes = b"",
 ) -> bytes:
     """The bytes to send before the message; pseudo headers are left out of the metadata. `model` is the name of the
-    model that the call is for, where it is known."""
+    model that the call is for, "" if it is not known."""
     fields = {key: value for key, value in metadata.items() if not key.startswith(":")}
     caller = orjson.dumps([peer, fields, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
@@ -66,7 +66,7 @@ class ReplyHead(NamedTuple):
 
 
 def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
-    """The head of the road's answer in the bytes so far; None as long as it is incomplete."""
+    """The head of the road's answer in the bytes so far; None as long as the head is incomplete."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return None

@@ -1,7 +1,7 @@
 """TorchServe's errors over gRPC: a status, and its message followed by the name of a class of TorchServe's. Pure.
 
-A *job* is a request that has been accepted for a model. A refusal before that is INTERNAL, as in TorchServe; a job's
-error has the status that stands for its HTTP status.
+A *job* is a request that has been accepted for a model. The refusal of a request that has not become a job is INTERNAL,
+as in TorchServe; a job's error has gRPC's status for the error's HTTP status.
 """
 
 from shoal.errors import InternalError, ShoalError
@@ -31,12 +31,12 @@ class CallError(InternalError):
 
 
 def status_of(http_status: int) -> int:
-    """gRPC's status for one of HTTP."""
+    """gRPC's status for an HTTP status."""
     return _STATUSES.get(http_status, _FAILED_PRECONDITION if http_status < 500 else _INTERNAL)
 
 
 def refused(error: ShoalError, model: str, version: str | None) -> ShoalError:
-    """The error of a request that was refused before it became a job."""
+    """The gRPC error for the refusal of a request before it became a job."""
     if isinstance(error, (CallError, NoRoomError)):
         return error
     fault = refusal_of(error, model, version)
@@ -49,13 +49,13 @@ def refused(error: ShoalError, model: str, version: str | None) -> ShoalError:
 
 
 def failed(error: ShoalError, model: str, version: str | None) -> CallError:
-    """The error of a job."""
+    """The gRPC error for the error of a job."""
     fault = refusal_of(error, model, version)
     return CallError(status_of(fault.status), f"{fault.message}\n{_JOB}")
 
 
 def managed(error: ShoalError) -> CallError:
-    """The error of a call that manages models."""
+    """The gRPC error for the error of a call that manages models."""
     fault = refusal_of(error)
     return CallError(status_of(fault.status), f"{fault.message}\n{class_of(fault.kind)}")
 

@@ -61,7 +61,7 @@ def _file(package: str, messages: Mapping[str, Mapping[int, str]]) -> descriptor
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".{kind}"
             else:
                 field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-            if text[0] == "?":  # protoc declares such a field as the only one of a "oneof"
+            if text[0] == "?":  # declared, as by protoc, as the only member of a oneof
                 field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
                 message.oneof_decl.add(name=f"_{field_name}")
     return file

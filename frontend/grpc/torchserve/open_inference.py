@@ -1,8 +1,8 @@
 """The open inference protocol under the name that TorchServe has for its service.
 
 Its messages are those of Triton's protocol, byte for byte, in a package of another name. An inference becomes the JSON
-body that the envelope `kservev2` takes, BYTES as base64, and that envelope's answer becomes a message again. Inference
-runs on the road, since it may wait; lanes answer the other rpcs.
+body that the envelope `kservev2` takes, BYTES as base64, and that envelope's answer becomes a message again. Rpcs that
+name a model run on the road, since they may wait; lanes answer the others.
 """
 
 import base64

@@ -150,7 +150,7 @@ class TorchServePredictions:
 
 
 def read(state: ServerState, message: bytes | memoryview) -> Any:
-    """The PredictionsRequest in a message. Raises ShoalError for one that is too large, or names no model."""
+    """The PredictionsRequest in a message. Raises ShoalError for a message that is too large, or names no model."""
     refuse_while_exiting(state)
     limit = state.torchserve.max_request_size
     if len(message) > limit:
