@@ -1,6 +1,7 @@
-"""gunicorn's settings and hooks, read by its arbiter. The supervisor passes those that vary in environment variables.
+"""gunicorn's settings and hooks, read by its arbiter. The supervisor passes settings that vary in environment
+variables.
 
-The arbiter imports its workers' modules, those of the lanes ("http", "grpc") and the road's, and waits for the
+The arbiter imports the modules of its workers, which are the lanes ("http", "grpc") and the road, and waits for the
 supervisor's signal before it touches the sockets: while models load, connections are refused, as Triton's clients
 expect. The arbiter has no threads, so forking it is safe.
 """
@@ -28,7 +29,7 @@ _ROLES: dict[str, int] = json.loads(os.environ["SHOAL_FRONT_ENDS"])
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
 worker_class = "gthread"  # makes gunicorn keep the settings of the road's class; the arbiter chooses the class by role
-wsgi_app = "shoal.frontend.road.road:create()"  # a lane has none and does not load it
+wsgi_app = "shoal.frontend.road.road:create()"  # the road's application; a lane does not load it
 bind = [f"fd://{fd}" for role in _ROLES for fd in listener_fds(os.environ, role)]
 workers = sum(_ROLES.values())
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
@@ -39,11 +40,11 @@ worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RL
 #: Seconds that an idle connection is kept. Triton has no limit; proxies keep connections for 60 s, and the client
 #: should be the first to close.
 keepalive = 75
-#: Seconds after which a worker whose main thread hangs is ended; a slow model, which runs in a worker, hangs no main
-#: thread.
+#: Seconds after which a worker whose main thread hangs is ended; a slow model runs in a process of its own, and hangs
+#: no main thread.
 timeout = 30
 graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
-#: 16 KiB of headers in all, 100 of them, as nginx and most proxies allow.
+#: Header lines of at most 8 KiB, and at most 100 of them, as nginx and most proxies allow.
 limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
@@ -71,7 +72,7 @@ def on_starting(_arbiter: Any) -> None:
     _limit_arenas()
     _forward_log()
     trim_heap()  # give freed memory back before the forks, as in shoal/zygote.py
-    gc.freeze()  # the children share these pages as long as the collector does not touch them
+    gc.freeze()  # the children share these objects' pages until a collector writes to them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve
 
@@ -84,12 +85,12 @@ def _limit_arenas() -> None:
     been forked.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
-        with suppress(AttributeError):  # another library than glibc
+        with suppress(AttributeError):  # the C library is not glibc
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _forward_log() -> None:
-    """Give gunicorn's lines to Shoal's log: its own handler would wait for a full pipe, and stop its processes."""
+    """Give gunicorn's lines to Shoal's log: gunicorn's own handler would block its processes while a pipe is full."""
     log.describe("front ends")
     log.configure(**json.loads(os.environ["SHOAL_LOG"]))
     logger = logging.getLogger("gunicorn.error")
@@ -99,6 +100,7 @@ def _forward_log() -> None:
 
 
 def post_fork(arbiter: Any, worker: Any) -> None:
-    """Let a worker die with its arbiter, which dies with the supervisor, and leave it what its role needs."""
+    """Let a worker die with the arbiter, which dies with the supervisor, and close what the worker's role does not
+    need."""
     die_with_parent(worker.ppid)
     arbiter.become(worker)

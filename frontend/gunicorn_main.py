@@ -21,12 +21,12 @@ class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no typ
         FrontEndArbiter(self).run()
 
     def chdir(self) -> None:
-        """Do nothing, so that the working directory stays out of the path: no file there may stand in for a module."""
+        """Do nothing, so that the working directory stays out of `sys.path`: no file there may replace a module."""
 
 
 class Heartbeat(WorkerTmp):  # type: ignore[misc]
     """The file whose modification time shows the arbiter that a worker is alive: in memory, without a name.
-    gunicorn's own has a name for a moment, and keeps it for ever if the arbiter is killed in that moment."""
+    gunicorn's own file has a name for a moment, and stays on the disk if the arbiter is killed in that moment."""
 
     def __init__(self, _settings: Any) -> None:
         self._tmp = os.fdopen(os.memfd_create("heartbeat"), "w+b", 0)

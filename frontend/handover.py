@@ -2,8 +2,9 @@
 
 The supervisor makes two pairs of datagram sockets: through one, lanes send the road connections that they will not
 serve; through the other, the road sends idle connections back. A message goes to exactly one of the processes that read
-a socket. Bytes that are too many for a message travel in a file in memory, whose descriptor goes along. Of a connection
-with TLS, which ends in its lane, the road gets the end of a socket pair (addressed_sockets.py). Never blocks.
+a socket. Bytes that are too many for a message are sent in a file in memory, whose descriptor is in the message. Of a
+connection with TLS, which ends in its lane, the road gets the end of a socket pair (addressed_sockets.py). Never
+blocks.
 """
 
 import array
@@ -17,13 +18,14 @@ from shoal.frontend.addressed_sockets import RelayedSocket, with_addresses
 
 _log = logging.getLogger("shoal")
 
-#: Most bytes in a message itself, beside one byte: a head and a small body. A socket's buffer takes three such
-#: messages, and refuses a message that is larger than itself.
+#: Most bytes of a connection that a message itself holds: a head and a small body. A socket's buffer takes three such
+#: messages, and no message larger than the buffer.
 MAX_BYTES = 64 * 1024
-#: The descriptors of a message: the connection, the note of one that is relayed, and the file that its bytes are in, if
+#: The descriptors of a message: the connection, the note if the connection is relayed, and the file with its bytes if
 #: they are not in the message.
 _MAX_FDS = 3
-#: A message's first byte. If relayed, the length of a JSON of the two addresses follows, in two bytes, and the JSON.
+#: A message's first byte. For a relayed connection it is followed by a length in two bytes, and by JSON of that length
+#: with the two addresses.
 _OWN, _RELAYED = b"\0", b"\1"
 _MAX_ADDRESSES_BYTES = 1024
 
@@ -51,7 +53,8 @@ class Sender:
         return bool(self._waiting)
 
     def send(self, connection: socket.socket, data: bytes) -> None:
-        """Give `connection` away, which is closed here. `data` are bytes that were read from it and not used."""
+        """Give `connection` away, and close it in this process. `data` are bytes that were read from it and not
+        used."""
         self._waiting.append((connection, data))
         self.waiting_nbytes += len(data)
         self.flush()
@@ -132,8 +135,8 @@ def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
 
 
 def _unpack(message: bytes, fds: "array.array[int]") -> tuple[socket.socket, bytes, int]:
-    """The connection of a message, its bytes, and how many of the descriptors the connection owns. Raises OSError, and
-    owns none."""
+    """The connection of a message, its bytes, and how many of the descriptors the connection owns. If it raises
+    OSError, the connection owns none."""
     if message[:1] == _OWN:
         data = message[1:] if len(fds) == 1 else _read(fds[1])
         return with_addresses(socket.socket(fileno=fds[0])), data, 1

@@ -18,10 +18,10 @@ RESERVED = frozenset(
     }
 )  # fmt: skip
 
-#: Keys that no gRPC server passes to its handlers.
+#: Keys of metadata that no gRPC server passes to its handlers.
 _OF_GRPC = re.compile(r":|grpc-|(?:te|content-type)$")
 
-#: Names as they were spelled → values; values of one name are joined by a comma.
+#: Fields by their names as the client spelled them; values of one name are joined by a comma.
 Forwarded = Mapping[str, str]
 NOTHING: Forwarded = {}
 
@@ -37,7 +37,7 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
     lines = head.lstrip(b"\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")
     for line in lines[1:]:
         field, _, rest = line.decode("utf-8", "replace").partition(":")
-        if re.search(pattern, field, re.IGNORECASE):  # re keeps what it has compiled
+        if re.search(pattern, field, re.IGNORECASE):  # `re` caches compiled patterns
             value = rest.strip(" \t")
             found[field] = f"{found[field]},{value}" if field in found else value
     return found

@@ -298,7 +298,7 @@ class GrpcLane(CallLane):
             self._poller.modify(connection.fd, _IN | _OUT if is_blocked else _IN)
         if connection.is_ending and connection.is_over and not is_blocked and not connection.is_shut:
             # Bytes that the client still sends are read for LINGER_S: closing the socket with bytes unread would reset
-            # the # connection, and lose the last output.
+            # the connection, and lose the last output.
             connection.ends_s = self.now_s + LINGER_S
             connection.shut()
 

@@ -49,7 +49,7 @@ class UnaryCall(AskingCall):
         self._deadline_s = lane.deadline_s(opening)
         # Changed as the call goes on.
         self._inbox: Inbox | None = None  # None for a message that comes in one piece, as most do
-        self._number = 0  # number of the request that is waited for
+        self._number = 0  # number of the request whose reply the call waits for
         self._parked: ReceivedMessage | None = None  # the message, until there is room for the request
         self._waits_for = 0  # the model that has no room
 
@@ -137,7 +137,7 @@ class UnaryCall(AskingCall):
             self._number, _ = self._lane.inference.ask(
                 self, self.opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
             )
-        except RoadOnlyError:  # the message's block is free by now, but unchanged
+        except RoadOnlyError:  # the message's block was freed, but its bytes are unchanged
             self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
         except NoRoomError as error:
             if self._lane.parking.may_wait(error.model, received):
@@ -204,7 +204,7 @@ class UnaryCall(AskingCall):
     # --- the answer goes out ---
 
     def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
-        """Handle a reply: the last one is the response. `timing` goes into its trailers."""
+        """Handle a reply: the last one is the response. `timing` goes into the response's trailers."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)

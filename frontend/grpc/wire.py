@@ -9,7 +9,7 @@ tensors, as upb's SerializeToString would write it; a map's entries come in the 
     0         a varint: 7 bits a byte, least significant first, the top bit set if another follows
     1, 5      8 or 4 bytes
     2         a varint, the number of bytes, and these bytes
-    3 … 4 a group's begin and end: fields stand between the two
+    3, 4      the begin and the end of a group, whose fields stand between them
 """
 
 import struct
@@ -21,13 +21,13 @@ from shoal.repository.identifier import MAX_NAME_BYTES
 
 Chunks = list["bytes | memoryview"]
 
-#: Most fields of a message. Ours: a field has two bytes at least, and each is walked in Python; 10,000 tensors have
-#: 20,000 fields.
+#: Most fields of a message. Ours: a field may have only two bytes, and each field is walked in Python; 10,000 tensors
+#: have 20,000 fields.
 MAX_FIELDS = 1 << 16
 #: gRPC's own limit for a message; Triton answers with an error in place of a longer response.
 MAX_MESSAGE_NBYTES = 2**31 - 1
 
-#: The parameter of a streamed response that says whether the request has had its last one.
+#: The parameter of a streamed response that says whether it is the request's last.
 FINAL = "triton_final_response"
 
 # Fields of ModelInferRequest, all of wire type 2.
@@ -39,7 +39,7 @@ _MAX_NESTING = 100  # upb's
 _DOUBLE = struct.Struct("<d")
 
 
-#: In front of an id or a name of at most 127 bytes: its tag, and its length.
+#: Bytes in front of an id or a name of at most 127 bytes: a tag, and a length.
 ID_HEAD_BYTES = 2
 #: The most bytes of a message that `leading_text` reads; the length of a name of more than 127 bytes takes two bytes.
 MAX_LEADING_BYTES = ID_HEAD_BYTES + 1 + MAX_NAME_BYTES
@@ -106,7 +106,7 @@ class WirePattern(NamedTuple):
 
 
 def make_pattern(message: bytes, found: Split) -> WirePattern | None:
-    """The template of a message that was split; None for an unusual one."""
+    """The pattern of a message that was split; None for an unusual message, such as one with two ids."""
     if found.num_ids > 1:
         return None
     position = found.id_start + (len(string(_ID, found.id)) if found.num_ids else 0)
@@ -144,7 +144,7 @@ def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | N
 
 
 def malformed() -> InternalError:
-    """The refusal of bytes that are no ModelInferRequest, as grpcio words it."""
+    """The refusal of bytes that are no ModelInferRequest, in grpcio's words."""
     return InternalError("Exception deserializing request!")
 
 
@@ -269,12 +269,12 @@ def envelope(
 
 
 def named(id_: str) -> bytes:
-    """The field of an id; b"" for an empty one."""
+    """The field of an id; b"" for an empty id."""
     return string(_ID, id_) if id_ else b""
 
 
 def assemble(around: Envelope, id_: str, raws: Sequence[bytes | memoryview], *, is_streamed: bool = False) -> Chunks:
-    """The ModelInferResponse, or a ModelStreamInferResponse with it, in pieces: the tensors as they are, uncopied."""
+    """The ModelInferResponse, or a ModelStreamInferResponse with it, in pieces; tensors are not copied."""
     model, parts, nbytes = around
     id_field = named(id_)
     head = model + id_field + parts[0]
@@ -290,7 +290,7 @@ def assemble(around: Envelope, id_: str, raws: Sequence[bytes | memoryview], *, 
 def stream_error(sentence: str, id_: str, model_name: str, model_version: str, *, final: bool | None = None) -> bytes:
     """A ModelStreamInferResponse with the failed request's id and model, and the error's sentence.
 
-    `final`: whether it is the request's last response; None for a request that was never submitted.
+    `final`: whether this is the request's last response; None for a request that was never submitted.
     """
     response = string(0x0A, model_name) + string(0x12, model_version) + string(0x1A, id_)
     if final is not None:

@@ -54,26 +54,26 @@ class HttpConnection:
         self.api = api  # the LaneApi of the port that the client connected to (lane_api.py); None in tests
         # All changed by the lane.
         self.stage = READING
-        self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
+        self.buffer = b""  # bytes read and not used yet: the beginning of a request, or the next request
         self.num_counted = 0  # bytes of `buffer` that are counted among those of unfinished requests
         self.begun_s = now_s  # when the first bytes of a request came
         self.deadline_s = deadline_s
         self.keep_alive = True
-        self.is_quiet = False  # whether the lane does not wait for bytes to read
+        self.is_quiet = False  # whether the lane does not wait for further bytes of the client
         self.head: object = None
         self.last_head: Head | None = None  # of the last request that was not known
         self.known: KnownRequest | None = None  # the template that the last known request fitted
         self.num_missed = 0  # inferences since the last known request that were not known
-        self.block: object = None  # the block a body is received into
+        self.block: object = None  # the block that a body is received into
         self.target: memoryview | None = None  # memory for the rest of the body in `block`
         self.body_start = 0  # where in the block the body starts
         self.received = 0
-        self.number = 0  # number of the request that is waited for
+        self.number = 0  # number of the request whose reply the connection waits for
         self.unsent: Chunks = []
         self.release = 0  # the reply to release once everything is sent
         #: For the access log, from the request's head on until its response has left; None without that log.
         self.exchange: HttpExchange | None = None
-        self.trace: TracedRequest | None = None  # trace of the request that is waited for or answered, if it has one
+        self.trace: TracedRequest | None = None  # of the request in progress, if it is traced
 
     def close_by(self, deadline_s: float) -> None:
         """Have an idle connection closed at `deadline_s`, if not before; one whose request has begun keeps its own
@@ -91,7 +91,7 @@ class HttpConnection:
             return b""
 
     def receive(self) -> int:
-        """Receive into `target`. The number of bytes, 0 at the end of the stream, -1 if there are none now."""
+        """Receive into `target`. Returns the number of bytes, 0 at the end of the stream, -1 if there are none now."""
         assert self.target is not None
         try:
             return self.socket.recv_into(self.target)

@@ -2,7 +2,7 @@
 text of each reply, and a stream sends each text as a chunk.
 
 The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
-does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that
+does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies without room
 keep their blocks until the client has read more; a model with 32 unread replies to a request waits. If the worker runs
 out of memory meanwhile, and none can be freed elsewhere, connections whose clients left replies unread for HOLD_S are
 closed.
@@ -33,12 +33,12 @@ from shoal.star.refusal import answered, other_version
 
 #: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
-#: Bytes of one piece of unread text (ours): small events are gathered, and few bytes moved.
+#: Bytes of one piece of unread text (ours): small events are joined, and no join moves more bytes than that.
 _PIECE_BYTES = 64 * 1024
 
 
 class Generation:
-    """A request of one connection, and how much of its answer has gone out."""
+    """A request of one connection that a Rendering answers, and how much of the answer has been sent."""
 
     __slots__ = ("connection", "has_begun", "is_cancelled", "num_unsent", "rendering", "unread")
 
@@ -65,8 +65,8 @@ class Generations:
         close: Callable[[HttpConnection], None],
         timeout_s: float,
     ) -> None:
-        """`resume` goes on with a connection whose response has left, `close` ends one; `timeout_s` is how long the
-        model may take for each response."""
+        """`resume` continues with a connection whose response has been sent, `close` ends a connection; `timeout_s` is
+        how long the model may take for each response."""
         self._state = state
         self._port = port
         self._poller = poller
@@ -98,8 +98,8 @@ class Generations:
         return prepared
 
     def forget(self, connection: HttpConnection) -> None:
-        """Cancel the request of a connection that ends, and release the replies that it held. The unsent bytes stay the
-        connection's."""
+        """Cancel the request of a connection that ends, and release the replies that it held. The unsent bytes stay
+        with the connection."""
         generation = self._open[connection.number]
         self._cancel(generation)
         self._forget_replies(generation)
@@ -127,7 +127,7 @@ class Generations:
     # --- replies become events ---
 
     def connection_of(self, number: int) -> HttpConnection | None:
-        """The connection that waits for replies to a request; None if none does."""
+        """The connection that waits for replies to a request; None if no connection does."""
         generation = self._open.get(number)
         return None if generation is None else generation.connection
 
@@ -276,7 +276,8 @@ class Generations:
             self._take(generation, unread.popleft()[0], now_s)
 
     def _watch(self, connection: HttpConnection) -> None:
-        """Wait for room in the socket as long as there are unsent bytes, and for bytes to read unless it is quiet."""
+        """Wait for room in the socket as long as there are unsent bytes, and for bytes to read unless the connection is
+        quiet."""
         wanted = select.EPOLLOUT if connection.unsent else 0
         self._poller.modify(connection.fd, wanted if connection.is_quiet else wanted | select.EPOLLIN)
 

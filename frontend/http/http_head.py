@@ -136,12 +136,13 @@ def _field_line(line: bytes) -> tuple[str, str] | None:
 
 
 def field_of(match: re.Match[bytes] | None) -> tuple[str, str] | None:
-    """Name in lower case and value of a field, from the two groups of a line's match; None where the line has none."""
+    """Name in lower case and value of a field, from the two groups of a line's match; None if the line did not
+    match."""
     return None if match is None else (match[1].decode("ascii").lower(), match[2].decode("ascii").strip(" \t"))
 
 
 def fields_of(lines: Sequence[bytes], read_line: Callable[[bytes], tuple[str, str] | None]) -> dict[str, str] | None:
-    """Field names in lower case → values; None for too many fields, for a repeated field that must be single, or for a
+    """Values by field names in lower case; None for too many fields, for a repeated field that must be single, or for a
     line that `read_line` finds malformed."""
     headers: dict[str, str] = {}
     if len(lines) > MAX_FIELDS:

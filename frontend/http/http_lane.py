@@ -147,7 +147,7 @@ class HttpLane(Lane[HttpConnection]):
                 self._unfinished.release(connection)
                 self._process(connection, connection.buffer + data)
             elif data:
-                connection.begun_s = self.now_s  # the first bytes of a request
+                connection.begun_s = self.now_s  # these are the first bytes of a request
                 connection.deadline_s = self.now_s + HEAD_S
                 self._process(connection, data)
             elif data is not None and connection.buffer:
@@ -169,7 +169,7 @@ class HttpLane(Lane[HttpConnection]):
 
         The end of the stream may mean that the client has gone, or has closed its side only: the model at work is
         notified, as in Triton. A client that still reads ignores an interim response (RFC 9110, section 15.2) and gets
-        the final one; one that is gone sends a reset, and its queued requests are dropped.
+        the final one; a client that is gone sends a reset, and its queued requests are dropped.
         """
         if len(connection.buffer) < READ_BYTES:
             data = connection.read()
@@ -187,7 +187,7 @@ class HttpLane(Lane[HttpConnection]):
             self._poller.modify(connection.fd, _OUT * bool(connection.unsent) | _IN * (not quiet))
 
     def _process(self, connection: HttpConnection, data: bytes) -> None:
-        """Use received bytes: whole requests are answered, the beginning of one is kept."""
+        """Use received bytes: whole requests are answered, the beginning of a further request is kept."""
         while True:
             connection.buffer = b""
             if self._state.log_access:
@@ -223,7 +223,8 @@ class HttpLane(Lane[HttpConnection]):
             data = connection.buffer
 
     def _refuse_head(self, connection: HttpConnection) -> None:
-        """Refuse at once a head whose lines end in bare line feeds: its empty line would never come."""
+        """Refuse at once a head whose lines end in bare line feeds: the empty line that ends a head would never
+        come."""
         sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
         self._refuse_last(connection, InvalidArgumentError(sentence))
 
@@ -234,7 +235,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
         shared memory."""
-        if head.content_length <= SMALL_BODY_BYTES:  # which those of requests other than inferences always are
+        if head.content_length <= SMALL_BODY_BYTES:  # only infer and generate have larger ones
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES, BODY_S)
             return
         body = WaitingBody(connection, head, data, end, self.now_s)
@@ -290,8 +291,8 @@ class HttpLane(Lane[HttpConnection]):
     # --- requests go in, responses out ---
 
     def _submit_new(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
-        """Submit a request that is not known, and came in one piece. True if it was refused and the connection can go
-        on at once."""
+        """Submit a request that is not known and has come in one piece. True if it was refused and the connection can
+        go on at once."""
         before, connection.last_head = connection.last_head, head
         connection.num_missed = num_missed = connection.num_missed + 1
         # To keep a request costs as much again as to submit it, so few are kept of a client whose requests never
@@ -316,7 +317,7 @@ class HttpLane(Lane[HttpConnection]):
             lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
             if not (lacks_memory or isinstance(error, RoadOnlyError)):
                 return self._refuse(connection, error)
-            # the body's block is free by now, but unchanged
+            # the body's block was freed, but its bytes are unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
         self._wait(connection, head, number, asked)

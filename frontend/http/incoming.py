@@ -1,7 +1,7 @@
 """Requests that have not come whole: where a lane keeps their bytes, how many, and for how long.
 
 A large body is received straight into a block of shared memory as fast as its client sends. A client may stop half-way
-and hold its block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
+and hold the block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
 the slab: the other half is for bodies that have come whole. A body without room waits in its socket, unread. A head and
 a small body are collected in private memory, which is bounded, too. One thread, the lane's; the time is handed in.
 """
@@ -47,7 +47,8 @@ class Incoming:
     def begin(
         self, connection: HttpConnection, head: Head, place: Place, begun: memoryview, now_s: float, model: int
     ) -> bool:
-        """Begin to receive a body for a model, of which `begun` has come. False, and no effect, if there is no room."""
+        """Begin to receive a body for a model; `begun` is what has come of the body. False, and no effect, if there is
+        no room."""
         offset, length = place.offset, head.content_length
         nbytes = offset + length + place.header_nbytes  # with room for the packed InferRequest behind the body
         if self._nbytes + nbytes > self._max_nbytes:
@@ -88,7 +89,7 @@ class Incoming:
         return ReceivedBody(head, block, block.memory[offset : offset + connection.received])
 
     def take_back(self, connection: HttpConnection) -> bytes:
-        """The bytes of a request whose body has not come whole, head included. Its block is freed."""
+        """The bytes of a request whose body has not come whole, head included. The body's block is freed."""
         head, block = connection.head, connection.block
         assert isinstance(head, Head)
         assert isinstance(block, Block)
@@ -167,7 +168,7 @@ class WaitingBodies:
         self._bodies.pop(connection, None)
 
     def look(self, now_s: float) -> tuple[list[WaitingBody], list[WaitingBody]]:
-        """The bodies that have found room now, and those that wait no longer."""
+        """Two lists: the bodies that have found room now, and the bodies whose wait is over without room."""
         begun = [body for body in list(self._bodies.values()) if self._begin(body)]
         if begun:
             self._moved_s, self._is_vain = now_s, False
@@ -204,7 +205,7 @@ class UnfinishedRequests:
 
     def keep(self, connection: HttpConnection, data: bytes, patience_s: float) -> bool:
         """Keep the beginning of a request until more of it comes, for at most `patience_s` from its first byte on:
-        further bytes give it no more time. False, and no effect, if there is no room."""
+        further bytes give the request no more time. False, and no effect, if there is no room."""
         if self.nbytes + len(data) > self._most_bytes:
             return False
         connection.buffer = data

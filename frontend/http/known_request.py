@@ -1,13 +1,13 @@
 """Recognition of an infer request that has the bytes of an earlier one of its size, except for its tensors, its id, its
-parameters, and header fields that mean nothing to the server, as those of traces. Pure.
+parameters, and header fields without a meaning for the server, such as a trace's. Pure.
 
 A request is cut into parts. Parts that must have the earlier request's bytes (text) alternate with parts that may
 differ:
 
     text        request line and header fields, up to the value of a field that differs
-    value       and so on, for each such field
+    value       the field's value; so on for each such field
     text        up to the value of the id or the parameters in the JSON, where they are plain
-    value       and so on
+    value       that value; so on for the other of the two
     text        up to the end of the JSON; of a body that is all JSON, to the end of the head
     body        the rest: the tensors, or all of the JSON
 """
@@ -25,7 +25,7 @@ from shoal.frontend.http.http_head import MEANINGFUL_FIELDS, VALUE_BYTES, Head
 #: The member `"id":"7"`, with any white space that JSON allows, and with no character that JSON or HTTP would escape.
 _ID = re.compile(rb'"id"[ \t\n\r]*:[ \t\n\r]*"([ !#-\[\]-~]{1,128})"')
 MAX_ID_BYTES = 128
-#: The member `"parameters"`, an object without objects in it; a longer one stays in `rest` (ours).
+#: The member `"parameters"`, an object without objects in it; a longer object stays in `rest` (ours).
 _PARAMETERS = re.compile(rb'"parameters"[ \t\n\r]*:[ \t\n\r]*(\{[^{}\\]{1,510}\})')
 #: All bytes that an id may have.
 ID_BYTES = bytes([byte for byte in range(0x20, 0x7F) if byte not in b'"\\'])
@@ -68,7 +68,7 @@ def cut(json: bytes) -> CutOptions:
 
 
 def _span_of_parameters(json: bytes) -> Span:
-    """The span of parameters behind or in front of all lists: those of inputs stand in a list."""
+    """The span of parameters behind or in front of all lists: parameters of inputs stand in a list."""
     found = _PARAMETERS.search(json, json.rfind(b"]") + 1) or _PARAMETERS.search(json, 0, max(json.find(b"["), 0))
     return NO_SPAN if found is None else found.span(1)
 
@@ -162,9 +162,9 @@ class RequestLayout:
 
 
 def learn(head: Head, before: Head, json: bytes, options: CutOptions | None, nbytes: int) -> RequestLayout | None:
-    """The layout of requests like one of `nbytes` bytes with this head; `before` is the head of an earlier one, and
-    shows which fields differ. None for a request that is too long, or whose head differs in more than such fields'
-    values.
+    """The layout of requests of `nbytes` bytes with a head like this; `before` is the head of an earlier request, and
+    shows which fields differ. None for a request that is too long, or whose head differs in more than values of fields
+    without a meaning.
 
     `json` is the part of the body in front of the tensors, with the spans of its id and parameters in `options`; for a
     body that is all JSON, `json` is empty and `options` None or empty.
@@ -192,8 +192,8 @@ def _layout(edges: Sequence[int]) -> Struct:
 
 
 def differing_fields(head: bytes, before: bytes) -> list[Span] | None:
-    """The spans of the field values in which a head differs from an earlier one; None where it differs in anything
-    else, or in a field that means something to the server."""
+    """The spans of the field values in which a head differs from an earlier one; None if it differs in anything else,
+    or in a field with a meaning for the server."""
     if head == before:
         return []
     lines, others = head.split(b"\r\n"), before.split(b"\r\n")

@@ -1,4 +1,4 @@
-"""The HTTP API of a lane's connection: Triton's, or that of another server whose clients connect to another port.
+"""The HTTP API of a lane's connection: Triton's, or TorchServe's, whose clients connect to another port.
 
 The lane's loop is the same for all APIs: a head, a body, a request in shared memory, a reply, a response. The API
 determines what each of these means. One thread, the lane's.
@@ -21,7 +21,7 @@ from shoal.shared_settings import SLAB_PARTS
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 
-#: Most bytes of JSON that a lane parses. It takes 10 ms a MB (measured), during which the lane answers no other
+#: Most bytes of JSON that a lane parses. Parsing takes 10 ms a MB (measured), during which the lane answers no other
 #: request.
 MAX_JSON_BYTES = 256 * 1024
 #: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received in its
@@ -40,7 +40,8 @@ class LaneApi(Protocol):
     """One API on a lane: how its requests are recognised, parsed, submitted and answered."""
 
     def find(self, data: bytes, last: KnownRequest | None = None, /) -> tuple[KnownRequest, Sequence[bytes]] | None:
-        """The earlier request that this one repeats, and the parts in which it differs, see Submission.find."""
+        """The earlier request that the request in `data` repeats, and the parts in which the two differ, see
+        Submission.find."""
         ...
 
     def parse_head(self, raw: bytes, /) -> Head | None:
@@ -74,7 +75,7 @@ class LaneApi(Protocol):
         ...
 
     def answer(self, connection: HttpConnection, head: Head, body: memoryview, /) -> Response:
-        """The response of a handler that does not wait, or the refusal that the head has got."""
+        """The response of a handler that does not wait, or the refusal that the parsed head holds."""
         ...
 
     def refusal(self, connection: HttpConnection, error: ShoalError, /) -> Response:

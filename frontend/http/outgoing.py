@@ -1,5 +1,4 @@
-"""The responses of a lane's connections, sent straight out of the worker's block, at once or as fast as their clients
-read.
+"""The responses of a lane's connections, sent straight out of workers' blocks, at once or as fast as the clients read.
 
 A client that reads slowly must not hold a worker's block (kept_memory.py). Only the lane's one thread calls this; the
 methods that send return whether the connection can go on with its next request at once.
@@ -77,8 +76,8 @@ class OutgoingResponses:
         return False
 
     def begin_rest(self, connection: HttpConnection, now_s: float) -> None:
-        """Wait until the socket takes the rest of a response; unsent bytes outside a worker's block are counted as
-        kept already."""
+        """Wait until the socket takes the rest of a response; unsent bytes outside a worker's block have been counted
+        as kept."""
         self._sending[connection] = now_s
         connection.stage = SENDING
         connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
@@ -122,8 +121,8 @@ class OutgoingResponses:
         """Release memory of a worker that lacks it: copy the unsent rest of results in these segments, and release
         their blocks.
 
-        If there is no room for a copy, and `is_urgent`, connections are closed, the one that has been sent to for
-        longest first, but none that has been sent to for less than HOLD_S.
+        If there is no room for a copy, and `is_urgent`, connections are closed whose responses have been on their way
+        for HOLD_S, the longest first.
         """
         for connection in list(self._sending):
             if not (connection.release and self._port.lies_in(connection.release, 0, segments)):

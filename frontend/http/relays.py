@@ -31,7 +31,7 @@ _MAX_READS = 8
 
 
 class Relay:
-    """One connection: the client's socket, the lane's end of the pair, and the bytes on their way."""
+    """One connection: the client's socket, the lane's end of the socket pair, and the bytes on their way."""
 
     __slots__ = (
         "client", "client_events", "ends_s", "has_client_ended", "has_road_ended", "is_road_shut", "note",
@@ -49,8 +49,8 @@ class Relay:
         self.has_road_ended = False
         self.is_road_shut = False  # the road knows that the client has ended
         self.road_takes = True  # false once the road reads no more
-        self.progress_s = now_s  # when the client last took something
-        self.ends_s = 0.0  # when a connection that is over is closed; 0: it is not over
+        self.progress_s = now_s  # when the client last took bytes
+        self.ends_s = 0.0  # when the connection, which is over, is closed; 0: it is not over
         self.client_events, self.road_events = _IN, _IN  # what epoll waits for; the road's 0: it is not registered
 
 
@@ -72,7 +72,7 @@ class Relays:
         self._returned = returned
         # Changed by every method.
         self._open: dict[int, Relay] = {}  # by both descriptors
-        self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when they are closed
+        self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when to close them
 
     def __len__(self) -> int:
         return len(self._open) // 2 + len(self._refused)
@@ -204,7 +204,7 @@ class Relays:
             relay.to_road = relay.to_road[relay.road.send(relay.to_road) :]
         except BlockingIOError:
             return False
-        except OSError:  # the road reads no more: the lane gets what is left if the connection comes back to it
+        except OSError:  # the road reads no more: what is left stays here, in case the connection comes back
             relay.road_takes = False
         return not relay.to_road or not relay.road_takes
 
@@ -249,11 +249,11 @@ class Relays:
         try:
             client.send(as_bytes(response))
             client.shutdown(socket.SHUT_WR)
-        except OSError:  # gone, or it does not read
+        except OSError:  # the client is gone, or does not read
             client.close()
             return
         if len(self._refused) >= self._max_num:
-            self._close_refused(next(iter(self._refused)))  # the oldest: it has had the most time
+            self._close_refused(next(iter(self._refused)))  # the oldest, which has had the most time
         try:
             self._poller.register(client.fileno(), _IN)
         except OSError:  # the kernel watches no further descriptor

@@ -1,4 +1,4 @@
-"""Responses to a lane's infer requests: put together from an earlier response of the same form, or rendered in full.
+"""Responses to a lane's infer requests: put together from a kept earlier response, or rendered in full.
 
 Responses to requests of one template most often differ in their tensors and ids only. A response that is rendered in
 full is kept with its request's template, under the header that the worker packed; the next response with the same
@@ -35,8 +35,8 @@ _ID_MEMBER = b'{"id":"%b",'
 
 
 def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
-    """The whole response if all of it but tensors and id is kept from an earlier one; else None, and
-    `rendered_response` makes it.
+    """The whole response if all of it but tensors and id is kept from an earlier response; else None:
+    `rendered_response` makes the response then.
 
     A single chunk is private memory; of several, all but the first are views of the worker's block, valid until the
     block is released.

@@ -5,9 +5,9 @@ Clients send the same request many times with other data: the JSON in front of b
 but for an id and parameters, from request to request. The result of parsing and validating such JSON is kept (a
 RequestTemplate) and used again for a request with the same JSON, model and sizes. Id and parameters are cut out of the
 JSON first (16 floats: 5 µs a request, 21 without a template). JSON with the numbers in it has templates of its own
-(json_template.py). BYTES tensors, and whatever else depends on the data, are parsed each time. Where the HTTP head is
-equal, too, but for fields without effect, neither head nor JSON is parsed (known_request.py). responses.py makes the
-responses.
+(json_template.py). BYTES tensors, and whatever else depends on the data, are parsed each time. If the HTTP head is
+equal, too, but for fields without a meaning for the server, neither head nor JSON is parsed (known_request.py).
+responses.py makes the responses.
 """
 
 import time
@@ -89,9 +89,9 @@ class Submission:
         self._num_large = 0
 
     def find(self, data: bytes, last: KnownRequest | None = None) -> tuple[KnownRequest, Sequence[bytes]] | None:
-        """The earlier request that the one in `data` repeats, and the parts in which it differs; None if there is none,
-        or if models have changed since. `last`, the known request that the connection's previous request repeated, is
-        tried first."""
+        """The earlier request that the request in `data` repeats, and the parts in which the two differ; None if there
+        is no such request, or if models have changed since. `last`, the known request that the connection's previous
+        request repeated, is tried first."""
         num_changes = self._state.models.num_changes + self._num_large
         if last is not None and last.num_changes == num_changes and last.layout.nbytes == len(data):
             values = last.layout.read(data)
@@ -135,7 +135,7 @@ class Submission:
         self, head: Head, before: Head, json: bytes, options: CutOptions | None, nbytes: int,
         entry: ModelEntry, template: RequestTemplate | None,
     ) -> None:  # fmt: skip
-        """Keep a request of `nbytes` bytes, so that `find` finds those like it."""
+        """Keep a request of `nbytes` bytes, so that `find` recognises later ones like it."""
         if self._state.restrictions and head.raw != before.raw:
             return  # a field that seems to mean nothing may be a restriction's secret
         layout = learn(head, before, json, options, nbytes)
@@ -163,10 +163,10 @@ class Submission:
     ) -> tuple[int, Submitted]:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
-        Returns the request's number, and the argument for `response` when its reply comes. `body` lies in `block`, at
-        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. `before` is
-        the head of an earlier request, where this one came in one piece and such requests may come again: `find` then
-        finds the next one. Raises ShoalError, after freeing the block.
+        Returns the request's number, and the argument for `response` when the reply comes. `body` lies in `block`, at
+        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. `before`,
+        the head of the connection's previous request, is given to have a request that came in one piece kept for
+        `find`. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -250,8 +250,8 @@ class Submission:
             return submit_copy(self._port, prepared, start_ns), prepared
         if self._state.regions.are_allowed and REGION_MEMBER in body:
             return self._submit_with_regions(entry, head, body, options, settings, start_ns)
-        # A zero byte stands for each value that was cut out. JSON has none; a body that has one anyway cannot have the
-        # key of a right one, since the key has the number of pieces, too.
+        # A zero byte stands for each value that was cut out. JSON has none; a malformed body that has one cannot have
+        # the key of a valid body, since the key has the number of pieces, too.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
         key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
         found = self._json_templates.entries.get(key)
