@@ -1,14 +1,15 @@
 """Limits for clients that read responses slowly, and a front end's memory for copies of unsent responses: bounded for
 all connections together, and shared among them.
 
-A response is sent straight from the worker's block. If the client has not read it after HOLD_S, or still reads when the
-worker lacks memory, the rest is copied, so that the worker has its memory back. Where there is no room for the copy,
-the block stays in use until the worker can get memory nowhere else: then the slowest clients' connections are closed.
-But a client that never reads must not fill the front end's memory instead, nor take what other slow clients need. So a
-connection with many calls may keep an eighth of what is free at the moment: a single connection 7.1 MiB of 64, each of
-eight 4 MiB, each of a hundred 0.6 MiB. Every connection finds some memory free (switches share a buffer among their
-ports in this way, by "dynamic thresholds"). A connection of HTTP/1 has one response at a time, which is kept if it fits
-into the free memory. Only a lane's one thread uses this, or the road's threads under the lock of their port.
+A response is sent straight from the worker's block. If the client has not read the response after HOLD_S, or still
+reads when the worker lacks memory, the rest is copied, so that the worker has its memory back. Where there is no room
+for the copy, the block stays in use until the worker can get memory nowhere else: then the slowest clients' connections
+are closed. But a client that never reads must not fill the front end's memory instead, nor take what other slow clients
+need. So a connection with many calls may keep an eighth of what is free at the moment: a single connection 7.1 MiB of
+64, each of eight 4 MiB, each of a hundred 0.6 MiB. Every connection finds some memory free (switches share a buffer
+among their ports in this way, by "dynamic thresholds"). A connection of HTTP/1 has one response at a time, which is
+kept if it fits into the free memory. Only a lane's one thread uses this, or the road's threads under the lock of their
+port.
 """
 
 from shoal.frontend.counted_warning import CountedWarning
@@ -30,7 +31,8 @@ HOLD_S, SEND_S = 1.0, 30.0
 
 
 class KeptMemory:
-    """Counts the bytes that are kept: a connection that keeps a response adds its size here, and subtracts it later."""
+    """Counts the bytes that are kept: a connection that keeps a response adds the response's size here, and subtracts
+    it later."""
 
     __slots__ = ("most_bytes", "nbytes")
 
@@ -66,7 +68,7 @@ class ReadRate:
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
         """Whether the client has read less than the minimum in the last period; `num_sent` bytes of the stream have
-        been sent to it by now."""
+        been sent by now."""
         if self._since_s >= 0 and now_s < self._since_s + self._period_s:
             return False
         is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes

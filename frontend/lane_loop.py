@@ -1,6 +1,6 @@
 """The loop of a lane: one thread that serves one protocol's connections, and waits for nothing but its epoll.
 
-One pass of the loop handles all descriptors that are ready, those of replies and those of sockets, and then wakes the
+One pass of the loop handles all descriptors that are ready, of replies, connections and messages, and then wakes the
 batcher once.
 """
 
@@ -59,7 +59,7 @@ def reserve() -> int:
 
 
 class GunicornHandle(NamedTuple):
-    """The attributes of its gunicorn worker that a lane uses."""
+    """The attributes of a lane's gunicorn worker that the lane uses."""
 
     listeners: list[Any]
     wakeup_fd: int  # readable when a signal has come
@@ -107,7 +107,7 @@ class Lane(ABC, Generic[ConnectionT]):
         return True
 
     def _endpoint_of(self, accepted: socket.socket) -> str:
-        """The name of the endpoint that a connection came to; "" if its client is gone."""
+        """The name of the endpoint that a client has connected to; "" if the client is gone."""
         try:
             address, port = accepted.getsockname()[:2]
         except OSError:
@@ -155,7 +155,7 @@ class Lane(ABC, Generic[ConnectionT]):
         """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
 
     def _on_other(self, fd: int, event: int) -> None:
-        """Handle an event of a descriptor that a subclass has registered beside its connections'."""
+        """Handle an event of a descriptor that is none of a connection's and that a subclass has registered."""
 
     def _finish_pass(self) -> None:
         """Finish a pass of the loop, after all ready descriptors have been handled."""

@@ -1,5 +1,5 @@
 """Modules that gunicorn imports and that front ends need seldom or never: each is imported when an attribute of it is
-used. They would take 2.4 MiB of the arbiter. For the place where gunicorn is first imported.
+used. The modules take 2.4 MiB. `imported_late` is for the place where gunicorn is first imported.
 """
 
 import importlib
@@ -25,9 +25,9 @@ UNUSED: Mapping[str, Mapping[str, Any]] = {
 
 @contextmanager
 def imported_late(modules: Mapping[str, Mapping[str, Any]] = UNUSED) -> Iterator[None]:
-    """Have import statements of these modules in the body bind stand-ins, unless the module is there already.
+    """Have import statements of these modules in the body bind stand-ins, unless the module has been imported already.
 
-    A stand-in has the attributes that are given, and imports its module when it is asked for another.
+    A stand-in has the attributes that are given; at any other attribute it imports its module.
     """
     made = {name: _stand_in(name, given) for name, given in modules.items() if name not in sys.modules}
     for name, module in made.items():

@@ -1,5 +1,5 @@
 """Checks of the model names that clients send, in paths and in messages. A model's name is its directory's name in the
-repository; a path that leads elsewhere is refused. Pure; front-end processes.
+repository; a name that would lead to another directory is refused. Pure; front-end processes.
 """
 
 from urllib.parse import unquote_to_bytes
@@ -13,7 +13,7 @@ def decode_name(raw: str) -> str:
     directory can have."""
     if raw.isalnum() and raw.isascii() and len(raw) <= MAX_NAME_BYTES:
         return raw
-    decoded = unquote_to_bytes(raw.encode("latin-1", "replace"))  # servers hand over the path as latin-1
+    decoded = unquote_to_bytes(raw.encode("latin-1", "replace"))  # HTTP servers decode paths as latin-1
     name = decoded.decode("utf-8", "surrogateescape")
     if name and not is_model_name(name):  # an empty name: the path names no model
         name = decoded.decode("utf-8", "replace")

@@ -74,14 +74,14 @@ class PreparedRequest:
     correlation_id: int | str = 0  # 0 and "" = no sequence
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
     wants_empty_final: bool = False  # whether a stream whose last response is not marked ends with an empty one
-    deadline_ns: int = 0  # when its client stops waiting, monotonic; 0 = unknown; lanes keep deadlines of their own
+    deadline_ns: int = 0  # when the client stops waiting, monotonic; 0 = unknown; unused on lanes
     sticky_key: int = 0  # 32 bits: while a rollout splits requests, equal keys go to one version; 0 = none
     headers: RecordedHeaders = ()  # of the request, for recordings
 
     @property
     def has_regions(self) -> bool:
-        """Whether some tensors lie in the client's shared memory: then everything that is kept of the request must be
-        forgotten when the regions change (regions.py)."""
+        """Whether some tensors lie in the client's shared memory: then the templates that are kept of the request must
+        be forgotten when the regions change (regions.py)."""
         return any(isinstance(each.data, (RegionSlice, CudaSlice)) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
@@ -127,7 +127,7 @@ class RoadOnlyError(UnavailableError):
 
 
 class RequestSettings(NamedTuple):
-    """The values in a request's `parameters`; those that are for the model alone are in the attribute `parameters`."""
+    """The values in a request's `parameters`; values that only the model reads are in the attribute `parameters`."""
 
     parameters: Parameters
     binary_data_output: bool = False
@@ -139,7 +139,7 @@ class RequestSettings(NamedTuple):
 
 
 def checked_id(id_: str) -> str:
-    """The id, unchanged. Raises InvalidArgumentError for one that is too long."""
+    """The id, unchanged. Raises InvalidArgumentError for an id that is too long."""
     if len(id_) > _MAX_ID_LENGTH:
         raise InvalidArgumentError(
             f"the request's 'id' has {len(id_)} characters, more than the maximum of {_MAX_ID_LENGTH}; "
@@ -149,7 +149,7 @@ def checked_id(id_: str) -> str:
 
 
 def named_twice(id_: str, kind: str, name: str) -> InvalidArgumentError:
-    """The error for a request in which a name is that of two inputs or of two outputs; `kind` is "input" or
+    """The error for a request in which two inputs, or two outputs, have the same name; `kind` is "input" or
     "output"."""
     return InvalidArgumentError(f"{log_prefix(id_)}{kind} '{name}' already exists in request")
 
@@ -263,12 +263,13 @@ def wishes_of(prepared: PreparedRequest) -> RequestSettings | None:
 
 
 class AnsweredOutput(NamedTuple):
-    """An output that the client requested, in the form that it asked for."""
+    """An output that the client requested, in the form that the client asked for."""
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    #: The output's wire form in the worker's block, or the classes' strings; None if it is in the client's region.
+    #: The output's wire form in the worker's block, or the classes' strings; None if the output is in the client's
+    #: region.
     data: memoryview | None
     binary: bool
 

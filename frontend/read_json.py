@@ -29,7 +29,8 @@ MAX_UINT64 = 2**64 - 1
 #: thirds longer (measured).
 _ONE_PIECE_BYTES, _PIECE_BYTES = 1 << 20, 32 << 10
 
-#: The fewest digits of an integer that is beyond every double, all made zeros.
+#: The fewest digits that an integer beyond every double has, and a table that turns digits into zeros, so that a search
+#: for the former finds such integers.
 _LONG_NUMBER, _DIGITS_ARE_ZEROS = b"0" * 309, bytes.maketrans(b"123456789", b"0" * 9)
 _DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
@@ -59,8 +60,8 @@ def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) 
 
 
 def _depth(text: bytes) -> int:
-    """The deepest nesting in the text, up to its first syntax error if it has one: no parser descends further than
-    that."""
+    """The deepest nesting in the text, up to its first syntax error if it has one: no parser descends further than that
+    error."""
     if b"\\" in text:
         # An escaped quote ends no string; a backslash that is itself escaped escapes nothing.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -70,8 +71,8 @@ def _depth(text: bytes) -> int:
 
 
 class _Pieces(io.BytesIO):
-    """A text as a stream that RapidJSON reads in pieces: while it calls `read`, a function in Python, other threads
-    get their turn."""
+    """A text as a stream that RapidJSON reads in pieces: `read` is a Python function, at which other threads get the
+    GIL."""
 
     def read(self, nbytes: int | None = -1, /) -> bytes:
         return super().read(nbytes)
@@ -92,7 +93,7 @@ class _EachKeyOnce(rapidjson.Decoder):
     twice."""
 
     def start_object(self) -> list[tuple[str, Any]]:
-        return []  # the parser appends an object's members to it
+        return []  # the parser appends the object's members to this list
 
     def end_object(self, members: list[tuple[str, Any]]) -> None:
         """Check an object's keys. Raises _RepeatedKeyError."""
@@ -126,8 +127,8 @@ def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
 
 
 def _read_as_rapidjson(text: bytes) -> Any:
-    """The value of a text, read by Triton's own parser: it skips a byte order mark, reads NaN and Infinity, and its
-    errors have the words that Triton's clients know."""
+    """The value of a text, read by Triton's own parser: that parser skips a byte order mark, reads NaN and Infinity,
+    and words its errors as Triton's clients know them."""
     num_skipped = 0
     if text.startswith(codecs.BOM_UTF8):  # Triton skips it; python-rapidjson does not
         text, num_skipped = text.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
@@ -161,7 +162,7 @@ def find(value: Any, member: str) -> Any:
 
 
 def has(value: Any, member: str) -> bool:
-    """Whether `value` is an object with that member, be it null."""
+    """Whether `value` is an object with that member, which may be null."""
     return type(value) is dict and member in value
 
 
@@ -194,7 +195,7 @@ def as_list(value: Any, field: str) -> list[Any]:
 
 
 def as_uint(value: Any, field: str) -> int:
-    """`value`, an unsigned integer of 64 bits; 1.0 is none. Raises InternalError for any other value."""
+    """`value`, an unsigned integer of 64 bits; 1.0 is not accepted. Raises InternalError for any other value."""
     if type(value) is not int or not 0 <= value <= MAX_UINT64:
         raise _mistyped(field, "unsigned-integer")
     return value

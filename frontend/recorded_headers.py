@@ -34,7 +34,7 @@ def recorded_headers(names: Sequence[str], headers: Mapping[str, str]) -> Record
 
 
 def with_headers(prepared: PreparedRequest, names: Sequence[str], headers: Mapping[str, str]) -> PreparedRequest:
-    """The request with those of its headers that are recorded, and with its sticky key."""
+    """The request with its headers of these names, which are recorded, and with its sticky key."""
     found = recorded_headers(names, headers) if names else ()
     return with_sticky_key(replace(prepared, headers=found) if found else prepared, headers)
 

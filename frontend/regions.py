@@ -32,8 +32,8 @@ _MAX_KEPT = 512
 
 
 class Regions:
-    """The regions by name. The one thread that handles the supervisor's messages changes them; any thread may read
-    them."""
+    """The regions by name. Only the thread that handles the supervisor's messages changes the table; any thread may
+    read it."""
 
     def __init__(self, *, are_allowed: bool = False, has_gpus: bool = False, max_string_bytes: int = 0) -> None:
         self.are_allowed = are_allowed
@@ -54,7 +54,7 @@ class Regions:
         self._regions[message.name] = CudaRegion(*message.values)
 
     def remove(self, name: str, kind: str = "system") -> None:
-        """Remove an unregistered region of a kind; all of them if `name` is ""."""
+        """Remove an unregistered region of a kind; all regions of the kind if `name` is ""."""
         self.kept.entries.clear()
         for each in [name] if name else list(self._regions):
             region = self._regions.get(each)
@@ -147,7 +147,7 @@ class RegionOutputs(NamedTuple):
 
     #: An output's name, where in the worker's block it begins and ends, and where its client wants it.
     writes: tuple[tuple[str, int, int, RegionSlice | CudaSlice], ...]
-    end: int  # where in the worker's block the last one ends
+    end: int  # where in the worker's block the last output ends
 
     def write(self, block: memoryview) -> None:
         """Copy the tensors from the worker's block into their regions. Raises ShoalError if a tensor does not fit, or
@@ -172,7 +172,7 @@ def inputs_in_regions(prepared: PreparedRequest) -> RegionInputs | None:
 def region_block(port: Port, entry: ModelEntry, inputs: RegionInputs, header: bytes) -> tuple[Block, int]:
     """A block for a request to a model, with copies of these tensors and this header; and the header's span.
 
-    The block is the caller's. Raises ShoalError where there is no room, or a region has been truncated.
+    The caller owns the block. Raises ShoalError if there is no room, or a region has been truncated.
     """
     block = port.allocate(inputs.end + len(header), entry.model_id)
     try:

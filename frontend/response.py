@@ -1,4 +1,4 @@
-"""A handler's response: status, headers, chunks; and the two usual kinds of it, JSON and errors.
+"""A handler's response: status, headers, chunks; and the two usual kinds of response, JSON and errors.
 
 Pure: does not depend on Flask, gunicorn or sockets. A chunk may be a view of a worker's block, so the sender of the
 response must call `close` exactly once: after the last chunk has been sent, or when the sender gives the rest up.
@@ -20,11 +20,11 @@ _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Statuses whose responses end with their heads (RFC 9112, section 6.3): a body would be read as the next response.
 BODILESS = (204, 304)
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
-#: The head of a response that is nothing but JSON; its length is to be filled in.
+#: The head of a response whose body is JSON alone; the body's length is to be filled in.
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 #: The interim response that every client must be able to receive.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: For a response to a request whose rest was not read, or cannot be: nobody knows where the next request would begin.
+#: For a response to a request whose rest was not read, or cannot be: where the next request would begin is unknown.
 CLOSE: Headers = (("Connection", "close"),)
 #: For a response with the status 401, which must name the expected credentials (RFC 9110, section 11.6.1).
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)
@@ -42,11 +42,11 @@ class Response(NamedTuple):
     chunks: tuple[bytes | memoryview, ...] = ()
     close: Callable[[], None] | None = None
     stream: Iterator[bytes] | None = None
-    phrase: str | None = None  # the reason phrase; None: that of the status
+    phrase: str | None = None  # the reason phrase; None: the usual one of the status
 
 
 def response_head(response: Response) -> bytes:
-    """A response's status line and header fields, Content-Length among them unless its status has no body."""
+    """A response's status line and header fields, with Content-Length unless a response of its status has no body."""
     begun = status_and_fields(response.status, response.headers, response.phrase)
     if response.status not in BODILESS:
         begun = f"{begun}Content-Length: {sum([len(chunk) for chunk in response.chunks])}\r\n"
@@ -82,7 +82,8 @@ def headers_of(error: ShoalError) -> Headers:
 
 
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
-    """A response like that of `error_response`, for statuses that no ShoalError has (404 for a path, 405)."""
+    """The response for an error that no ShoalError stands for (404 for a path, 405), in the form of
+    `error_response`."""
     return json_response(status, {"error": encodable(sentence)}, headers)
 
 

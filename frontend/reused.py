@@ -1,5 +1,4 @@
-"""A result that is computed at most once an interval, by whatever number of threads it is asked for. Runs in the road's
-threads."""
+"""A result that many threads ask for and that is computed at most once an interval. Runs in the road's threads."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""For each endpoint: the handler for a method and a path, or the error for a request that has none.
+"""The handler for a method and a path at an endpoint, or the error for a request without a handler.
 
 The order of the checks is: path (404), restriction (403), method (405), then the handler's: model and version first,
 the body last. Pure: the road, the lane and the tests use the same functions. Paths are matched before they are decoded,
@@ -36,7 +36,7 @@ class RouteMatch(NamedTuple):
     version: str | None
     query: str
     scope: Scope = Scope.ADMIN  # the right that the caller needs
-    #: The model for which the caller needs the scope; "" for all of them, None where the handler checks that.
+    #: The model for which the caller needs the scope; "" for all models, None where the handler checks the model.
     model: str | None = ""
     refuse: Refuse | None = None  # makes the response for an error; None: the endpoint's
 
@@ -69,7 +69,7 @@ class RouteMatch(NamedTuple):
 
 
 #: Finds a request's handler, or its refusal, before a byte of its body is read: from the state, its method, its
-#: target as it stands in the request line, and its headers, their names in lower case.
+#: target as it stands in the request line, and its headers with names in lower case.
 Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
 
 
@@ -119,7 +119,7 @@ class Router:
         return (matched[0].refuse or error_response)(error)
 
     def group_of(self, target: str) -> str:
-        """The group of the route that a target matches; "" if there is none."""
+        """The group of the route that a target matches; "" if no route matches."""
         matched = self._match(path_of(target))
         return "" if matched is None else matched[0].group
 
@@ -169,7 +169,7 @@ def answer(
     head: bytes = b"",
     refuse: Callable[[ShoalError], Response] = error_response,
 ) -> Response:
-    """Run the handler; a ShoalError becomes the response that `refuse` makes of it."""
+    """Run the handler of a request; `refuse` makes the response for a ShoalError."""
     try:
         return found.handler(
             HandlerCall(state, transport, headers, body, found.name, found.version, found.query, forwarded, head)

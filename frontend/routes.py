@@ -39,7 +39,7 @@ PAGE = "page"
 #: Handlers of bodies as large as --max-request-bytes: tensors, and a model's files.
 LARGE_BODIES = frozenset({infer, generate, generate_stream, _CHAT, _COMPLETION, embeddings, load})
 
-#: In the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
+#: The routes in the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
 ROUTES = (
     Route("/v2/health/live", {"GET": live}, "health"),
     Route("/v2/health/ready", {"GET": ready}, "health"),

@@ -1,7 +1,7 @@
 """Time in which a process of a front end did not run: the machine was suspended, or the process was stopped. Pure.
 
 Requests made no progress in that time, so it does not count when the server ends and gives open requests a limited
-time; nor does it in the supervisor (supervisor/event_loop.py, `first_awake`).
+time; the supervisor does not count it either (supervisor/event_loop.py, `first_awake`).
 """
 
 #: Seconds between two looks of a loop beyond which the process has stood still (ours: all loops look at least once a

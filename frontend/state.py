@@ -1,6 +1,6 @@
 """The state of a front-end process that handlers read: the server's settings, the models and their counters.
 
-One thread changes it by the supervisor's messages while others answer requests. Reading it never waits.
+One thread changes the state by the supervisor's messages while others answer requests. Reading it never waits.
 """
 
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,7 @@ class TraceSender:
         self._num_dropped = 0
 
     def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
-        """Send a trace to the tracer, or drop it. `names` are those of models, by their ids.
+        """Send a trace to the tracer, or drop the trace. `names` are models' names by their ids.
 
         `children` are sent as the port's records, from which the tracer makes traces: a thousand objects made here
         would delay other clients' requests.
@@ -97,7 +97,7 @@ class TraceSender:
 
 
 def _num_unread(channel: Channel) -> int:
-    """Bytes in the socket that the tracer has not read yet. Raises OSError where it is closed."""
+    """Bytes in the socket that the tracer has not read yet. Raises OSError if the socket is closed."""
     found = array.array("i", [0])
     try:
         fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)
@@ -116,7 +116,7 @@ class TracedRequest:
         *, has_tensors: bool, is_shown: bool,
     ) -> None:  # fmt: skip
         self._outlet = outlet  # None: the trace is only shown
-        self._trace = trace  # stamps and tensors are added when it ends
+        self._trace = trace  # stamps and tensors are added when the trace ends
         self._entry = entry
         self._names = names
         self._has_tensors = has_tensors
@@ -140,11 +140,11 @@ class TracedRequest:
             self._note(QUEUE_INPUT, request.inputs, block)
 
     def announce(self, port: Port, number: int) -> None:
-        """Ask the batcher for the times of the request, which was just submitted."""
+        """Ask the batcher for the times of the request; called right after its submission."""
         self.times = port.trace(number, is_shown=self.is_shown, trace_id=in_words(trace_id_of(self._trace.context)))
 
     def replied(self, reply: Reply) -> None:
-        """Record a reply: its times and its tensors."""
+        """Record the times and the tensors of a reply."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
@@ -256,7 +256,8 @@ def changed(
     before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str], shown_share: float = 0.0
 ) -> Tracing | None:
     """A Tracing for new settings, or None if no request is traced and no times are shown unasked. A descriptor that
-    comes with the settings is the socket to the tracer; later changes bring the same socket, which is then closed.
+    comes with the settings is the socket to the tracer; later changes bring the same socket once more, and this
+    descriptor is closed.
 
     `names` are those of models, by their ids.
     """

@@ -1,5 +1,5 @@
 """The memory of one process for requests that are arriving or being answered, and the choice of the request that is
-refused when it runs out. Pure; any thread.
+refused when this memory runs out. Pure; any thread.
 
 Bytes belong to the address that sends them. If all bytes together are more than the limit, the address with the most
 bytes of unfinished requests loses the largest of these requests. So the client that holds most is refused, not a
@@ -45,7 +45,8 @@ class UploadPace(NamedTuple):
         return self.timeout_s + nbytes / self.min_rate
 
     def too_slow(self, what: str, nbytes: int, seconds: float) -> UploadTimeoutError:
-        """The error for a body ("the request body") of which `nbytes` bytes have come in so many seconds."""
+        """The error for a body of which only `nbytes` bytes have come in `seconds`; `what` names it: "the request
+        body"."""
         return UploadTimeoutError(
             f"{what} has not come in time: {nbytes} bytes in {seconds:.0f} s, where it may take {self.timeout_s:g} s "
             f"(--upload-timeout-secs) and one more for each {self.min_rate} bytes (--min-upload-rate)"
@@ -70,7 +71,7 @@ class _Share:
 
 
 class UploadBudget:
-    """The requests that hold memory, each under a key of the caller's."""
+    """The requests that hold memory, each under a key that the calling code chooses."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,5 +1,5 @@
 """Templates of infer requests and of their responses, kept by a lane for requests that differ in tensors, id and
-parameters; and those of JSON requests whose tensors all lie in regions of their client's shared memory. Values;
+parameters; and templates of JSON requests whose tensors all lie in regions of their client's shared memory. Values;
 submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from shoal.frontend.regions import RegionInputs, RegionOutputs, inputs_in_region
 from shoal.request import InferResponse, around_id, pack_id, pack_options, split_header
 from shoal.star.models import ModelEntry
 
-#: The member of a JSON that places a tensor in a region.
+#: The member of a request's JSON that places a tensor in a region.
 REGION_MEMBER = b'"shared_memory_region"'
-_MAX_REGION_RESPONSES = 16  # of one template: the sizes of outputs that differ from request to request
+_MAX_REGION_RESPONSES = 16  # of one template: one for each set of output sizes
 
 
 class RegionResponse(NamedTuple):
-    """A response of which nothing but the tensors' bytes can change."""
+    """A response all of whose tensors lie in regions, kept for responses that differ in the tensors' bytes only."""
 
     json: bytes  # without an id
     outputs: RegionOutputs
@@ -27,7 +27,8 @@ class RegionResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionTemplate:
-    """A request whose JSON is known, and whose input tensors all lie in regions (regions.py)."""
+    """The kept result of parsing and validating a request whose input tensors all lie in regions (regions.py), for
+    requests with the same JSON."""
 
     prepared: PreparedRequest  # without inputs
     inputs: RegionInputs
@@ -65,7 +66,7 @@ _BINARY_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """An infer request without its tensors' bytes, kept for requests whose JSON is the same but for its cut-out options
+    """An infer request without its tensors' bytes, kept for requests whose JSON is equal except for the cut-out options
     (known_request.py)."""
 
     prepared: PreparedRequest
@@ -75,7 +76,7 @@ class RequestTemplate:
     header: bytes  # the packed InferRequest, without its cut-out options
     layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
-    nbytes: int  # of the block, up to the header's end
+    nbytes: int  # bytes of the block, up to the header's end
     span: int
     response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
@@ -84,8 +85,8 @@ class VariedRequest(NamedTuple):
     """A request that differs from its template in its id or its settings."""
 
     template: RequestTemplate | JsonTemplate | RegionTemplate
-    id: bytes  # empty: that of the template
-    settings: RequestSettings | None  # None: those of the template
+    id: bytes  # empty: the template's
+    settings: RequestSettings | None  # None: the template's
 
     @property
     def prepared(self) -> PreparedRequest:
@@ -153,7 +154,7 @@ class ResponseHead:
 
 
 def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
-    """The request without the options that were cut out, all of them valid."""
+    """The request without the options that were cut out of its JSON; these are valid."""
     if options.parameters:
         prepared = with_settings(prepared, RequestSettings({}))
     return replace(prepared, id="") if options.id else prepared

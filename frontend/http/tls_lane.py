@@ -33,7 +33,8 @@ class HttpTlsConnection(HttpConnection):
     __slots__ = ()
 
     def receive(self) -> int:
-        """Like `HttpConnection.receive`; bytes behind those for `target` begin the next request and go to `buffer`."""
+        """Like `HttpConnection.receive`; bytes that come behind the body in `target` begin the next request and go to
+        `buffer`."""
         assert self.target is not None
         room = len(self.target)
         try:
@@ -92,7 +93,7 @@ class HttpTlsLane(HttpLane):
 
     def _admit(self, client: TlsSocket, data: bytes, *, is_new: bool) -> None:
         """Serve a connection whose handshake is complete (`is_new`), or that the road has given back, with the bytes
-        that were read from it. At endpoints that the road answers the lane only relays."""
+        that were read from it. A connection to an endpoint that the road answers is relayed."""
         endpoint = self._endpoint_of(client)
         if endpoint not in ("http", "openai") and endpoint not in self._apis:
             self._relays.begin(client, data, self.now_s)

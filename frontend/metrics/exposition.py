@@ -24,7 +24,7 @@ from shoal.version import __version__
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _ESCAPES = {**_HELP_ESCAPES, ord('"'): '\\"'}
 _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1e6, 1e9
-#: Bounds of Shoal's histograms, in bits of a time in ns: 16 µs to 137 s.
+#: Bounds of Shoal's histograms, as numbers of bits of a time in ns: 16 µs to 137 s.
 _BITS = range(14, 38)
 _SECONDS = tuple((1 << bits) / _NS_PER_S for bits in _BITS)
 _ROWS = tuple(1 << power for power in range(11))
@@ -35,7 +35,7 @@ Labels = tuple[tuple[str, str], ...]
 class ExternalFigures(NamedTuple):
     """The figures that are not read from the models' counters in shared memory."""
 
-    gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
+    gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None if it did not answer
     cpu: Mapping[str, float]  # those of `Cpu` (listener.py)
     gpus: Sequence[Mapping[str, Any]]  # those of `shoal.nvml.Gpus`
 
@@ -288,7 +288,7 @@ def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
 
 @memoized("metric_number", 1024)  # bounds come again and again
 def _number(value: float) -> str:
-    """A number as Triton prints it: a whole one has no decimal point."""
+    """A number as Triton prints it: whole numbers have no decimal point."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
     return str(int(value)) if value == int(value) else repr(value)

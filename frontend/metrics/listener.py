@@ -24,7 +24,7 @@ _KIB = 1024
 
 class Cpu:
     """Reads the machine's utilization and memory, by Triton's definitions. Utilization is the share of time worked
-    since the last `read`; at the first, since this object was made."""
+    since the last `read`, or since this object was made."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -62,7 +62,7 @@ GAUGES_TIMEOUT_S = 2.0
 
 
 def read_gauges(ask: Ask) -> dict[str, Any] | None:
-    """The supervisor's figures; None where it does not answer in time."""
+    """The supervisor's figures; None if the supervisor does not answer in time."""
     try:
         gauges: dict[str, Any] = ask("gauges", {}, GAUGES_TIMEOUT_S)
     except ShoalError as error:

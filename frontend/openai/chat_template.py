@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 from shoal.frontend.openai.errors import InvalidRequestError
 from shoal.memo import memoized
 
-#: The most characters of a prompt, and of each text that a template makes on its way to it (ours).
+#: The most characters of a prompt, and of each text that a template makes while it builds the prompt (ours).
 MAX_CHARS = 4 << 20
 #: The most steps of all loops and the most calls of one rendering (ours): so many of the most expensive steps take 0.3
 #: s, during which a lane answers no other request. A conversation takes about one step for each message.
@@ -30,7 +30,7 @@ _ITERATE, _CONCAT = "shoal_iterate", "shoal_concat"
 
 
 class _LimitError(Exception):
-    """A rendering takes more than it may."""
+    """A rendering exceeds MAX_STEPS or MAX_CHARS."""
 
 
 def render(model: str, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def wrap_str_format(self, value: Any) -> Any:
-        return None  # Jinja puts a safe function in its place; here `is_safe_attribute` refuses it
+        return None  # no safe replacement: `is_safe_attribute` refuses `format`
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _PADDING)

@@ -51,7 +51,7 @@ class StopSequences:
         self.is_found = False
 
     def feed(self, piece: str) -> str:
-        """The part of the text that is certain now; after the first stop sequence, nothing."""
+        """The part of the text so far that no stop sequence can cut any more; "" after the first stop sequence."""
         if not self._stops:
             return piece
         if self.is_found:
@@ -112,7 +112,7 @@ class Completion:
     def __init__(
         self, prepared: PreparedRequest, request: TextRequest, model: TextModel, kind: CompletionKind, now_s: float
     ) -> None:
-        """`now_s`: the time of the request, in seconds since 1970."""
+        """`now_s` is the time of the request, in seconds since 1970."""
         self.prepared = prepared
         self.is_stream = request.is_stream
         identity = {"x-request-id": prepared.id}
@@ -252,8 +252,8 @@ def num_tokens(reported: object) -> int | None:
 
 
 def first_text(ref: TensorRef, block: memoryview) -> bytes:
-    """The first element of a string tensor; b"" where it has none. Raises InternalError for bytes that are no such
-    tensor."""
+    """The first element of a string tensor; b"" if the tensor is empty. Raises InternalError for bytes that are no
+    string tensor."""
     if BY_WIRE[ref.datatype] is not BYTES:
         raise InternalError(f"output '{ref.name}' has the datatype {BY_WIRE[ref.datatype].name}, expected BYTES")
     try:
@@ -313,7 +313,7 @@ def _plan(call: HandlerCall, kind: CompletionKind) -> Plan:
 
 
 def known(call: HandlerCall, name: str) -> None:
-    """Raise NoSuchModelError for a name that no model has, or one that is not loaded."""
+    """Raise NoSuchModelError for a name that no loaded model has."""
     try:
         call.state.models.lookup(name, None)
     except (NotFoundError, InvalidArgumentError) as error:  # InvalidArgumentError if models have namespaces
@@ -321,13 +321,13 @@ def known(call: HandlerCall, name: str) -> None:
 
 
 def id_of(headers: Mapping[str, str]) -> str:
-    """The request's id: the client's X-Request-Id if it has one that is printable and short, else a new one."""
+    """The request's id: the client's X-Request-Id if that is printable and short, else a new id."""
     given = headers.get(_REQUEST_ID, "")
     return given if 0 < len(given) <= _MAX_ID_CHARS and given.isprintable() else f"req-{uuid.uuid4().hex}"
 
 
 def prepared_of(entry: ModelEntry, request_id: str, members: Mapping[str, Any], call: HandlerCall) -> PreparedRequest:
-    """The prepared request with these members. Raises InvalidRequestError where they do not fit the model."""
+    """The prepared request with these members. Raises InvalidRequestError if the members do not fit the model."""
     try:
         return prepare_members(entry, request_id, members, call.state.http_max_input_size, call.forwarded)
     except (InternalError, InvalidArgumentError) as error:  # Triton's class for a value of a wrong type is internal

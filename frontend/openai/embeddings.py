@@ -30,7 +30,7 @@ from shoal.star.models import ModelEntry, client_shape
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import ModelResponse
 
-#: OpenAI's bound of the texts in one request.
+#: The most texts of one request, OpenAI's number.
 MAX_TEXTS = 2048
 #: Batches of one request that are at the model at a time (ours).
 _MOST_AT_ONCE = 8
@@ -115,7 +115,7 @@ def _batches(
         if "dimensions" not in inputs:
             raise InvalidRequestError(f"model '{entry.name}' has no choice of 'dimensions': leave it out", "dimensions")
         members["dimensions"] = dimensions
-    # Other inputs have one row, which a batch of several texts would not match.
+    # Each other input of the request has one row, so the model gets one text at a time.
     num_rows = 1 if members.keys() & inputs.keys() else max(1, entry.signature.max_batch_size)
     for start in range(0, len(texts), num_rows):
         yield {**members, model.text: list(texts[start : start + num_rows])}

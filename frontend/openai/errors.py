@@ -9,8 +9,8 @@ from shoal.frontend.response import Response, encodable, headers_of, json_respon
 
 
 class InvalidRequestError(InvalidArgumentError):
-    """A request's body is not as OpenAI's API has it, or asks for what this server does not do; `param` is the member
-    at fault."""
+    """A request's body does not follow OpenAI's API, or asks for something that this server does not do; `param` is the
+    member at fault."""
 
     def __init__(self, sentence: str, param: str | None = None) -> None:
         super().__init__(sentence)
@@ -18,7 +18,7 @@ class InvalidRequestError(InvalidArgumentError):
 
 
 class NoSuchModelError(NotFoundError):
-    """A request names a model that is not there, or that is no model of its kind."""
+    """A request names a model that is not loaded, or that is no model for requests of its kind."""
 
 
 def refusal(error: ShoalError) -> Response:

@@ -6,8 +6,8 @@ TensorRT-LLM backends have, or names its own tensors in its config.pbtxt:
     parameters { key: "text_input" value { string_value: "PROMPT" } }
     parameters { key: "text_output" value { string_value: "ANSWER" } }
 
-An *embedding model* has a string input `text_input` and an output of floats `embedding`, or the one that its parameter
-`embedding_output` names. A model that answers `embedding_request`, as Triton's vLLM backend does, is both.
+An *embedding model* has a string input `text_input` and an output of floats `embedding`, or the output that its
+parameter `embedding_output` names. A model with an input `embedding_request`, as of Triton's vLLM backend, is both.
 """
 
 import json
@@ -91,8 +91,8 @@ def is_listed(entry: ModelEntry) -> bool:
 def members_of(
     entry: ModelEntry, *, is_stream: bool, stops: tuple[str, ...], sampling: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The members of a generate request (v2/generate.py) beside the prompt: those with the name of an input become that
-    tensor, others request parameters."""
+    """The members of a generate request (v2/generate.py) beside the prompt: members with the name of an input become
+    that tensor, others become request parameters."""
     inputs = entry.signature.inputs
     members: dict[str, Any] = dict.fromkeys([name for name in _ASKED if name in inputs], True)
     if "stream" in inputs:
@@ -121,7 +121,7 @@ def model(call: HandlerCall) -> Response:
 
 
 def _is_served(call: HandlerCall, name: str) -> bool:
-    """Whether the version that a name means is a text or embedding model."""
+    """Whether the version that requests for `name` get is a text or embedding model."""
     ready = call.state.models.ready_entries(name)
     meant = next((entry for entry in ready if entry.is_default), ready[-1] if ready else None)
     # A directory's name need not be valid Unicode, which JSON requires.

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI's requests for text: their members, and which of these are refused. Pure.
+"""The bodies of OpenAI's requests for text: their members, and which members are refused. Pure.
 
-A member of OpenAI's API that would change the answer and that this server does not honour is refused by its name; one
-that changes nothing (`user`, `metadata`) is left out; any other is a sampling parameter, which the model gets.
+A member of OpenAI's API that would change the answer and that this server does not honour is refused by its name. A
+member that changes nothing (`user`, `metadata`) is left out; any other is a sampling parameter, which the model gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _LEFT_OUT = frozenset(
         "service_tier", "store", "user", "verbosity",
     }
 )  # fmt: skip
-#: Members that are read below.
+#: Members that this module reads.
 _READ = frozenset(
     {
         "best_of", "chat_template_kwargs", "echo", "function_call", "functions", "logit_bias", "logprobs",
@@ -42,18 +42,18 @@ Message = Mapping[str, Any]
 
 
 class TextRequest(NamedTuple):
-    """A request for text."""
+    """A request for text to one of OpenAI's two endpoints, with its members read and checked."""
 
     model: str
     prompt: str  # of a completion
     messages: Sequence[Message]  # of a chat, each with its text as `content`; empty for a completion
-    template_variables: Mapping[str, Any]  # further names for the chat template: `chat_template_kwargs`, vLLM's name
+    template_variables: Mapping[str, Any]  # further names for the chat template (vLLM's `chat_template_kwargs`)
     is_stream: bool
     includes_usage: bool  # a stream ends with a chunk that counts tokens
     is_echoed: bool  # the answer begins with the prompt
     stops: tuple[str, ...]
     max_tokens: int
-    sampling: Mapping[str, Any]  # max_tokens, temperature, seed and what else the request has, without nulls
+    sampling: Mapping[str, Any]  # max_tokens, temperature and all other sampling parameters, without nulls
 
 
 def read_body(call: HandlerCall) -> dict[str, Any]:

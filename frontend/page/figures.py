@@ -47,7 +47,7 @@ def _read(state: ServerState) -> bytes:
 
 
 def describe(state: ServerState, now_ns: int) -> dict[str, Any]:
-    """The figures at a monotonic time, as the page is sent them; times are in ns."""
+    """The figures as the page receives them; `now_ns` is the monotonic time, and all times are in ns."""
     entries = sorted(state.models.entries(), key=lambda each: (each.name, each.namespace, each.version))
     return {
         "server": {

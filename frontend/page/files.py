@@ -21,8 +21,8 @@ _CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 INDEX = "index.html"
-#: `connect-src` lets the page ask this server, `blob:` shows images and sounds that a model has answered or the reader
-#: has chosen.
+#: `connect-src` lets the page send requests to this server, `blob:` lets it show images and sounds in a model's answer
+#: or in a file that the user has chosen.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -52,7 +52,7 @@ class PageFile(NamedTuple):
 
 @cache
 def files() -> dict[str, PageFile]:
-    """The files of the page by name; read with the first request for one."""
+    """The files of the page by name; read at the first request for any of them."""
     return {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _CONTENT_TYPES}
 
 
@@ -66,7 +66,7 @@ def _read(path: Path) -> PageFile:
 def page_methods(handler: Handler) -> dict[str, Handler]:
     """The methods of a path of the page. With --ui=false each method of the path gets 404, as in Triton.
 
-    The road answers all of them, at a low priority: a lane hands them over.
+    The road answers all methods, at a low priority: a lane hands their requests over.
     """
 
     def get(call: HandlerCall) -> Response:

@@ -1,8 +1,8 @@
 """GET /openapi.json: an OpenAPI 3.1 document of this server's HTTP API, with the real names, datatypes and shapes of
 the models that are ready. Pure.
 
-Each model has paths of its own, so that a generated client, or a person, sees which tensors it takes. What clients of
-any model can use (a model's name as a parameter) is Triton's protocol and is left to its documentation.
+Each model has paths of its own, so that a generated client, or a person, sees which tensors the model takes. Paths with
+a model's name as a parameter are Triton's protocol, and are left to the documentation of that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _ELEMENTS: dict[str, Schema] = {
 
 
 def document(call: HandlerCall) -> Response:
-    """The document as it is now: it changes as models come and go."""
+    """The handler of GET /openapi.json: the document for the models that are ready now."""
     headers = (*JSON_CONTENT, ("Cache-Control", "no-store"), *SAFE)
     return Response(200, headers, (orjson.dumps(describe(call.state)),))
 
@@ -48,7 +48,7 @@ def describe(state: ServerState) -> dict[str, Any]:
         names.setdefault(entry.name, []).append(entry)
     for name, entries in sorted(names.items()):
         if len({entry.namespace for entry in entries}) > 1 or not _is_text(name):
-            continue  # a name that several models have, or that no document can spell
+            continue  # models of several namespaces have the name, or it is no Unicode
         default = next((each for each in entries if each.is_default), entries[-1])
         paths |= _model_paths(f"/v2/models/{_escaped(name)}", default, "")
         if len(entries) > 1:
@@ -144,7 +144,7 @@ def _parameter(name: str, schema: Schema, text: str) -> dict[str, Any]:
 
 
 def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:
-    """The paths of one version of a model; `version` is its part of the path, "" for the default version."""
+    """The paths of one version of a model; `version` is the version's part of the path, "" for the default version."""
     signature, tag = entry.signature, entry.name
     which = f"'{entry.name}'" + (f", version {entry.version}" if version else "")
 

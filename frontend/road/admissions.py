@@ -2,7 +2,7 @@
 key, for the lanes that submit such requests.
 
 Each lane asks over a socket pair (frontend/access/admission_messages.py). When the pair closes, because the lane has
-ended, all requests that were admitted on it have ended. The event loop's thread.
+ended, all requests that were admitted on the pair have ended. Runs in the event loop's thread.
 """
 
 import selectors
@@ -33,7 +33,7 @@ class AdmissionServer:
         self._admitted: dict[socket.socket, dict[int, ApiKey]] = {}
 
     def take_over(self, accepted: socket.socket, data: bytes) -> bool:
-        """Serve a socket that a lane has handed over for these messages; False if it is another connection."""
+        """Serve a socket that a lane has handed over for these messages; False for any other connection."""
         if not is_of_lane(accepted) or data != GREETING:
             return False
         accepted.setblocking(False)
@@ -55,7 +55,8 @@ class AdmissionServer:
                 if decision is not None:
                     lane.send(decision.pack())
             except BlockingIOError:
-                # All messages are read; or the socket is full because the lane reads no answers: this one is dropped.
+                # All messages are read; or the socket is full because the lane reads no answers, and this answer is
+                # dropped.
                 return
             except OSError:
                 break

@@ -1,5 +1,5 @@
 """The Flask application of the road: passes WSGI requests to the endpoints (endpoints.py), and converts the endpoints'
-responses to Flask's. The only file that uses Flask; the road imports it with its first request (road.py).
+responses to Flask's. The only file that uses Flask; the road imports this module with its first request (road.py).
 
 One function handles every path and method, so Flask routes nothing, answers no HEAD or OPTIONS itself and never sends
 HTML.

@@ -1,9 +1,9 @@
 """Whether all bytes of an HTTP/1 request have come. Pure: bytes in, a verdict out.
 
-Only the end of a request is searched for, so that a request takes a thread no earlier than all of it has come. How its
-body is framed is decided by gunicorn's own parser, which reads the head here (connection.py) and parses the whole
-request once more in the thread. A request that this file does not understand, or that is too long, counts as complete:
-gunicorn or the application refuses it, without waiting for further bytes.
+Only the end of a request is searched for, so that a request takes a thread only once all of it has come. How its body
+is framed is decided by gunicorn's own parser, which reads the head here (connection.py) and parses the whole request
+once more in the thread. A request that this file does not understand, or that is too long, counts as complete: gunicorn
+or the application refuses it, without waiting for further bytes.
 """
 
 import re
@@ -44,8 +44,8 @@ class Arrival:
     )  # fmt: skip
 
     def __init__(self, judge: Judge) -> None:
-        # Changed by add. The judge refers to the connection, which refers to this arrival, so it is forgotten once it
-        # has judged: the cycle would keep both, and the request's bytes, until the collector of cycles runs.
+        # Changed by add. The judge refers to the connection, which refers to this arrival, so the judge is forgotten
+        # once it has judged: the cycle would keep both, and the request's bytes, until the collector of cycles runs.
         self._judge: Judge | None = judge
         self.head = b""  # up to its empty line, once that has come
         self.framing: Framing | None = None
@@ -105,10 +105,10 @@ class Arrival:
         return data[taken:]
 
     def _add_to_line(self, data: memoryview) -> memoryview:
-        """Read the bytes of one line between chunks; returns those that follow."""
+        """Read the bytes of one line between chunks; returns the bytes behind the line."""
         line = self._line
         before = len(line)
-        # Not copied beyond the longest line, so that a chunk's data behind the line is not copied.
+        # At most the longest line is copied, so that a chunk's data behind the line are not.
         limit = MAX_HEAD_BYTES if self._in_trailers else _MAX_SIZE_LINE_BYTES
         line += data[: limit + 2]
         end = line.find(b"\r\n", max(0, before - 1))

@@ -1,5 +1,5 @@
 """The body of a request on the road, read from WSGI's input: exactly as long as announced, and never too long. Pure but
-for that input."""
+for reading that input."""
 
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ def _announced_length(environ: Environ) -> int | None:
         return None
     if not (length.isascii() and length.isdigit()):
         raise InvalidArgumentError(f"Content-Length must be a number of bytes, got: {length[:40]}")
-    return int(length.lstrip("0")[:20] or "0")  # int() refuses thousands of digits; twenty are past any limit
+    return int(length.lstrip("0")[:20] or "0")  # int() refuses thousands of digits; twenty digits are past any limit
 
 
 def _read(stream: Any, nbytes: int) -> bytes:

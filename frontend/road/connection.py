@@ -1,4 +1,5 @@
-"""A connection of the road, with gunicorn's parser: it reads what the event loop has collected, and never the socket.
+"""A connection of the road, with gunicorn's parser, which reads the bytes that the event loop has collected, and never
+the socket.
 
 So gunicorn decides where each request ends. If gunicorn wants more bytes than were collected, the request ends there,
 and so does the connection (`ReceivedBytes.is_short`): later bytes cannot be taken for another request.
@@ -81,7 +82,8 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
             self._pieces.append(bytearray(data))
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """The next bytes, as many as gunicorn asks for at most; b"" if there are no more, as at a stream's end."""
+        """The next bytes, at most as many as gunicorn asks for; b"" if there are no more, which gunicorn takes for the
+        end of the stream."""
         if not self._pieces:
             self.is_short = True
             return b""
@@ -128,7 +130,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
 
 def is_of_lane(accepted: socket.socket) -> bool:
     """Whether a connection is one end of a socket pair whose other end a gRPC lane has, for a call that the lane passes
-    on, or for its questions about keys (admissions.py)."""
+    on, or for the lane's questions about keys (admissions.py)."""
     return accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
 
 

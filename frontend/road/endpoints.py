@@ -1,7 +1,7 @@
 """The endpoints of the road, and what each does with a WSGI request: authorise it, read its body, call its handler.
 
-The body is read here, exactly as long as announced, and refused unread if that is too long. Unexpected exceptions
-become JSON errors here and nowhere else. `Connection: close` among a response's headers has the WSGI server close the
+The body is read here, exactly as long as announced, and refused unread if it is too long. Unexpected exceptions become
+JSON errors here and nowhere else. `Connection: close` among a response's headers has the WSGI server close the
 connection: such servers drop the header itself. Knows no Flask.
 """
 
@@ -47,7 +47,7 @@ TRANSPORT_VARIABLE = "shoal.transport"
 
 
 class Endpoint(NamedTuple):
-    """An endpoint (shoal/options.py) as its clients know it."""
+    """An endpoint (shoal/options.py): how its requests are admitted, and the form of its responses."""
 
     admit: Admit
     refuse: Callable[[ShoalError], Response] = error_response
@@ -121,8 +121,8 @@ class Endpoints:
         target: str = "",
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        """The response that refuses a request, and ends the connection, in the form of the protocol of its path;
-        without a `target` in the form of the endpoint's protocol. Never waits."""
+        """The response that refuses a request, and ends the connection, in the form of the path's protocol; without a
+        `target`, in the form of the endpoint's protocol. Never waits."""
         found = (endpoint.preview or endpoint.admit)(self.state, method, target, headers) if target else None
         refuse = found.refuse if isinstance(found, RouteMatch) else None
         return endpoint.finish(_closed((refuse or endpoint.refuse)(error)))

@@ -1,5 +1,4 @@
-"""Notices clients that hang up while the road works on their requests: one epoll for all of them, in a thread of its
-own.
+"""Notices clients that hang up while the road works on their requests: one thread with one epoll watches all of them.
 
 As on the lane, the request of a client that resets its connection is cancelled. A client that closes only its half of
 the connection may be gone, or may still wait for the response: then the model at work is notified, and the client is
@@ -31,13 +30,13 @@ class Caller:
 
     def ask(self) -> None:
         """Probe the client with an interim response. Only for the thread that will send the final response."""
-        # A probe would block if the client has not read earlier responses; then it is left out.
+        # No probe if it would block, since the client has not read earlier responses.
         if self._can_be_asked() and events_of(self.fileno(), select.POLLOUT):
             with suppress(OSError):  # the client is gone: the thread that watches the connection reports it
                 self._connection.sendall(CONTINUE)
 
 
-#: A function that is called with the caller if it may have hung up, and with None if it has.
+#: A function that is called with the Caller of a client that may have hung up, or with None if the client has hung up.
 Notify = Callable[[Caller | None], None]
 
 
@@ -55,7 +54,7 @@ class HangUps:
 
     @contextmanager
     def watch(self, caller: Caller, notify: Notify) -> Iterator[None]:
-        """Within the context, `notify` is called from the watching thread when the caller hangs up or may have done so
+        """Within the context, `notify` is called from the watching thread when the client hangs up or may have hung up
         (see Notify); never if the kernel watches no further descriptor."""
         fd = caller.fileno()
         with self._lock, suppress(OSError):

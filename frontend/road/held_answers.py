@@ -4,7 +4,7 @@ sends them, until they are sent or a worker wants its memory back.
 A client may read slowly. A worker that lacks memory meanwhile asks for the blocks that clients' responses hold: then
 the unsent rest of a response is copied, within the road's memory for such copies (kept_memory.py), and the block is
 released. A response for whose copy there is no room keeps its block until the worker can get memory nowhere else; then
-its connection is closed, if the response has held the block for HOLD_S.
+the connection is closed, if the response has held the block for HOLD_S.
 
 Request threads send, the listening thread makes the copies; both under the lock of the port.
 """
@@ -41,11 +41,11 @@ class HeldAnswers:
         self.unread: dict[StreamedReplies, None] = {}  # queues in which replies that hold a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
-        """The response to give to gunicorn. `number` and `part` are those of the reply in whose block its chunks may
-        lie.
+        """The response to give to gunicorn. The chunks of `response` may lie in the block of the reply `number`,
+        `part`.
 
-        The block is released at once if the response is small, does not use it, or fails to be made; else at the latest
-        by `close` of the returned response.
+        The block is released at once if the response is small, does not use the block, or fails to be made; else at the
+        latest by `close` of the returned response.
         """
         nbytes = sum(map(len, response.chunks))
         if nbytes <= PIECE_BYTES or all(isinstance(chunk, bytes) for chunk in response.chunks):
@@ -66,8 +66,8 @@ class HeldAnswers:
         """Copy the unsent rest of responses that lie in these segments, and release their blocks. Called under the
         lock.
 
-        If there is no room for a copy, and `is_urgent`, the response is ended, unless it has held its block for less
-        than HOLD_S.
+        With `is_urgent`, responses for whose copies there is no room are ended once they have held their block for
+        HOLD_S.
         """
         self._given_up.log(now_s)
         for held in list(self.holding):
@@ -180,7 +180,7 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         self._held = held
         # Changed under the lock of the port.
         self._kept_bytes = 0
-        # The replies in the queue that have a block, and when they came.
+        # The replies in the queue that have a block or a copy of it, and when they came.
         self._unread: deque[tuple[Reply, float]] = deque()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:

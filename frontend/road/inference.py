@@ -58,7 +58,7 @@ def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], No
 
 
 def generating(plan: Planner) -> Handler:
-    """The handler of requests that `plan` understands; a lane submits such a request by itself."""
+    """The handler of generate requests that `plan` makes plans of; a lane submits these without calling the handler."""
 
     def handle(call: HandlerCall) -> Response:
         planned = plan(call)

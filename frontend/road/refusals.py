@@ -1,8 +1,8 @@
 """The responses to requests on the road that no thread answers: the event loop refuses them, or gunicorn's parser.
 
 A refusal has the form of the protocol of its request's path, as far as the head has come. A refusal by the event loop
-has a line in the access log, as the responses of threads have; a refusal by gunicorn's parser has none. Used by the
-event loop's thread, and for gunicorn's refusals by any.
+has a line in the access log, as the responses of threads have; a refusal by gunicorn's parser has none. Refusals are
+made in the event loop's thread, gunicorn's in any thread.
 """
 
 import logging
@@ -22,7 +22,8 @@ from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.torchserve_errors import TorchServeFault
 
-#: Writes the error for a request that cannot be read: to a socket, with its status, reason and sentence.
+#: A function that writes the error for a request that cannot be read. It takes a socket, a status, a reason and a
+#: sentence.
 WriteError = Callable[[Any, int, str, str], None]
 
 
@@ -61,8 +62,8 @@ def endpoint_of(endpoints: Endpoints, connection: RoadConnection) -> Endpoint:
 
 
 def error_writer(endpoints: Endpoints, write: Callable[[Any, bytes], None]) -> WriteError:
-    """The function that sends the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's. `write`
-    sends bytes on a socket."""
+    """The function that sends the error for a request that gunicorn cannot read, as JSON; it replaces gunicorn's
+    function. `write` sends bytes on a socket."""
 
     def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
         state, server = endpoints.state, sock.getsockname()
@@ -79,7 +80,7 @@ def error_writer(endpoints: Endpoints, write: Callable[[Any, bytes], None]) -> W
 
 _log = logging.getLogger("shoal")
 
-#: Lines about refused requests in any second (ours).
+#: Most lines about refused requests in any second (ours).
 LINES_PER_S = 5
 #: How gunicorn's messages about refused requests begin.
 _REFUSED = ("Invalid request", "Error handling request", "Socket error processing request")

@@ -1,4 +1,4 @@
-"""The road: stock gunicorn threads and the Flask app, with one port in each process. It can answer every request.
+"""The road: stock gunicorn threads and the Flask app, with one port in each process. The road can answer every request.
 
 `create()` runs in each gunicorn worker right after the fork: it connects to the supervisor, maps the shared memory
 whose descriptors the supervisor sends, and returns the WSGI application once the supervisor says that it has sent all.
@@ -115,7 +115,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         application: Any = self.wsgi
         self._application: RoadApplication = application
         if self._application.state.log_access:
-            self.log.access = _log_access  # gunicorn calls it after each request
+            self.log.access = _log_access  # gunicorn calls this function after each request
         self._admissions = AdmissionServer(self.poller, self._application.state.key_uses)
         self._uploads = Uploads(
             self.poller,
@@ -129,7 +129,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def run(self) -> None:
         """Serve the connections that lanes hand over, and the listener for metrics."""
         self._graceful_timeout_s = self.cfg.graceful_timeout
-        self.cfg.set("graceful_timeout", FOR_EVER_S)  # gunicorn would count a standstill of the machine
+        self.cfg.set("graceful_timeout", FOR_EVER_S)  # gunicorn would count standstills as time passed
         super().run()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
@@ -137,7 +137,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             each.close()
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Begin or stop to accept connections, and to receive those that lanes hand over.
+        """Begin or stop to accept connections, and to receive connections that lanes hand over.
 
         gunicorn stops accepting while the worker has as many connections as it may have. Without metrics no connection
         is accepted; there is a listener then only because gunicorn does not start without one. Where the kernel watches
@@ -177,13 +177,13 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._uploads.add(connection, data, self.cfg.keepalive)
 
     def accept(self, listener: Any) -> None:
-        """Accept a connection of a listener's own, such as that for metrics."""
+        """Accept a connection from a listener of the road, such as that for metrics."""
         try:
             accepted = with_addresses(listener.accept()[0])
             connection = RoadConnection(
                 self.cfg, accepted, accepted.getpeername(), accepted.getsockname(), is_lent=False
             )
-        except OSError:  # another process took it, it was reset, or no descriptor is left
+        except OSError:  # another process took the connection, it was reset, or no descriptor is left
             return
         self.nr_conns += 1
         self._uploads.add(connection, b"", self.cfg.keepalive)
@@ -249,7 +249,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 req.body.buf = req.body.reader.buf = BytesIO()
 
     def murder_pending(self) -> None:
-        """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""
+        """Refuse late requests, and all requests when the server ends; gunicorn calls this in each pass of its loop."""
         if self._application.state.is_draining and not self._is_draining:
             self._drain()
         now_s = time.monotonic()
@@ -321,8 +321,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
 
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
-    """Log a request that a thread has answered; the lane of a gRPC call logs that itself. A request that gunicorn
-    refuses has no head in `environ`, and no line."""
+    """Log a request that a thread has answered; a gRPC lane logs its calls itself. A request that gunicorn refuses has
+    no head in `environ`, and no line."""
     head = environ.get(HEAD_VARIABLE)
     if head is not None and not is_of_lane(environ["gunicorn.socket"]):
         exchange = HttpExchange(head, environ["REMOTE_ADDR"])
@@ -362,7 +362,7 @@ def create() -> "RoadApplication":
     state = front_end.state
     endpoints = Endpoints(state, transport, transport.count_answer, (ParseException,))
     application = endpoints.scraped(LateApplication(partial(_flask_application, endpoints)))
-    # gunicorn's workers look the function up in this module at each call.
+    # gunicorn's workers look `write_error` up in gunicorn.util at each call.
     gunicorn.util.write_error = error_writer(endpoints, gunicorn.util.write_nonblock)
 
     def watched(caller: Caller, came_s: float | None) -> WatchedTransport:
@@ -411,7 +411,7 @@ class RoadApplication:
         self.state = endpoints.state
         self._endpoints = endpoints
         self.request_timeout_s = request_timeout_s  # how long a request may wait for a thread and its answer together
-        self.refuse_all = refuse_all  # refuses the requests that wait for a model
+        self.refuse_all = refuse_all  # refuses all requests that wait for a model
         self.count_abandoned = count_abandoned  # counts a request whose client has gone before it was begun
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:

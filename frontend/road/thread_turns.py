@@ -31,12 +31,13 @@ class Turn(Enum):
     """The answer to a request for a thread."""
 
     NOW = "now"  # the request has a thread
-    LATER = "later"  # it is queued; `end` or `expire` returns it
-    REFUSED = "refused"  # its group's requests take too much memory already
+    LATER = "later"  # the request is queued; `end` or `expire` returns it
+    REFUSED = "refused"  # the group's requests take too much memory already
 
 
 class ThreadTurns(Generic[Request]):
-    """The threads for one kind of work, and the queue for them. One group has `max_per_group` threads at most."""
+    """The threads for one kind of work, and the requests that wait for them. One group has at most `max_per_group`
+    threads."""
 
     def __init__(self, num_threads: int, max_per_group: int) -> None:
         self._num_threads = num_threads

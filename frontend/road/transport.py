@@ -1,7 +1,7 @@
 """How the road's threads send requests through shared memory: many request threads, one port, one listening thread.
 
-A request thread allocates a block, fills it, submits it and waits on a queue of its own, into which the listening
-thread puts its reply (shoal/star/shared_port.py).
+A request thread allocates a block, fills it, submits the request and waits on a queue of its own, into which the
+listening thread puts the reply (shoal/star/shared_port.py).
 """
 
 import math
@@ -40,7 +40,7 @@ class ModelResponse(NamedTuple):
     block: memoryview
     release: Callable[[], None]
     send: Callable[[Response], Response]
-    other_version: int = 0  # the version that has answered, if not the request's own (shoal/star/refusal.py)
+    other_version: int = 0  # the version that has answered, 0 if the request's own (shoal/star/refusal.py)
 
 
 class StreamedResponse(NamedTuple):
@@ -52,10 +52,10 @@ class StreamedResponse(NamedTuple):
 
 
 class Transport(Protocol):
-    """The road's way to models and to the supervisor, as its handlers call it."""
+    """The calls by which the road's handlers run requests on models and ask the supervisor."""
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
-        """Run a prepared request; waits until it is answered. Raises ShoalError."""
+        """Run a prepared request; waits until the request has been answered. Raises ShoalError."""
         ...
 
     def stream(
@@ -69,11 +69,12 @@ class Transport(Protocol):
         ...
 
     def several(self) -> "AbstractContextManager[Executions]":
-        """A context for several requests at a time; requests that are open at its end are cancelled."""
+        """A context for several requests at a time; requests that are still open at the end of the context are
+        cancelled."""
         ...
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor; waits until it answers. Raises ShoalError."""
+        """Ask the supervisor a question; waits for the answer, at most `timeout_s`. Raises ShoalError."""
         ...
 
 
@@ -239,7 +240,7 @@ class PortTransport:
             self._port.answered[status // 100] += 1
 
     def count_abandoned(self) -> None:
-        """Count a request that was not begun, since its client had gone."""
+        """Count a request that was not begun, since its client has gone."""
         with self._lock:
             self._port.noted[ABANDONED] += 1
 
@@ -273,7 +274,7 @@ class PortTransport:
             self._release_number(reply.number, reply.part)
 
     def part(self, prepared: PreparedRequest, reply: Reply) -> StreamedResponse:
-        """The response or error that a reply to this request holds."""
+        """The response or the error in a reply to this request."""
         if reply.is_final and reply.is_empty:
             self.drop(reply)
             return StreamedResponse(None, None, is_final=True)
@@ -312,8 +313,8 @@ class PortTransport:
     # --- the listening thread ---
 
     def _take(self, reply: Reply) -> None:
-        """Put a reply into the queue of the thread that waits for it; release it if none does. The listening thread
-        calls this."""
+        """Put a reply into the queue of the thread that waits for it; release the reply if no thread does. The
+        listening thread calls this."""
         waiter = self._waiting.get(reply.number)
         if reply.is_final:
             self._waiting.pop(reply.number, None)
@@ -374,8 +375,8 @@ class Executions:
         self._open: dict[int, PreparedRequest] = {}
 
     def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
-        """Submit a request; returns its number. It waits for memory within the server's limit or, with `in_time`,
-        within the deadline of `next_in_time`. Raises ShoalError."""
+        """Submit a request; returns its number. Waits for memory without a limit or, with `in_time`, until the deadline
+        of `next_in_time`. Raises ShoalError."""
         deadline_s = self._deadline_s if in_time else math.inf
         number = self._transport.submit(prepared, self._waiter, deadline_s=deadline_s)
         self._open[number] = prepared
@@ -410,7 +411,8 @@ class Executions:
             return reply.number, self._transport.part(prepared, reply)
 
     def next_in_time(self) -> tuple[int, StreamedResponse]:
-        """Like `next`, within the server's limit for all responses together; raises UnavailableError after that."""
+        """Like `next`, but all replies together must come within the server's time limit; raises UnavailableError after
+        it."""
         found = self.next(max(0.0, self._deadline_s - time.monotonic()))
         if found is None:
             raise self._transport.no_answer()

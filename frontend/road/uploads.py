@@ -1,4 +1,5 @@
-"""The requests that are arriving on the road: an event loop collects each, and only a whole one takes a thread.
+"""The requests that are arriving on the road: an event loop collects each request, and only a whole request takes a
+thread.
 
 A head may take HEAD_S from its first byte, a body --upload-timeout-secs and a second more for each --min-upload-rate
 bytes that have come. All requests share the memory of --max-upload-mib (frontend/upload_budget.py). A connection that
@@ -44,9 +45,9 @@ class Uploads:
         closed: Callable[[RoadConnection], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`judge` says how a request's body is framed (see arrival.Judge), `arrived` is called with a connection whose
-        request has come, `closed` with one that was closed here; `refusal` makes the response that refuses a request
-        (refusals.py)."""
+        """`judge` returns how a request's body is framed (see arrival.Judge). `arrived` is called with a connection
+        whose request has come, `closed` with a connection that was closed here. `refusal` makes the response that
+        refuses a request (refusals.py)."""
         self._poller = poller
         self._judge = judge
         self._arrived = arrived
@@ -56,10 +57,10 @@ class Uploads:
         self._budget = state.upload_budget
         self._pace = state.upload_pace
         # Changed by every method.
-        self._waiting: set[RoadConnection] = set()  # for a request, or the rest of one
-        self._lingering: set[RoadConnection] = set()  # for the client to close it
+        self._waiting: set[RoadConnection] = set()  # connections that wait for a request or the rest of one
+        self._lingering: set[RoadConnection] = set()  # connections that wait for their client to close them
         self._ticks_s = 0.0
-        self._most_idle_s = float("inf")  # no connection waits for its next request for longer
+        self._most_idle_s = float("inf")  # the longest that a connection may wait for its next request
 
     def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
         """Wait for the next request on a connection, of which `data` has come; at most `idle_s` for its first byte. The
@@ -206,12 +207,12 @@ class Uploads:
     def refuse(self, connection: RoadConnection, error: ShoalError) -> None:
         """Refuse a request, whole or not, and end its connection."""
         self._forget(connection)
-        with suppress(OSError):  # a client that does not read, or is gone
+        with suppress(OSError):  # the client does not read, or is gone
             connection.sock.send(self._refusal(connection, error))
         self._linger(connection)
 
     def _linger(self, connection: RoadConnection) -> None:
-        """Wait for the client to close a connection; bytes that it still sends are dropped."""
+        """Wait for the client to close a connection; bytes that the client still sends are dropped."""
         connection.received.take_rest()
         self._budget.remove(connection)
         try:

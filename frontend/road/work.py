@@ -1,6 +1,6 @@
 """The kinds of work on the road, and the groups of requests that share a kind's threads. Each kind has threads of its
-own, so that slow requests of one kind take no threads from another; a group is the requests that name one model
-(thread_turns.py).
+own, so that slow requests of one kind take no threads from another; a group is all requests that name the same model,
+or the same path if they name none (thread_turns.py).
 
 Kind and group are found before a request gets a thread: both from its head, but the group of OpenAI's requests, whose
 paths name no model, from the body. Pure: bytes in, the kind of work and the group out.
@@ -51,8 +51,8 @@ class Work(Enum):
 
 
 class Kind(NamedTuple):
-    """A request's kind of work, and the group that it shares threads with: the name of the model that it names, in path
-    or body, or its path."""
+    """A request's kind of work, and the group with which it shares threads: the model that the request names in its
+    path or body, or else the path."""
 
     work: Work
     group: str
@@ -106,7 +106,7 @@ def _model_in(body: bytes) -> str:
 
 
 def _kind_of_call(head: bytes, target: str) -> Kind:
-    """The kind of a call of gRPC, whose path is the rpc's."""
+    """The kind of a gRPC call; `target` is the path of the rpc."""
     if target.endswith(_GRPC_MODELS):
         work = Work.REQUEST
     else:

@@ -27,7 +27,8 @@ _at_start: "dict[str, ssl.SSLContext]" = {}
 
 
 class RenewedContext:
-    """The context for a lane's handshakes, which a thread of its own makes anew: the disk under the files may hang."""
+    """The context for a lane's handshakes, which a separate thread makes anew, since the disk with the files may
+    hang."""
 
     def __init__(self, context: "ssl.SSLContext", read: "Callable[[], ssl.SSLContext]") -> None:
         self.context = context  # changed by the thread

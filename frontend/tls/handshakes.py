@@ -1,7 +1,7 @@
 """The TLS handshakes that are under way on one lane.
 
 A handshake costs the lane up to a millisecond, and memory until its end. So three things are bounded: the steps of
-handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's.
+handshakes in one pass of the loop, the handshakes at once, and the time of each handshake. One thread, the lane's.
 """
 
 import logging
@@ -102,7 +102,8 @@ class Handshakes:
         self._poller.unregister(client.fileno())
 
     def _fail(self, client: TlsSocket, reason: str, now_s: float) -> None:
-        """Close the connection of a client whose handshake has failed; one that never sent anything is not logged."""
+        """Close the connection of a client whose handshake has failed; a client that never sent a byte is not
+        logged."""
         self._forget(client)
         if client.has_spoken:
             self._num_failed[0] += 1
@@ -114,7 +115,7 @@ class Handshakes:
         self._num_steps = 0
 
     def expire(self, now_s: float) -> None:
-        """Close the connections of clients whose time is over."""
+        """Close the connections of clients whose handshakes have taken too long."""
         for client in list(self._open.values()):
             if client.handshake_ends_s <= now_s:
                 self._fail(client, "it was not complete in time", now_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 #: The most plaintext of one record (RFC 8446, section 5.1).
 _RECORD_BYTES = 16 * 1024
-#: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
+#: Bytes that OpenSSL is given at once, either way: OpenSSL keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
 #: The most bytes of a record beside its data (ours; a record has 22 to 30).
 _OVERHEAD_BYTES = 64
@@ -53,7 +53,7 @@ class TlsSocket(socket.socket):
         self._alpn = alpn
         self.handshake_ends_s = handshake_ends_s  # when the lane gives the handshake up, in monotonic s
         # Changed by every method.
-        self.has_spoken = False  # the client has sent something
+        self.has_spoken = False  # whether the client has sent a byte
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
         self._num_idle = 0  # bytes of records without data, less an allowance per record with data
         self._num_sealed = 0  # plaintext bytes that are encrypted in `_unsent`, and that `sendmsg` has not reported yet
@@ -95,7 +95,8 @@ class TlsSocket(socket.socket):
 
     @property
     def has_received(self) -> bool:
-        """Whether the client's first records came with the end of its handshake. No event of epoll reports these."""
+        """Whether the client's first records came with the end of its handshake. epoll reports no event for these
+        records."""
         return self._incoming.pending > 0
 
     # --- bytes in ---
@@ -124,10 +125,10 @@ class TlsSocket(socket.socket):
     def recvmsg_into(
         self, buffers: Iterable[Any], _ancbufsize: int = 0, _flags: int = 0, /
     ) -> tuple[int, list[Any], int, Any]:
-        """Like `recv`, into these buffers, in this order; returns their number of bytes first.
+        """Like `recv`, into these buffers, in this order; the first value returned is the number of bytes received.
 
-        The first buffer is not empty. Together they have room for more than a record, of which a part may have come
-        before: no more ciphertext is received than has room as plaintext.
+        The first buffer is not empty. All buffers together have room for more than a record, of which a part may have
+        come before: no more ciphertext is received than fits into them as plaintext.
         """
         room = sum(map(len, buffers)) - _RECORD_BYTES
         nbytes = super().recv_into(_RECEIVED, min(room, len(_RECEIVED)))
@@ -155,9 +156,7 @@ class TlsSocket(socket.socket):
             with suppress(ssl.SSLWantReadError):  # only a part of the last record has come
                 while self._incoming.pending:
                     pieces.append(self._tls.read(_RECORD_BYTES))
-                    if not pieces[
-                        -1
-                    ]:  # close_notify: the data before it is returned first, and the end by the next call
+                    if not pieces[-1]:  # close_notify: the data before it comes first, the end with the next call
                         with suppress(OSError):
                             super().shutdown(socket.SHUT_RD)
                         return pieces
@@ -174,7 +173,7 @@ class TlsSocket(socket.socket):
     # --- bytes out ---
 
     def send(self, data: Any, _flags: int = 0, /) -> int:
-        """Encrypt and send these bytes, or as many of them as `sendmsg` would."""
+        """Encrypt and send the beginning of these bytes, as `sendmsg` does."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
@@ -193,7 +192,7 @@ class TlsSocket(socket.socket):
         return num_sent
 
     def _flush(self) -> bool:
-        """Send the ciphertext that is waiting, as far as the socket takes it. True if none is left."""
+        """Send the ciphertext that is waiting, as far as the socket takes it. True if no ciphertext is left."""
         if self._outgoing.pending:
             new = self._outgoing.read()
             self._unsent = memoryview(b"".join((self._unsent, new)) if self._unsent else new)

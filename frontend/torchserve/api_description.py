@@ -1,5 +1,5 @@
-"""The OpenAPI document of a listener of TorchServe's, made of its table of routes: its paths, their parameters and
-methods, and the form of errors. Pure.
+"""The OpenAPI document of a listener of TorchServe's, made from the listener's table of routes: the paths, their
+parameters and methods, and the form of errors. Pure.
 
     /predictions/(?P<name>[^/]+)(?:/(?P<version>[^/]+)(?:/.*)?)?
         →  /predictions/{model_name}, /predictions/{model_name}/{model_version}

@@ -43,7 +43,7 @@ class RefusedError(InternalError):
 
 
 class NoWorkerError(RefusedError):
-    """A model has no worker that can take the request, or its queue is full."""
+    """A model has no worker that can take the request, or the model's queue is full."""
 
     def __init__(self, model: str, version: str | None) -> None:
         # The unpaired quotation mark behind the version is TorchServe's.
@@ -60,7 +60,7 @@ class NoWorkerError(RefusedError):
 
 
 def refused(code: int, kind: str, message: str) -> RefusedError:
-    """The error with this status, type and message."""
+    """A RefusedError with this status, type and message."""
     return RefusedError(TorchServeFault(code, kind, message))
 
 

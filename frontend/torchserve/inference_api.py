@@ -91,16 +91,16 @@ def _pieces(first: bytes, parts: "Generator[StreamedResponse, None, None]") -> I
             if part.answer is not None:
                 yield _body(_response(part.answer, ()), part.answer)
     except ShoalError as error:
-        # The status has been sent. Upon this exception, which gunicorn does not log, it closes the connection without a
-        # last chunk.
+        # The status has been sent. Upon this exception, which gunicorn does not log, gunicorn closes the connection
+        # without a last chunk.
         raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
 
 
 class Prediction(NamedTuple):
     """The kind of prediction that a handler's paths stand for."""
 
-    explain: str | None = None  # "True" or "False"; None on paths that do not distinguish the two
-    has_rest: bool = False  # paths may go on behind the version
+    explain: str | None = None  # "True" or "False"; None on paths without explanations
+    has_rest: bool = False  # the path may continue behind the version
     fields_from_query: bool = False  # parameters of the query are fields of the data
 
 
@@ -134,8 +134,8 @@ def predict(call: HandlerCall, kind: Prediction) -> Response:
 
 
 def find_version(call: HandlerCall, name: str) -> ModelEntry:
-    """The version of a model that a prediction is for. Raises ShoalError: NoWorkerError for a version that is
-    registered with 0 workers, which only the supervisor knows of."""
+    """The version of a model that a prediction is for. Raises ShoalError, such as NoWorkerError for a version that is
+    registered with 0 workers; only the supervisor knows such versions."""
     try:
         return look_up(call.state, name, call.version)
     except RefusedError as error:
@@ -226,7 +226,7 @@ def any_method(handler: Handler) -> dict[str, Handler]:
 
 _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
-#: In the order in which they are tried.
+#: The routes, in the order in which they are tried.
 INFERENCE_ROUTES = (
     Route("/ping", any_method(lambda call: ping(call.state)), "health"),
     Route(

@@ -1,4 +1,5 @@
-"""TorchServe's inference API on a lane: a prediction of a plain body is received straight into the request's block.
+"""TorchServe's inference API on a lane: the body of a prediction, unless it is a form, is received straight into the
+request's block.
 
     0   length of the body, 4 bytes, little-endian: with it the body is a BYTES tensor of one element
     4   the body
@@ -111,18 +112,18 @@ def _field_line(line: bytes) -> tuple[str, str] | None:
 #: Where in its block a body starts.
 BODY_OFFSET = LENGTH.size
 _MAX_TEMPLATES = 512
-#: Stands for the id in a template's header; drawn at random, so that no client's bytes contain it.
+#: Stands for the id in a template's header; random, so that no client's bytes contain the placeholder.
 _PLACEHOLDER = str(uuid.uuid4()).encode()
 _NO_DATA = memoryview(b"")
 
 
 class Template(NamedTuple):
-    """All of a prediction but its body and its id, kept for requests with the same head."""
+    """A prediction without its body and its id, kept for requests with the same head."""
 
     prepared: PreparedRequest  # without an input's data and an id
     header: bytes  # the packed InferRequest, with _PLACEHOLDER in the place of the id
     header_offset: int
-    nbytes: int  # of the block
+    nbytes: int  # bytes of the block
     span: int
     num_changes: int  # number of changes of the models when this was made
 
@@ -254,7 +255,7 @@ class TorchServeApi:
         return template
 
     def rendered(self, connection: HttpConnection, asked: Prediction, reply: Reply) -> Chunks:
-        """Implements `LaneApi.rendered`. All chunks but the first are views of the worker's block."""
+        """Implements `LaneApi.rendered`. Chunks after the first are views of the worker's block."""
         entry = asked.prepared.entry
         try:
             _, response, block = answer_in(entry, asked.id, reply)

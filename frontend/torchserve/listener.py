@@ -1,4 +1,4 @@
-"""A listener of TorchServe's: its routes, the headers of its responses, and the admission of its requests on the road.
+"""A listener of TorchServe's: its routes, the headers of the responses, and the admission of requests on the road.
 Pure."""
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """TorchServe's management API: models and workflows are registered, listed, described, scaled and unregistered.
 
 Parameters are read as TorchServe reads them (parameters.py): in the query or, if the body of a registration is JSON, in
-that body alone. A worker in TorchServe is an instance here. Runs on the road, which asks the supervisor to make
+that body alone. A worker in TorchServe is an instance in Shoal. Runs on the road, which asks the supervisor to make
 changes.
 """
 
@@ -54,7 +54,7 @@ def register_workflow(call: HandlerCall) -> Response:
 
 
 def unregister_workflow(call: HandlerCall) -> Response:
-    """Unregister a workflow; the response comes once its nodes have ended."""
+    """Unregister a workflow; the response comes once the workers of its nodes have ended."""
     refuse_unless_enabled(call)
     call.ask("ts_unregister_workflow", {"workflow": call.name})
     return pretty(200, {"status": f'Workflow "{call.name}" unregistered'})
@@ -200,7 +200,7 @@ def renew_token(call: HandlerCall) -> Response:
 
 _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
-#: In the order in which they are tried.
+#: The routes, in the order in which they are tried.
 MANAGEMENT_ROUTES = (
     Route("/models", {"GET": blocking(models), "POST": blocking(register)}, "model-repository"),
     Route(f"/models/{_NAME}/{_VERSION}/set-default", {"PUT": blocking(set_default)}, "model-repository"),

@@ -31,7 +31,7 @@ _BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
 
 
 class _Family(NamedTuple):
-    """A metric family of Prometheus, and its samples, each with labels and a value."""
+    """A metric family of Prometheus, and the family's samples, each with labels and a value."""
 
     name: str
     kind: str  # "counter" or "gauge"
@@ -70,7 +70,7 @@ class RecentMeans:
 
     def read(self, name: str, total_ns: int, count: int) -> float:
         """The recent mean of one time, in ms, from the sum and the number of all its values so far. If no request has
-        ended since, the last mean; 0 before the first request. Counters may begin again at 0."""
+        ended since the last call, the previous mean; 0 before the first request. Counters may begin again at 0."""
         with self._lock:
             seen_ns, seen = self._totals.get(name, (0, 0))
             if count < seen or total_ns < seen_ns:

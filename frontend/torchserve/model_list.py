@@ -1,6 +1,6 @@
 """TorchServe's lists of models: GET /models, page by page, and GET /models/M[/V], a description of each version.
 
-The list is read from this process's table of models; a description asks the supervisor about the workers.
+The list is read from this process's table of models; for a description the supervisor is asked about the workers.
 """
 
 import time
@@ -77,7 +77,7 @@ def models(call: HandlerCall) -> Response:
 
 
 def url_of(entry: ModelEntry) -> str:
-    """The URL that a model was registered by; of a model from a repository, its name."""
+    """The URL that a model was registered by; the model's name if it comes from a repository."""
     return parameter(entry, "ts_model_url") or entry.name
 
 
@@ -105,7 +105,7 @@ class _Version(NamedTuple):
 
     text: str
     url: str
-    entry: ModelEntry | None  # None: it has no workers
+    entry: ModelEntry | None  # None: the version has no workers
     parameters: Mapping[str, str]
     instances: Sequence[Mapping[str, Any]]
     is_default: bool
@@ -162,7 +162,7 @@ def is_served(call: HandlerCall) -> Response:
 
 
 def _description(call: HandlerCall, version: _Version) -> dict[str, Any]:
-    """The members of one version, in TorchServe's order."""
+    """The description of one version, with its members in TorchServe's order."""
     parameters, entry, instances = version.parameters, version.entry, version.instances
     numbers = _numbers(parameters, _NUMBERS)
     if entry is not None and "ts_version" not in parameters:

@@ -1,4 +1,4 @@
-"""The versions of models by the texts that TorchServe knows them by. Pure. Front-end processes.
+"""The versions of models, by the texts with which TorchServe's clients name them. Pure. Front-end processes.
 
 A version in TorchServe is any text, as "1.0"; in Shoal each version has a number, too, by which Triton's clients ask
 for it. The text is the parameter `ts_version` of a version's configuration; the text of a version without it is its
@@ -16,7 +16,7 @@ FIRST_WORKER = 9000
 
 
 def parameter(entry: ModelEntry, name: str, default: str = "") -> str:
-    """A parameter of a version's configuration; `default` if it has no parameter of that name."""
+    """A parameter of a version's configuration; `default` if the configuration has no parameter of that name."""
     found = entry.config.get("parameters", {}).get(name)
     return default if found is None else str(found["string_value"])
 

@@ -1,9 +1,9 @@
 """A prediction in TorchServe's protocol, as an infer request: the body becomes a tensor, the head a parameter.
 
 The body is the only element of one BYTES tensor; the facts about the request that the model's handler may ask for are
-sent as JSON in the request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in its
-parameter `ts` where the handler has set a status or headers. Pure: the lane and the road use the same functions.
-Front-end processes.
+sent as JSON in the request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in the
+response's parameter `ts` if the handler has set a status or headers. Pure: the lane and the road use the same
+functions. Front-end processes.
 """
 
 import re
@@ -38,7 +38,7 @@ _OWN_FIELDS = frozenset({"connection", "content-length", "transfer-encoding", "x
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 #: Characters that neither a field's value nor a reason phrase has (RFC 9110, section 5.5).
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-#: A status that a handler has set must be one that HTTP knows; 1xx would leave the client waiting.
+#: The statuses that a handler may set: those of HTTP but 1xx, which would leave the client waiting.
 _STATUSES = range(200, 600)
 
 
@@ -117,8 +117,8 @@ def in_sequence(entry: ModelEntry, headers: dict[str, str]) -> str:
 def prepare(
     entry: ModelEntry, request_id: str, described: str, element: memoryview, sequence_id: str = ""
 ) -> PreparedRequest:
-    """The request to a model for a tensor whose only element, its length in front, is `element`. Raises ShoalError if
-    the model does not take such a tensor."""
+    """The request to a model with a BYTES tensor of one element. `element` has its length in front. Raises ShoalError
+    if the model does not take such a tensor."""
     shape = (1, 1) if entry.signature.max_batch_size > 0 else (1,)
     tensor = PreparedInput(input_of(entry), BYTES, shape, element)
     return PreparedRequest(

@@ -25,7 +25,7 @@ class Node(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A reply to a node's request: bytes of its answer, or an error."""
+    """A reply to a node's request: bytes of the node's answer, or an error."""
 
     body: bytes
     error: ShoalError | None
@@ -40,7 +40,7 @@ class Work(Protocol):
     """The requests of a workflow's nodes (`_Nodes` in workflow_predictions.py)."""
 
     def start(self, node: str, fields: Fields | None) -> int:
-        """Submit a node's request, the first node's with None; returns its number. Raises ShoalError."""
+        """Submit a node's request; returns its number. `fields` is None for a first node. Raises ShoalError."""
         ...
 
     def next(self, limit_s: float) -> tuple[int, Part] | None:
@@ -70,8 +70,8 @@ class _Attempt(NamedTuple):
 
 
 def run(graph: Mapping[str, Node], work: Work, clock_s: Callable[[], float]) -> dict[str, bytes]:
-    """Execute a graph; returns the answers of its last nodes, by name. Raises NodeFailedError, and the errors of
-    `work.next`; the caller then cancels open requests."""
+    """Execute a graph; returns the answers of the graph's last nodes, by name. Raises NodeFailedError, and the errors
+    of `work.next`; the caller then cancels open requests."""
     parents: dict[str, list[str]] = {name: [] for name in graph}
     for name, node in graph.items():
         for each in node.next:

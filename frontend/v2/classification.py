@@ -1,4 +1,5 @@
-"""Triton's classification extension: instead of an output's values, its K largest, as strings `VALUE:INDEX[:LABEL]`.
+"""Triton's classification extension: the K largest values of an output, as strings `VALUE:INDEX[:LABEL]`, instead of
+all its values.
 
 Pure. The strings are a BYTES tensor in its wire form, which is sent in the output's place, in JSON as well as in
 binary. Front-end processes.

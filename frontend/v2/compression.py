@@ -14,7 +14,7 @@ from shoal.frontend.response import Headers, Response
 #: Has zlib detect whether a stream is gzip or zlib, as Triton does.
 AUTO_WBITS = 32 + zlib.MAX_WBITS
 #: A shorter response is not compressed (ours): numbers in JSON take zlib 0.08 ms for 2 KiB, 0.7 ms for 9 KiB, 2 to 3 ms
-#: for 16 KiB, while a small request takes 0.1 ms in all without that.
+#: for 16 KiB, while the rest of a small request takes 0.1 ms.
 LEAST_COMPRESSED_BYTES = 16 * 1024
 #: The encodings that the server reads and writes, and how zlib names them.
 WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -52,9 +52,9 @@ def decompress(
     max_expansion: int = 0,
     expand: Callable[[int], None] = _uncounted,
 ) -> memoryview:
-    """The body without its Content-Encoding; the same object if it has none. Before each part is decompressed, `expand`
-    is called with the most bytes that all parts may then have, and at the end with the bytes that they have; it may
-    raise (see UploadBudget.expansion).
+    """The body without its Content-Encoding; the same object if the body has no encoding. Before each part is
+    decompressed, `expand` is called with the most bytes that all parts may then have, and at the end with the bytes
+    that they have; `expand` may raise (see UploadBudget.expansion).
 
     Raises UnsupportedEncodingError (501), InvalidArgumentError for over `max_nbytes` bytes or a damaged stream, and
     TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
@@ -123,7 +123,7 @@ def inflate(
 
 
 def compress(response: Response, accept_encoding: str) -> Response:
-    """The response in the encoding that the client prefers; unchanged if it is short.
+    """The response in the encoding that the client prefers; unchanged if the response is short.
 
     Inference-Header-Content-Length is not changed: it describes the body before compression, as in Triton. The sender
     still calls `close`.
@@ -155,8 +155,8 @@ def preferred_encoding(accept_encoding: str) -> str:
 
 
 def _weight(parameter: str) -> float:
-    """The weight in a parameter `q=…` (RFC 9110), 1 if there is no parameter; 0, so that the item is ignored, if it
-    is malformed."""
+    """The weight in a parameter `q=…` (RFC 9110), 1 if there is no parameter; 0, so that the encoding is ignored, if
+    the parameter is malformed."""
     if not parameter:
         return 1.0
     try:

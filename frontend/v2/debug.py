@@ -1,12 +1,12 @@
 """Extensions for finding faults, which Triton does not have; they run on the road.
 
 GET /v2/debug/requests: the slowest and the failed requests of the last five minutes, with where their time went.
-`?model=NAME` names one model; `?limit=N` asks for at most N requests of either kind. The batcher keeps them
+`?model=NAME` names one model; `?limit=N` asks for at most N requests of either kind. The batcher keeps these requests
 (batcher/finished_requests.py).
 
-GET /v2/debug/log: the last lines of the server's log file, for readers who are not on its machine. `?lines=N` asks for
-at most N lines, `?after=POSITION` for those behind the `position` of an earlier answer. A server without --log-file
-writes to a terminal, a pipe or the journal, which it cannot read back.
+GET /v2/debug/log: the last lines of the server's log file, for readers on other machines. `?lines=N` asks for at most N
+lines, `?after=POSITION` for those behind the `position` of an earlier answer. A server without --log-file writes to a
+terminal, a pipe or the journal, from which the server cannot read.
 """
 
 import os
@@ -126,10 +126,10 @@ def read_last(path: str, count: int, after: int) -> LogLines:
         data = os.pread(fd, about.st_size - start, start)
     finally:
         os.close(fd)
-    end = data.rfind(b"\n") + 1  # a line that is being written comes with a later answer
+    end = data.rfind(b"\n") + 1  # an unfinished line is left for a later answer
     pieces = data[:end].split(b"\n")[:-1]
     if start > after and len(pieces) > 1:
-        del pieces[0]  # its beginning was not read
+        del pieces[0]  # the beginning of this line was not read
     is_cut = start > after or len(pieces) > count
     return LogLines([_text(each) for each in pieces[-count:]], start + end, is_cut)
 

@@ -3,8 +3,8 @@
     {"text_input": "hello", "temperature": 0.5}  →  {"model_name": "m", "model_version": "1", "text_output": "hi"}
 
 A key that is an input's name holds that tensor's data, a scalar or a flat list, from which the shape is worked out; any
-other key is a request parameter. The object `parameters` is flattened. `generate` wants exactly one response of the
-model; `generate_stream` sends each as an event of its stream, as it comes.
+other key is a request parameter. The object `parameters` is flattened. `generate` requires exactly one response of the
+model; `generate_stream` sends each response as an event of a stream, as the response comes.
 """
 
 import sys
@@ -156,7 +156,7 @@ class _Mapping:
         # Changed by take.
         self.inputs: dict[str, ParsedInput] = {}
         self.parameters: Parameters = {}
-        self.num_members = 0  # of the request and of its object `parameters` together
+        self.num_members = 0  # members of the request and of its object `parameters` together
         self._nbytes = 0
 
     def take(self, members: Any, *, is_nested: bool = False) -> None:
@@ -232,7 +232,7 @@ def fitted(dims: Sequence[int], num_elements: int) -> tuple[int, ...] | None:
 
 
 def flatten(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> bytes:
-    """A response as one flat object, its keys in order as in Triton; a tensor of one element is a scalar."""
+    """A response as one flat JSON object with sorted keys, as in Triton; a tensor of one element is a scalar."""
     members: dict[str, Any] = {}
     for ref in response.outputs:
         num_elements = prod(client_shape(prepared.entry, ref))

@@ -3,9 +3,9 @@
 Behind the JSON, whose size is in the header Inference-Header-Content-Length, come binary tensors in the order of
 `inputs`, little-endian, dense, with nothing between.
 
-The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then those of Triton's core.
-Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it into
-shared memory, a response's binary tensor is a view of the worker's block. Front-end processes.
+The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then the checks of Triton's
+core. Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it
+into shared memory, a response's binary tensor is a view of the worker's block. Front-end processes.
 """
 
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ HEADER = "Inference-Header-Content-Length"
 
 
 def parse_header_length(text: str, content_length: int) -> int:
-    """The header's value: how many bytes of the (decompressed) body are JSON; 0 means a raw request. Raises
-    InvalidArgumentError."""
+    """The value of Inference-Header-Content-Length: how many bytes of the (decompressed) body are JSON; 0 means a raw
+    request. Raises InvalidArgumentError."""
     digits = text.strip()
     # Checked first, as int() accepts "+5", "1_000" and digits of other alphabets; it raises for thousands of digits.
     if not digits.removeprefix("-").isdecimal() or not digits.isascii():
@@ -182,7 +182,7 @@ def _parse_inputs(
             offset += nbytes
         else:
             found = door.as_list(each["data"], "data")
-            # To Triton, a shape without dimensions has no elements; its core refuses the shape.
+            # To Triton, a shape without dimensions has no elements; Triton's core refuses the shape later.
             view, count = decode_data(name, datatype, num_elements if shape else 0, found, max_input_size)
             inputs.append(ParsedInput(name, datatype, shape, view, count))
     if tail is not None and offset != len(tail):
@@ -214,7 +214,7 @@ def _parse_shape(name: str, members: Any) -> tuple[int, ...]:
     dims = door.as_list(members, "shape")
     for dim in dims:
         if type(dim) is int and dim < 0:
-            # Triton's JSON layer answers 500 here; it is the client's mistake, so this server answers 400.
+            # Triton's JSON layer answers 500 here; since the mistake is the client's, this server answers 400.
             shape = ",".join(map(str, dims))
             raise InvalidArgumentError(
                 f"invalid shape for input '{name}': shape [{shape}] contains one or more invalid dimensions"

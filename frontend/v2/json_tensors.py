@@ -86,8 +86,8 @@ def decode_data(
 
 
 def flat_array(datatype: Datatype) -> tuple[str | None, frozenset[type]]:
-    """The typecode of an array that stores the tensor's numbers unchanged (None if there is none), and the types
-    that its numbers must have when JSON is parsed."""
+    """The typecode of an `array` that stores the tensor's numbers unchanged (None if there is no such typecode), and
+    the Python types that the parsed numbers must have."""
     kind = datatype.dtype.kind
     typecode = _TYPECODES.get(datatype.name) or {"INT64": "q", "UINT64": "Q"}.get(datatype.name)
     return typecode, frozenset(_TYPES[kind])
@@ -115,7 +115,7 @@ def _walk(data: list[Any]) -> Iterator[Any]:
 
 
 def _to_bytes(datatype: Datatype, elements: list[Any], types: set[type]) -> bytes | None:
-    """The elements as the tensor's bytes; None where one of them is of a wrong type."""
+    """The elements as the tensor's bytes; None if an element is of a wrong type."""
     kind = datatype.dtype.kind
     if not types <= _TYPES[kind]:
         return None
@@ -220,7 +220,8 @@ def _encode_strings(name: str, num_elements: int, view: memoryview) -> bytes:
     try:
         return orjson.dumps([element.decode() for element in elements])
     except UnicodeDecodeError:
-        # Copied unchanged, as by Triton, although no UTF-8; Triton's client then asks its user for the binary format.
+        # Bytes that are no UTF-8 are copied unchanged, as by Triton, whose client then tells its user to use the binary
+        # format.
         return b"[" + b",".join(map(_quote, elements)) + b"]"
 
 

@@ -1,7 +1,7 @@
 """`/v2/logging`: reading and changing the settings of the log. Handlers of front-end processes.
 
 The supervisor holds the settings, and sends a change to every process before it answers. So a client that reads the
-settings after a change gets the new ones, whichever process answers.
+settings after a change gets the new settings from any process.
 """
 
 from collections.abc import Mapping

@@ -6,25 +6,26 @@ from shoal.star.known_server import collect, describe_model, describe_server
 
 
 def server_metadata(call: HandlerCall) -> Response:
-    """Name, protocol version and extensions."""
+    """The response with the server's name, its version and the protocol's extensions."""
     return json_response(200, describe_server(call.state))
 
 
 def model_metadata(call: HandlerCall) -> Response:
-    """A model's tensors."""
+    """The response with a model's versions, inputs and outputs."""
     return json_response(200, describe_model(call.state, call.name, call.version))
 
 
 def model_config(call: HandlerCall) -> Response:
-    """The configuration after normalisation and auto-complete; 64-bit integers are JSON numbers, as in Triton."""
+    """The response with a model's configuration after normalisation and auto-complete; 64-bit integers are JSON
+    numbers, as in Triton."""
     return json_response(200, call.state.models.lookup(call.name, call.version).config)
 
 
 def all_statistics(call: HandlerCall) -> Response:
-    """The figures of every READY model version."""
+    """The response with the statistics of every READY model version."""
     return json_response(200, collect(call.state, "", None))
 
 
 def model_statistics(call: HandlerCall) -> Response:
-    """The figures of a model's READY versions, or of one of them."""
+    """The response with the statistics of a model's READY versions, or of the version in the path."""
     return json_response(200, collect(call.state, call.name, call.version))

@@ -1,4 +1,4 @@
-"""The model repository extension: lists the models, and loads or unloads one. Runs on the road.
+"""The model repository extension: lists the models, and loads or unloads a model. Runs on the road.
 
 The supervisor lists, loads and unloads; here requests are read and checked, in Triton's order: JSON, parameters,
 whether the server is ready, whether it may load models, files. So the files of a request that the operator does not
@@ -47,8 +47,8 @@ def rows(state: ServerState, ask: Ask, *, only_ready: bool) -> list[dict[str, An
 
 @blocking
 def load(call: HandlerCall) -> Response:
-    """Load a model, or its newest files if it is loaded; responds once it serves. The body may contain a configuration
-    and files."""
+    """Load a model, or its newest files if it is loaded; responds once the model is ready. The body may contain a
+    configuration and files."""
     request = read_json(call.body, call.state.max_request_bytes) if call.body else {}
     load_model(call.state, call.ask, call.name, *_parse_load(request))
     return _DONE
@@ -107,7 +107,7 @@ def _require_control(state: ServerState) -> None:
 
 
 def refuse_repository_name(_call: object) -> Response:
-    """Refuse to load from, or unload of, one of several repositories. Raises UnsupportedError."""
+    """Refuse to load or unload a model of a named repository. Raises UnsupportedError."""
     raise repository_name_unsupported()
 
 
@@ -118,13 +118,14 @@ def repository_name_unsupported() -> UnsupportedError:
 
 @blocking
 def instances(call: HandlerCall) -> Response:
-    """State, process, device, load and memory of each instance."""
+    """The response with the state, process, device, load and memory of each of a model's instances."""
     return json_response(200, call.ask("instances", {"model": call.name, "version": number_of(call.version)}))
 
 
 @blocking
 def batches(call: HandlerCall) -> Response:
-    """Why the last batches of each version had their sizes, and what was learned and measured about larger batches."""
+    """The response with the reasons for the sizes of each version's last batches, and what was learned and measured
+    about larger batches."""
     return json_response(200, call.ask("explain", {"model": call.name, "version": number_of(call.version)}))
 
 

@@ -1,8 +1,9 @@
-"""/v2/recording: the recordings under way, and new ones of a model for a time. An extension that Triton does not have.
+"""/v2/recording: the recordings in progress, and new recordings of a model for a limited time. An extension that Triton
+does not have.
 
 Runs on the road.
-POST {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}; a time of 0 ends it. A client cannot name a path;
-the answer names the server's folder.
+POST {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}; a time of 0 ends the recording. A client cannot
+name a path; the answer names the server's folder.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@ extension that Triton does not have.
 
 Runs on the road.
 POST {"version": 3, "steps": "1,10,50,100", "every": "10m", "guard": "p99=+10%,errors=+0.1%"} begins a rollout;
-POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends it. The answer is that of GET.
+POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends the rollout. The answer is that of GET.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from shoal.rollout_settings import read_plan
 
 @blocking
 def rollout(call: HandlerCall) -> Response:
-    """How the model's rollout stands, or how the last one has ended."""
+    """The response with the state of the model's rollout, or of its last one, which has ended."""
     return json_response(200, _asked(call, "", {}))
 
 

@@ -3,7 +3,7 @@ not have.
 
 Runs on the road.
 POST {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"} begins, {"model": "digits", "of": 2,
-"stop": true} ends; GET lists them all with their figures, or with ?model=digits those of one model.
+"stop": true} ends a shadow; GET lists all shadows with their figures, or with ?model=digits those of one model.
 """
 
 from typing import Any

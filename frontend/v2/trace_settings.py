@@ -1,6 +1,7 @@
 """The trace extension: reading and changing, while the server runs, which requests are traced.
 
-The supervisor holds the settings. Front-end processes; waits for the supervisor, so only the road runs it.
+The supervisor holds the settings. Front-end processes; the handlers wait for the supervisor, so only the road runs
+them.
 """
 
 from typing import Any
