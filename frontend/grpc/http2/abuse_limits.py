@@ -73,15 +73,15 @@ class AbuseLimits:
             raise BrokenError(ENHANCE_YOUR_CALM, "too many streams cancelled")
 
     def fault(self, stream: Stream, error_code: int, events: list[Event]) -> None:
-        """Reset a stream whose rule the client broke, which ends its call like a cancellation. Raises BrokenError for
-        too many."""
+        """Reset a stream on which the client broke a rule; the call ends as by a cancellation, and counts as one.
+        Raises BrokenError for too many."""
         self.cancellation()
         self._sending.reset(stream.number, error_code)
         events.append(StreamReset(stream.number, error_code))
 
     def ping(self, num_streams: int) -> None:
-        """Count a ping; early ones are strikes, unless HEADERS or DATA were sent since the last. Raises BrokenError
-        for too many."""
+        """Count a ping. An early ping is a strike, unless HEADERS or DATA were sent since the last ping. Raises
+        BrokenError for too many."""
         self.nuisance()
         limits = self._limits
         is_idle = not num_streams and not limits.keepalive_permit_without_calls

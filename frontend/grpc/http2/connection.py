@@ -79,8 +79,8 @@ class Http2Connection(Sending):
         """The next bytes of the connection, where they are certain to be data of one stream; else None.
 
         A tuple: the stream's id, the number of bytes, the length of the stream's last DATA frame, and how many frames
-        with a head like that one's may follow. The caller may receive these bytes directly, instead of by `receive`,
-        and then calls `received_directly`.
+        with an equal head may follow. The caller may receive these bytes directly, instead of by `receive`, and then
+        calls `received_directly`.
         """
         data_frames = self._receiving.data_frames
         if self.is_failed or not (data_frames.is_within_frame or self._receiving.is_between_frames):
@@ -116,8 +116,8 @@ class Http2Connection(Sending):
             self._receiving.data_frames.credit(stream, nbytes)
 
     def ping(self) -> bool:
-        """Send a ping, to be answered by PingAcked. False where as many pings as may go out in a row have gone out,
-        without HEADERS or DATA between them."""
+        """Send a ping, to be answered by PingAcked. False if `max_pings_without_data` pings have been sent since the
+        last HEADERS or DATA."""
         if self._num_sent_at_ping != self.num_sent:
             self._num_sent_at_ping, self._num_pings = self.num_sent, 0
         if 0 < self._max_pings <= self._num_pings:

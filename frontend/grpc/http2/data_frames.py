@@ -19,9 +19,11 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Sending
 from shoal.frontend.grpc.http2.streams import Stream
 
-#: A piece of data up to this size is copied out of the received bytes: a view costs as much, and would keep them all.
+#: A piece of data up to this size is copied out of the received bytes: a view costs as much, and would keep all of
+#: these bytes in memory.
 _COPIED_BYTES = 4096
-#: A frame up to this size is joined with the one before it: every client is allowed to send such frames.
+#: A frame up to this size is joined with the frame before: HTTP/2 allows every client frames of this size, and many
+#: send no larger ones.
 _JOINED_BYTES = DEFAULT_MAX_FRAME
 
 
@@ -52,10 +54,10 @@ class DataFrames:
         self.spare = limits.connection_window // 2
         self._kept = 0  # bytes of all streams that have come and are not consumed
         self._stream: Stream | None = None  # the frame's stream; None: its bytes are dropped
-        self._length = 0  # length of its payload if that is all data and further frames may follow; else 0
-        self._left = 0  # bytes of its data to come
-        self._ends = False  # whether the stream ends with it
-        self._skip_left = 0  # bytes of padding behind it, or of an unknown frame
+        self._length = 0  # length of the frame's payload if it is all data and further frames may follow; else 0
+        self._left = 0  # bytes of the frame's data to come
+        self._ends = False  # whether the stream ends with the frame
+        self._skip_left = 0  # bytes to come of the frame's padding, or of an unknown frame
 
     @property
     def is_within_frame(self) -> bool:
@@ -79,8 +81,8 @@ class DataFrames:
         return stream.number, self._left, length, room // length
 
     def received_directly(self, nbytes: int, num_alike: int, events: list[Event]) -> None:
-        """Count `nbytes` bytes of the `expected` ones that were received past `go_on`, in which `num_alike` frames
-        like the last one have begun."""
+        """Count `nbytes` of the `expected` bytes that were received without `go_on`, in which `num_alike` frames like
+        the last one have begun."""
         stream = self._stream
         if num_alike and stream is not None:
             length = num_alike * self._length
@@ -102,10 +104,10 @@ class DataFrames:
             stream.uncredited = 0
 
     def keep(self, nbytes: int) -> None:
-        """Note that `nbytes` received bytes are not consumed; until they are (a negative number), the connection's
-        window is smaller by them.
+        """Count `nbytes` more received bytes (negative: fewer) as not consumed. The connection's window is smaller by
+        the bytes so counted.
 
-        All other data counts as consumed when it has come.
+        All other data counts as consumed when it is received.
         """
         self._kept += nbytes
         if nbytes < 0 and self.spare < 0:
@@ -145,10 +147,10 @@ class DataFrames:
         return stop
 
     def _join_equals(self, data: bytes, position: int, first: bytes | memoryview, stream: Stream) -> tuple[Any, int]:
-        """A payload joined with those of the frames that follow with an equal head, and the position behind the last of
-        them.
+        """A payload joined with the payloads of the frames behind it that have an equal head, and the position behind
+        the last of these frames.
 
-        Many clients cut a large message into frames of 16 KiB: to copy one costs a tenth of an event for it.
+        Many clients cut a large message into frames of 16 KiB: to copy such a frame costs a tenth of an event for it.
         """
         length = len(first)
         head, stop, step = data[position - HEAD_BYTES : position], position + length, HEAD_BYTES + length

@@ -1,14 +1,13 @@
 """One read that receives a large message into its block, although the heads of its frames lie in between. Pure.
 
-Most clients cut a message into frames of 16 KiB. Once one has begun, the rest of it is certain to be data of the
-message; behind it frames like it are expected, and whether they came is seen afterwards, by their heads. Other bytes
-that came are returned, to be parsed: they lie in memory where data was expected, which is overwritten by the data when
-it comes.
+Most clients cut a message into frames of 16 KiB. Once a frame has begun, its rest is certain to be data of the message.
+Behind that, frames like it are expected; whether they came is found afterwards, by their heads. Other bytes that came
+instead are returned, to be parsed: they lie where data was expected, and the data overwrites them when it comes.
 """
 
 from shoal.frontend.grpc.http2.frames import HEAD_BYTES, pack_head
 
-#: Most bytes of one read, since other connections wait meanwhile; and fewest bytes to expect after a short one.
+#: Most bytes of one read, since other connections wait meanwhile; and fewest bytes to expect after a short read.
 _MAX_BYTES, _MIN_BYTES = 512 * 1024, 64 * 1024
 _MAX_FRAMES = 64
 #: Bytes for what follows the last expected frame: mostly the message's last frame, which is shorter.
@@ -16,7 +15,7 @@ _REST_BYTES = 32 * 1024
 
 
 class ExpectedFrames:
-    """The buffers of such a read; one object for all connections of a thread."""
+    """The buffers of one read of a large message; one object for all connections of a thread."""
 
     def __init__(self) -> None:
         # Changed by the read, and by `expect`.
@@ -33,7 +32,7 @@ class ExpectedFrames:
         """Prepare the buffers for the rest of a frame (`num_certain` bytes), and up to `num_alike` frames like it, of
         `length` bytes, in `target`. Returns how many bytes of data are expected.
 
-        Frames are expected as far as they lie in `target` altogether.
+        Only frames whose payload lies wholly in `target` are expected.
         """
         self._head = pack_head(length << 8, 0, stream_id)
         start = self._num_certain = min(num_certain, len(target))
@@ -61,7 +60,7 @@ class ExpectedFrames:
             return nbytes, 0, b""
         buffers, step = self._buffers, HEAD_BYTES + length
         num_expected = len(buffers) // 2 - 1
-        num_frames = min(num_expected, (more + length) // step)  # whose heads have come
+        num_frames = min(num_expected, (more + length) // step)  # frames whose heads have come
         heads, head = self._heads, self._head
         if not heads.startswith(head * num_frames):
             num_frames = next(i for i in range(num_frames) if not heads.startswith(head, i * HEAD_BYTES))

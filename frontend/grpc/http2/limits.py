@@ -28,7 +28,7 @@ class Limits(NamedTuple):
     max_settings: int = 64
     #: Bytes of the debug data in a GOAWAY.
     max_debug_bytes: int = 1024
-    #: Streams that the client cancels (a token bucket): the burst, the rate, and one more for each call answered.
+    #: Streams that the client may cancel (a token bucket): the burst, the rate, and one more for each call answered.
     #: nghttp2 has 1000 and 33/s; ours is wider, since a client whose deadlines pass cancels all streams it has open.
     reset_burst: int = 2000
     resets_per_s: float = 200.0
@@ -40,8 +40,8 @@ class Limits(NamedTuple):
     #: Our acknowledgements and resets that the client has not read yet; ours.
     max_unsent_answers: int = 10_000
     #: The number of pings that may come too early, the seconds that must lie between two pings, and whether these hold
-    #: for a connection without open calls, too (if not, it is two hours there). Triton's flags and defaults; by gRPC
-    #: core's rules the count begins again when we send HEADERS or DATA.
+    #: for a connection without open calls, too (if not, two hours must lie between its pings). Triton's flags and
+    #: defaults; by gRPC core's rules the count begins again when we send HEADERS or DATA.
     max_ping_strikes: int = 2
     min_recv_ping_interval_without_data_s: float = 300.0
     keepalive_permit_without_calls: bool = False

@@ -1,7 +1,7 @@
 """The receiving half of an HTTP/2 connection: a client's bytes are split into frames, and frames become events. Pure.
 
-Frames with data are passed on as they come; of all others the largest that is kept is a header list. A broken rule of a
-stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
+Frames with data are passed on as they come; other frames are kept until they have come whole, the largest of which is a
+header list. A broken rule of a stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
 """
 
 from collections.abc import Callable
@@ -198,7 +198,7 @@ class Receiving:
                 self.data_frames.skip(length)
                 position = self.data_frames.go_on(data, position + HEAD_BYTES, events)
                 continue
-            if kind == frames.PUSH_PROMISE:  # before its payload comes, which would have to be kept
+            if kind == frames.PUSH_PROMISE:  # refused before its payload has to be kept
                 raise BrokenError(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
             handler, least, most = self._kinds[kind]
             if not least <= length <= most:
@@ -368,7 +368,7 @@ class Receiving:
         self._expected = _ANY
         if flags & ACK:
             return
-        values = dict(frames.parse_settings(payload))  # of several for one setting the last holds
+        values = dict(frames.parse_settings(payload))  # of a repeated setting the last value holds
         if values.get(frames.ENABLE_PUSH, 0) > 1:
             raise BrokenError(PROTOCOL_ERROR, "illegal SETTINGS_ENABLE_PUSH")
         max_frame = values.get(frames.MAX_FRAME_SIZE, frames.DEFAULT_MAX_FRAME)

@@ -17,7 +17,7 @@ from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams
 
 #: Pieces up to this size are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.
 _JOINED_BYTES = 4096
-#: Bytes of DATA that one `output` takes from the streams, and that one stream has in its turn while others wait.
+#: Most bytes of DATA that one `output` takes from the streams, and that one stream sends in its turn while others wait.
 _OUTPUT_BYTES, _TURN_BYTES = 1024 * 1024, 64 * 1024
 
 
@@ -51,7 +51,7 @@ class Sending:
         self._max_frame = frames.DEFAULT_MAX_FRAME
         self._block_prefix = b""  # goes before the next header block: an update of the table's size
         self._ready: deque[Stream] = deque()  # streams with data and a window for it, in the order of their turns
-        # The output, in this order; and the tokens of pieces that lie in it or were dropped.
+        # The output: `_pieces`, then `_small`; and the tokens of pieces that lie in the output or were dropped.
         self._pieces: list[Chunk] = []
         self._small: list[Chunk] = [*greeting(limits)]
         self._tokens: list[Any] = []
@@ -78,7 +78,7 @@ class Sending:
     ) -> None:
         """Send a whole response. Blocks are HPACK that refers to the static table only; chunks are views of bytes.
 
-        `token` comes out of `output` with the response's end: until that is sent the chunks must stay unchanged.
+        `token` comes out of `output` with the response's end: until the end is sent the chunks must stay unchanged.
         """
         if sum(map(len, chunks)) + len(headers_block) + len(trailers_block) <= _JOINED_BYTES:
             blocks = ResponseHeaderBlocks.of(headers_block, trailers_block)
@@ -225,7 +225,8 @@ class Sending:
         return [] if stream.queue is None else self._taken_out(stream.queue.keep(most_bytes))
 
     def take_tokens(self) -> list[Any]:
-        """The tokens of data that was dropped since the last `output`, for a caller that does not wait for the next."""
+        """The tokens of data that was dropped since the last `output`, for a caller that does not wait for the next
+        `output`."""
         tokens, self._tokens = self._tokens, []
         return tokens
 
@@ -267,8 +268,9 @@ class Sending:
         """A bounded part of the bytes that may go out now, in order; and the tokens of the data that is sent or dropped
         with them.
 
-        To be called until it returns nothing or the socket is full, and not before the last result is written: a client
-        that floods without reading is noticed by that. Small pieces come joined, large memory as it is.
+        To be called until it returns nothing or the socket is full, but not before the last result has been written:
+        answers that pile up here show that a client floods without reading. Small pieces are joined, large ones are not
+        copied.
         """
         if self._ready:
             self._take_turns()
@@ -279,7 +281,7 @@ class Sending:
         return output
 
     def small_output(self) -> bytes:
-        """The output if it is one small piece; otherwise empty, and without effect."""
+        """The output if it consists of small pieces alone; otherwise b"", and no effect."""
         small = self._small
         if self._ready or self._pieces or self._tokens or not small:
             return b""
@@ -378,7 +380,8 @@ class Sending:
         """Frame as many whole frames as a piece and `nbytes` bytes allow, at least one. Returns the number of bytes
         framed.
 
-        Has the effect of the loop around it, in a fifth of its time. The piece is not used up.
+        Has the effect of the loop in `_pass_data`, in a fifth of the time. The last byte of the piece is left to that
+        loop.
         """
         in_frame = self._max_frame
         num_frames = min(len(piece) - 1, nbytes) // in_frame

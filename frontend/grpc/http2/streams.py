@@ -28,8 +28,8 @@ class Queue:
         self.is_ready = False  # whether the stream is among those that take turns
 
     def keep(self, most_bytes: int) -> list[Sent]:
-        """Copy the first messages that lie in another process's memory, at most `most_bytes` bytes. Returns their
-        marks, which are taken out."""
+        """Copy the first messages that lie in another process's memory, at most `most_bytes` bytes. Returns the marks
+        of these messages, which are taken out of the queue."""
         pieces, copies, kept, start = list(self.pieces), list[Chunk](), list[Sent](), 0
         for position, mark in enumerate(pieces):
             if isinstance(mark, Sent):
@@ -50,7 +50,8 @@ class Queue:
         return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
 
     def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
-        """When the oldest message was sent whose memory is wanted back, by its token, in monotonic s; inf: none is."""
+        """When the oldest message was sent whose memory is wanted back, by its token, in monotonic s; inf if there is
+        none."""
         marks = [each for each in self.pieces if isinstance(each, Sent)] if self.num_lent else ()
         return next((each.since_s for each in marks if is_wanted(each.token)), inf)
 
@@ -71,7 +72,7 @@ class Stream:
         headers: Mapping[str, str],
     ) -> None:
         self.number = number
-        self.headers = headers  # of its request; other streams may have the same
+        self.headers = headers  # the request's; streams may share equal headers
         # Changed by the receiving side.
         self.receive_window = receive_window
         self.uncredited = 0  # consumed bytes for which no WINDOW_UPDATE has been sent yet
