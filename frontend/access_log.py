@@ -70,7 +70,7 @@ class HttpExchange:
         self.nbytes += nbytes
 
     def end(self, seconds: float, status: int = 0) -> None:
-        """Log the request with `status`, or with that of the response if `status` is 0."""
+        """Log the request with `status`, or with the response's status if `status` is 0."""
         method, _, rest = self._request_line.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
         _log_line(method, target, self._client, status or self.status, self.nbytes, seconds, self._traced)

@@ -27,7 +27,7 @@ class RelayedSocket(socket.socket):
     """The road's end of a relayed connection; its addresses are the client's and the listener's."""
 
     def __init__(self, fd: int, client: tuple[Any, ...], server: tuple[Any, ...], note: int) -> None:
-        """Owns both descriptors, that of the socket and that of the note."""
+        """Owns the descriptors `fd`, of the socket, and `note`."""
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         self.client, self.server = client, server
         self.note = note  # -1 once closed

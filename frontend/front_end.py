@@ -38,7 +38,7 @@ class FrontEnd:
 
     @cached_property
     def handlers(self) -> Handlers:
-        """Handlers of the messages that concern front ends alone; the place has those of all clients."""
+        """Handlers of the messages that concern front ends alone; messages to all clients are handled by the place."""
         state = self.state
         return table(
             on(to_client.ModelsKnown, self._start),

@@ -70,8 +70,8 @@ class Rendering(Protocol):
 
 
 class Plan(NamedTuple):
-    """A generate request before its model is looked up: the model's name, and the function that prepares it for the
-    model."""
+    """A request that a Rendering answers, before its model is looked up: the model's name, and the function that
+    prepares the request for the model."""
 
     name: str
     version: str | None

@@ -28,7 +28,7 @@ _M_ARENA_MAX = -8
 _ROLES: dict[str, int] = json.loads(os.environ["SHOAL_FRONT_ENDS"])
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
-worker_class = "gthread"  # makes gunicorn keep the settings of the road's class; the arbiter chooses the class by role
+worker_class = "gthread"  # the road's class inherits from it; the arbiter sets the class of each role
 wsgi_app = "shoal.frontend.road.road:create()"  # the road's application; a lane does not load it
 bind = [f"fd://{fd}" for role in _ROLES for fd in listener_fds(os.environ, role)]
 workers = sum(_ROLES.values())

@@ -29,8 +29,8 @@ MAX_UINT64 = 2**64 - 1
 #: thirds longer (measured).
 _ONE_PIECE_BYTES, _PIECE_BYTES = 1 << 20, 32 << 10
 
-#: The fewest digits that an integer beyond every double has, and a table that turns digits into zeros, so that a search
-#: for the former finds such integers.
+#: As many zeros as the shortest integer beyond every double has digits; and a table that turns all digits into zeros,
+#: so that a search for these zeros finds such integers.
 _LONG_NUMBER, _DIGITS_ARE_ZEROS = b"0" * 309, bytes.maketrans(b"123456789", b"0" * 9)
 _DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))

@@ -1,5 +1,5 @@
 """Traces in a front end: which requests are traced, what is recorded of them, and how traces are sent to the tracer, or
-times shown to a client that asks for those of its request.
+a request's times shown to a client that asks for them.
 
 Without tracing `ServerState.tracing` is None, and the only check is whether a client asks for times. A trace begins
 when its request has been submitted (refused requests are not traced) and ends when its response has been sent. Nothing
@@ -259,7 +259,7 @@ def changed(
     comes with the settings is the socket to the tracer; later changes bring the same socket once more, and this
     descriptor is closed.
 
-    `names` are those of models, by their ids.
+    `names` are models' names by their ids.
     """
     if message.outlet is None:
         if before is not None and before.outlet is not None:

@@ -1,8 +1,8 @@
 """Vertex AI's endpoint: a health route, and a predict route for the default model, or for a redirect into Triton's API.
 
 The environment determines the routes. The header X-Vertex-Ai-Triton-Redirect of a prediction names another target, like
-`v2/models/M/infer`; every request to the predict route is a POST. Binary responses are those of Triton's API, binary
-requests have the length of their JSON in the Content-Type. Pure; runs on the road.
+`v2/models/M/infer`; every request to the predict route is a POST. Binary responses have the form of Triton's API,
+binary requests have the length of their JSON in the Content-Type. Pure; runs on the road.
 """
 
 import re

@@ -98,7 +98,7 @@ class Opening(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The rpcs of one endpoint, by their paths, and the protocol of those that infer."""
+    """The rpcs of one endpoint, by their paths, and the protocol of the rpcs that infer."""
 
     methods: Mapping[str, Method]
     protocol: InferenceProtocol

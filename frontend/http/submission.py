@@ -288,7 +288,7 @@ class Submission:
         self, template: JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
     ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
         """The form in which a request of this template is kept until its reply, and its packed InferRequest. An empty
-        id and settings of None are those of the template. Raises InvalidArgumentError."""
+        id and settings of None stand for the template's. Raises InvalidArgumentError."""
         if not id_ and settings is None:
             return template, template.header
         if settings is not None:

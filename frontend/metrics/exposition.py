@@ -263,7 +263,7 @@ def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[
 
 
 def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]) -> Iterator[str]:
-    """The lines of one family, with one line for each source that has its figure."""
+    """The lines of one family, with one line for each source that has the figure."""
     samples = (
         (labels, source[figure.figure] / figure.divisor) for labels, source in sources if figure.figure in source
     )

@@ -233,8 +233,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return is_kept and not conn.received.is_short
 
     def handle_request(self, req: Any, conn: Any) -> bool:
-        """Answer a request that gunicorn has parsed. Its time limit begins with its arrival, before it waited for the
-        thread.
+        """Answer a request that gunicorn has parsed. Its time limit began when it had come, before this thread.
 
         The bytes read of a body that broke off are dropped: gunicorn's request and its reader of chunks refer to each
         other, and would keep the bytes until the collector of cycles runs.

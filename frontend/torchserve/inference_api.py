@@ -194,7 +194,7 @@ def _named(fields: "list[Field] | None") -> str:
 
 
 def ping(state: ServerState) -> Response:
-    """200 unless the workers of some model have died so often that its breaker is open; starting workers count as
+    """200 unless some model is unavailable because all its workers have died again and again; starting workers count as
     healthy."""
     if any(entry.failed for entry in state.models.entries()):
         return pretty(500, {"status": "Unhealthy"})

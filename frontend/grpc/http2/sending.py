@@ -380,8 +380,8 @@ class Sending:
         """Frame as many whole frames as a piece and `nbytes` bytes allow, at least one. Returns the number of bytes
         framed.
 
-        Has the effect of the loop in `_pass_data`, in a fifth of the time. The last byte of the piece is left to that
-        loop.
+        Has the effect of the loop in `_take_turn`, in a fifth of the time. At least one byte of the piece is left to
+        that loop.
         """
         in_frame = self._max_frame
         num_frames = min(len(piece) - 1, nbytes) // in_frame
