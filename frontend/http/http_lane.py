@@ -223,8 +223,7 @@ class HttpLane(Lane[HttpConnection]):
             data = connection.buffer
 
     def _refuse_head(self, connection: HttpConnection) -> None:
-        """Refuse at once a head whose lines end in bare line feeds: the empty line that ends a head would never
-        come."""
+        """Refuse at once a head whose lines end in bare line feeds: its end, an empty line, would never be found."""
         sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
         self._refuse_last(connection, InvalidArgumentError(sentence))
 
@@ -295,8 +294,7 @@ class HttpLane(Lane[HttpConnection]):
         go on at once."""
         before, connection.last_head = connection.last_head, head
         connection.num_missed = num_missed = connection.num_missed + 1
-        # To keep a request costs as much again as to submit it, so few are kept of a client whose requests never
-        # repeat.
+        # To keep a request costs as much as to submit it, so few are kept of a client that repeats none.
         is_kept = num_missed <= EAGER_MISSES or num_missed % RARE_MISSES == 0
         return self._submit(connection, head, body, before if is_kept else None)
 
@@ -312,8 +310,7 @@ class HttpLane(Lane[HttpConnection]):
         try:
             number, asked = connection.api.submit(head, body, block, before)
         except ShoalError as error:
-            # a large body without memory on the lane, but with a place in flight, takes the road, which has other
-            # memory
+            # a large body with a place in flight, but no memory on the lane, takes the road, which has other memory
             lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
             if not (lacks_memory or isinstance(error, RoadOnlyError)):
                 return self._refuse(connection, error)
@@ -434,8 +431,7 @@ class HttpLane(Lane[HttpConnection]):
             self._resume(connection)
 
     def _resume(self, connection: HttpConnection) -> None:
-        """Read again from a connection whose response has left, and process its next request if that has come
-        already."""
+        """Read on from a connection whose response has left; its next request may have come already."""
         self._set_quiet(connection, False)
         connection.begun_s = self.now_s
         data, connection.buffer = connection.buffer, b""

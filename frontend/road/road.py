@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 #: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
 #: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
-#: Threads by kind of work other than requests to models (ours). The front end answers READING itself, the supervisor
-#: all others; it loads --model-load-thread-count models at a time (load_slots.py).
+#: Threads by kind of work other than requests to models (ours). READING is answered at once, all others by the
+#: supervisor, which loads --model-load-thread-count models at a time (load_slots.py).
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
 #: Seconds that a request has waited for a thread before its client, if it has closed its half of the connection, is
 #: probed (ours: clients that wait for their response may close their half, too, and most requests do not wait so long).
