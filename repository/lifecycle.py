@@ -79,11 +79,11 @@ class ModelVersion:
     #: True while the version is UNAVAILABLE because all instances died again and again, and are still tried from time
     #: to time. The next move ends that.
     is_failed: bool = False
-    #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where none is the
-    #: default, they mean the highest.
+    #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where no version
+    #: is the default, such requests mean the highest.
     is_default: bool | None = None
-    # Changed by the supervisor's traffic.py: whether `is_default` is its choice; and of a default, while requests that
-    # name no version are split, the split's model id, and the header by which they are divided.
+    # Changed by the supervisor's traffic.py: whether it has chosen `is_default`; for the default version, while a split
+    # divides the requests that name no version, the split's model id, and the header by which they are divided.
     is_chosen: bool = False
     split_id: int = 0
     sticky_header: str = ""
@@ -102,8 +102,8 @@ class ModelVersion:
         self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
 
     @property
-    def means_none(self) -> bool:
-        """Whether requests that name no version mean this one, whatever others there are."""
+    def is_meant_by_default(self) -> bool:
+        """Whether requests that name no version mean this one, whatever other versions there are."""
         return parameter(self.config, "ts_default") == "true" if self.is_default is None else self.is_default
 
     @property
@@ -132,6 +132,6 @@ class ModelVersion:
         own: dict[str, Any] = {
             "state": self.state.value,
             "config": self.config if self.is_config_final else None,
-            "is_default": self.means_none,
+            "is_default": self.is_meant_by_default,
         }
         return ModelChanged(**{name: getattr(self, name) for name in ModelChanged.fields if name not in own}, **own)
