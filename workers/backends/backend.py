@@ -54,7 +54,8 @@ class Device:
 
     @property
     def pool_threads(self) -> int:
-        """The threads of a pool with which all instances of the process compute: each takes part with its own."""
+        """The number of threads of a pool that all instances of the process share; each instance's own thread computes,
+        too."""
         if not self.process_cores:
             return len(self.cores)
         num_instances = max(1, len(self.process_cores) // len(self.cores))
@@ -82,8 +83,8 @@ class Backend(ABC):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Answer each request of one batch, through `answers`: add outputs or fail, each exactly once.
 
-        A backend that knows them sets `input_end_ns` and `output_start_ns`, the monotonic times at which the model
-        starts and has finished. Several requests come only if the model has a batch dimension. An exception fails all
+        A backend that knows when the model has started and finished sets `input_end_ns` and `output_start_ns`, both
+        monotonic times. Several requests come only if the model has a batch dimension. An exception fails all
         of them. The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
         """
 
@@ -196,7 +197,7 @@ class BatchedBackend(Backend):
             answers.input_end_ns = time.monotonic_ns()
             outputs = self.run(inputs)
             answers.output_start_ns = time.monotonic_ns()
-            answers.add_batch(requests, outputs)  # which leaves out the rows after those of the requests
+            answers.add_batch(requests, outputs)  # leaves out padded rows, which come after the requests' rows
 
     def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
         requests = ragged.joinable(joinable(requests, answers, ragged.inputs), answers)
@@ -234,8 +235,8 @@ def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[s
 
 
 def _why_unreadable(request: Request) -> str:
-    """The error in a request's strings, "" if there is none. It is looked for in each request, since in a batch's
-    gathered strings it could not be traced to one of them."""
+    """The error in a request's strings, "" if there is none. Each request is checked by itself, since an error in the
+    gathered strings of a batch could not be traced to one request."""
     try:
         request.inputs  # noqa: B018 - they are decoded by the first look at them
     except ShoalError as error:

@@ -22,8 +22,8 @@ class DeviceInput:
     def __init__(
         self, tensor: GpuTensor, shape: tuple[int, ...], datatype: Datatype, source: TensorSource | None = None
     ) -> None:
-        """`source` says which block has the place of a tensor that another worker has left on the GPU, and what holds
-        that block: kept as long as a capsule is, like the mapping."""
+        """`source` is given for a tensor that another worker has left on the GPU: it names the block that says where
+        the tensor lies, and holds that block. It is kept, like the mapping of the memory, as long as a capsule is."""
         self._tensor = tensor
         self._kept = tensor.handle, source
         self.source = source

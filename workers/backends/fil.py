@@ -35,7 +35,7 @@ _TREELITE_SENTENCE = re.compile(r"(?:\[[0-9:]+\] \S+: )?([^\n]*)")
 
 
 class FilBackend(BatchedBackend):
-    """One forest."""
+    """One forest of decision trees, loaded by treelite."""
 
     def __init__(self) -> None:
         # Changed by describe and load.
@@ -152,5 +152,5 @@ def _is_cut(path: str) -> bool:
 
 def _sentence(error: Exception) -> str:
     match = _TREELITE_SENTENCE.match(str(error))
-    assert match is not None  # it matches anything
+    assert match is not None  # the pattern matches any text
     return match[1].strip()

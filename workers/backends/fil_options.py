@@ -1,7 +1,7 @@
 """The settings in config.pbtxt of a forest, read into one value and checked.
 
-Pure: has the names of Triton's parameters, those of every release, and of its files; does not import treelite. Runs in
-a worker.
+Pure: has the names of the parameters and of the model files in all releases of Triton; does not import treelite. Runs
+in a worker.
 """
 
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ class IdentityBackend(BatchedBackend):
         self._pairs: tuple[tuple[TensorSpec, str], ...] = ()  # an input, and the name of its output
         self._ragged: frozenset[str] = frozenset()
         self._is_batched = self._has_optional = False
-        # Set by execute for run, whose arguments do not have it.
+        # The rows of the batch, set by execute for run, whose arguments do not have them.
         self._rows = 1
         self._delay_s = 0.0
 

@@ -136,7 +136,7 @@ def _tensor(data: memoryview) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _dim(data: memoryview) -> int:
-    """A dimension; -1 for one that has a name, or nothing."""
+    """The size of a dimension; -1 if the file gives it a name, or nothing."""
     value = next((each for number, each in _fields(data) if number == 1 and isinstance(each, int)), -1)
     return value if 0 <= value < 1 << 63 else -1
 

@@ -228,8 +228,8 @@ class OnnxruntimeBackend(BatchedBackend):
 
 
 def _staging() -> Stage | None:
-    """Page-locked memory for inputs. None, with a line in the log, if cuda-python is missing: copies take a detour
-    then."""
+    """Page-locked memory for inputs. None, with a line in the log, if cuda-python is missing: then inputs are copied to
+    the GPU from ordinary memory, which takes longer."""
     try:
         from shoal.workers import cuda
     except ImportError as error:

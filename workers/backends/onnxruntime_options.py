@@ -133,8 +133,8 @@ def _providers(model: BackendModel, device: Device, available: Collection[str]) 
 
 
 def _refuse_graphs(model: BackendModel, providers: Collection[Provider]) -> None:
-    """Raise UnsupportedError for CUDA graphs: each batch is bound anew, where it was gathered and its answers go, and a
-    graph would read and write where the first batch was."""
+    """Raise UnsupportedError for CUDA graphs: a graph reads and writes at the addresses of the batch with which it was
+    captured, but each batch has its inputs and outputs at other addresses."""
     for provider, options in providers:
         option = _CUDA_GRAPHS[provider]
         if options.get(option, "0").lower() not in ("0", "false"):
@@ -180,7 +180,7 @@ def _cuda_parameters(model: BackendModel) -> dict[str, str]:
 
 def refuse_bf16(config: Config) -> None:
     """Raise UnsupportedError for a configuration with BF16 and strings."""
-    # BF16 has no numpy form, so such a model is run on addresses, and a string has none that could be shared.
+    # numpy has no BF16, so a model with BF16 is given the addresses of its tensors; strings cannot be given by address.
     data_types = {tensor["data_type"] for tensor in (*config["input"], *config["output"])}
     if {"TYPE_BF16", "TYPE_STRING"} <= data_types:
         raise UnsupportedError(f"model '{config['name']}': TYPE_BF16 is not supported together with TYPE_STRING")

@@ -26,9 +26,9 @@ class PytorchSettings:
     inter_op_num_threads: int
     inference_mode: bool  # torch.inference_mode instead of torch.no_grad
     optimized_execution: bool  # of TorchScript
-    jit_executor: bool | None  # this and the next two are TorchScript's, too; None = PyTorch's default
-    jit_profiling: bool | None
-    tensor_fuser: bool | None
+    jit_executor: bool | None  # of TorchScript; None = PyTorch's default
+    jit_profiling: bool | None  # of TorchScript; None = PyTorch's default
+    tensor_fuser: bool | None  # of TorchScript; None = PyTorch's default
     cudnn: bool
     cache_cleaning: bool  # give the GPU's unused memory back after each batch
     weight_sharing: bool  # map a state dict instead of reading it, so that instances share its pages

@@ -100,7 +100,7 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
 
 
 def _changed(module: Any, base: Candidate, count: int, position: int, size: int) -> dict[str, torch.Tensor] | None:
-    """The results with another size of one dimension; None where it does not run."""
+    """The module's results when one dimension of its inputs has another size; None if it does not run then."""
     shape = (*base.shape[:position], size, *base.shape[position + 1 :])
     try:
         return _run(module, Candidate(base.dtype, shape), count)

@@ -49,7 +49,7 @@ def tensors_of(path: str) -> dict[str, Any]:
     shape = (2, num_features)
     try:
         outputs = _outputs(model, np.zeros(shape))
-    except ValueError:  # of a step that takes logarithms, say
+    except ValueError:  # zeros are refused, as by a logarithm
         try:
             outputs = _outputs(model, np.ones(shape))
         except ValueError as error:
@@ -78,7 +78,7 @@ def bound_memory(nbytes: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tensors of each file, or why there are none."""
-    warnings.simplefilter("ignore")  # of another version of scikit-learn, which the server's log has, too
+    warnings.simplefilter("ignore")  # that scikit-learn has another version; the server's log has it, too
     nbytes, *paths = argv
     for path in paths:
         said: dict[str, Any] = {"skops": version("skops")}

@@ -40,7 +40,7 @@ _TYPES = {
 _ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
 _INIT_OPS_NBYTES = 1 << 20
 _OPERATIONS: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
-#: Operations with a state that keep no input; functions that they call or repeat are checked by themselves.
+#: Stateful operations that keep no input after a run; the functions that they call are checked separately.
 _KEEP_NOTHING = (
     "Assert", "Case", "HashTableV2", "If", "LookupTableFindV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
     "StatefulPartitionedCall", "VarHandleOp", "While",
@@ -63,7 +63,7 @@ class TensorflowBackend(BatchedBackend):
         self._copies_inputs = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The inputs and outputs of the signature; none for a frozen graph, which only has candidates. Raises
+        """The inputs and outputs of the signature; none for a frozen graph, which does not name them. Raises
         InvalidArgumentError for tensors of rank 0, and as `load` does if the file cannot be read."""
         settings = tensorflow_settings(model, device)
         self._open(model, settings)
@@ -79,7 +79,7 @@ class TensorflowBackend(BatchedBackend):
 
     def load(self, model: BackendModel, device: Device) -> None:
         """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree,
-        UnavailableError without a file, InternalError with TensorFlow's text if it cannot be read."""
+        UnavailableError without a file, InternalError with TensorFlow's text if the file cannot be read."""
         signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
         file_checks.refuse_optional(signature, "TensorFlow")
         self._open(model, settings)

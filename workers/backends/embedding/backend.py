@@ -45,7 +45,7 @@ class EmbeddingBackend(Backend):
             )
             key = (look_up.table, spec, look_up.key)
             what = f"table '{public_name(look_up.table)}' of model '{model.name}'"
-            if key not in tables:  # one for all outputs that use it alike, so that all see a replaced table at once
+            if key not in tables:  # outputs with equal keys share an object, so that all see a replaced table at once
                 tables[key] = _rows(look_up, model, what, spec, stores)
                 tables[key].refresh()
             outputs.append(EmbeddingOutput(look_up, tables[key], what))

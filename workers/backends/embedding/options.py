@@ -68,7 +68,7 @@ def _refuse_misspelt(model: BackendModel, signature: Signature) -> None:
                 f"model '{model.name}': parameter '{key}' is of an output that is not configured"
             )
         if not output and setting not in SETTINGS and (meant := get_close_matches(setting, SETTINGS, 1, 0.8)):
-            # No error: a model may have parameters for others than the backend.
+            # Only a warning: a model's parameters may be meant for its clients.
             _log.warning("model '%s': parameter '%s' is no setting, '%s' is", model.name, setting, *meant)
 
 

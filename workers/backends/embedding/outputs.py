@@ -12,8 +12,8 @@ from shoal.workers.backends.embedding.rows import Rows
 from shoal.workers.tensors import Array
 
 _NONE: Array = np.empty(0, np.intp)
-#: Bytes of rows that are in memory at once to be pooled: ids of one byte each with rows of 128 floats need 512 times
-#: their own size.
+#: Most bytes of rows that are gathered at once to be pooled: the rows of all ids would take much memory (512 times that
+#: of the ids, for ids of one byte and rows of 128 floats).
 PIECE_NBYTES = 16 << 20
 
 

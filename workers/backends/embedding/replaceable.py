@@ -14,7 +14,7 @@ from shoal.errors import ShoalError, UnavailableError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: The properties of a file that tell it from the one that was at its path before.
+#: Returns the properties of a file that differ once another file has taken its path.
 Stamp = Callable[[os.stat_result], tuple[int, ...]]
 
 

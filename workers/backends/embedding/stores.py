@@ -31,7 +31,7 @@ REDIS_TIMEOUT_S = 1.0
 
 
 class OpenStore(NamedTuple):
-    """An opened store."""
+    """An opened store: how its values are read, and how it is opened again."""
 
     get_many: GetMany
     refresh: Callable[[], object]  # opens the file again if another one has taken its path; no effect for a server
@@ -93,7 +93,7 @@ class StoreRows(Rows):
 def _check_spec(what: str, spec: TableSpec) -> None:
     if -1 in spec.row_dims:
         raise InvalidArgumentError(f"{what}: a store does not tell how long a row is; the output's dims must")
-    if (spec.stored is BF16) != (spec.output is BF16) and spec.output.dtype.kind != "f":  # both are words to numpy
+    if (spec.stored is BF16) != (spec.output is BF16) and spec.output.dtype.kind != "f":  # to numpy, BF16 is uint16
         raise InvalidArgumentError(
             f"{what} holds {spec.stored.config_name}, which cannot be given as {spec.output.config_name}"
         )
@@ -144,16 +144,16 @@ def _environment(lmdb: Any, path: str) -> _Environment:
     """An LMDB environment, opened now or shared with other stores. Raises what lmdb raises, and InvalidArgumentError
     for a file that has replaced one in use.
 
-    LMDB finds its lock file by the name of the data file. The lock file says which half of the data file is the newer
-    one; as long as any process has the old data file open, that is true of the old one only. So a file in use can only
-    be replaced where `path` comes from a link, which is made to lead to a file of another name.
+    LMDB finds the lock file by the name of the data file. The lock file says which half of the data file is the newer
+    one. While any process has a data file open, the lock file describes that file, and would be wrong for another file
+    of the same name. So a file in use can only be replaced by a file of another name, to which a link is made to lead.
     """
     here = place(os.stat(path))
     environment = _environments.get(path)
     if environment is None:
         is_directory = os.path.isdir(path)
-        # A reader notes in the lock file which pages it reads, so that they are not overwritten; if this process may
-        # not write there, no process does.
+        # A reader notes in the lock file which pages it reads, so that writers do not overwrite them. Where this
+        # process may not write, it reads without a lock, on the assumption that no process writes.
         can_lock = os.access(path if is_directory else os.path.dirname(path), os.W_OK)
         opened = lmdb.open(path, subdir=is_directory, readonly=True, lock=can_lock, create=False, readahead=False)
         environment = _environments[path] = _Environment(opened, here)
@@ -208,7 +208,7 @@ def _open_redis(what: str, url: str) -> GetMany:
             retry=retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         client.connection_pool.make_connection()  # checks the whole URL, opens no connection
-    except (TypeError, ValueError):  # which may quote a piece of the password
+    except (TypeError, ValueError):  # its text may quote a part of the password
         raise InvalidArgumentError(f"{what}: its URL does not name a Redis server") from None
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:

@@ -50,7 +50,7 @@ class PythonBackend(Backend):
         self._served = ModelTraits("", 0, (), False)
         self._event_loop = ModelEventLoop("execute")
         self._runtime = WorkerRuntime("")
-        #: The backend of the process's first instance, if that is another one.
+        #: The backend of the process's first instance; None if this is the first.
         self._first: PythonBackend | None = None
         # Changed by load, and by execute if the model turns out to write into its inputs.
         self._has_copies = False
@@ -82,7 +82,7 @@ class PythonBackend(Backend):
             for request in batch:
                 request._open_channel()  # in this thread: when `execute` returns, the loop must know all senders
             self._event_loop.begin(self._execute_async(batch, parents))
-            current_parents.set(NO_PARENTS)  # this thread goes on without them
+            current_parents.set(NO_PARENTS)  # calls of this thread are made for no request from now on
             return
         try:
             responses = self._execute(batch)
@@ -173,9 +173,8 @@ class PythonBackend(Backend):
         except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             self._fail(batch, error)
             if fault_of(error) is Fault.DEVICE_LOST:
-                os._exit(
-                    EXIT_DEVICE_LOST
-                )  # the worker's loop does not see errors of coroutines; clients are answered by now
+                # The worker's loop, which ends the worker otherwise, does not see errors of coroutines.
+                os._exit(EXIT_DEVICE_LOST)
         except BaseException as error:
             # A coroutine was cancelled or has called exit(): its requests have to be answered all the same.
             if self._event_loop.is_stopping:
@@ -191,7 +190,7 @@ class PythonBackend(Backend):
             return await self._model.execute_async(batch)
         finally:
             if self._runtime.has_lent(parents):
-                import asyncio  # here, as in event_loop.py
+                import asyncio  # here, since it takes 6 MB: see event_loop.py
 
                 await asyncio.to_thread(self._runtime.end, parents)
 
@@ -210,7 +209,7 @@ class PythonBackend(Backend):
                     request.answers.add_outputs(request.request, outputs_of(response), response._parameters or None)
             except ShoalError as error:
                 request.fail(error)
-            except TritonModelException as error:  # of a sender that the model has used already
+            except TritonModelException as error:  # the model has already sent its final response
                 _log.error("model instance '%s': %s", self._model.identity.instance_name, error)
 
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:

@@ -1,5 +1,5 @@
-"""The number of threads of numpy's BLAS. A zygote loads it with one, since threads do not survive a fork; a worker
-raises the number afterwards."""
+"""The number of threads of numpy's BLAS. A zygote loads BLAS with one thread, since threads do not survive a fork; a
+worker raises the number afterwards."""
 
 import ctypes
 import os

@@ -2,8 +2,8 @@
 
 With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
 memory is lent, not copied: a tensor of a request that is being executed is lent until the calls made for that request
-are answered, a tensor of another model's response for as long as an array over it exists. A call has the rest of its
-parents' time and their priority, and ends with them.
+are answered, a tensor of another model's response for as long as an array over it exists. A call inherits the remaining
+time and the priority of the requests for which it is made, its parents, and is cancelled when they are.
 """
 
 import json
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LEND_NBYTES = 32 * 1024
 #: The share of a request's time that calls made for it may use (ours).
 _SHARE = 0.9
-#: Reloads of its model that one call may meet; after that it is refused (ours).
+#: A call is sent again after so many reloads of the called model; one more, and the call fails (ours).
 _MAX_RELOADS = 3
 
 
@@ -119,7 +119,7 @@ class BlsCall:
         on_response: "OnResponse",
         gpu: GpuCalls | None = None,
     ) -> None:
-        """`gpu` is that of an instance on a GPU where tensors may stay."""
+        """`gpu` is given if tensors may stay on the instance's GPU."""
         self._client = client
         self._caller = caller
         self._request = request
@@ -155,7 +155,7 @@ class BlsCall:
             if not self._refs:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)
-            # Responses whose tensors are lent are kept, and inputs that stay on the GPU.
+            # The client keeps responses whose tensors are lent, and inputs on the GPU, until the last reply.
             keep = [each._source.keep for each in self._request._inputs if each._source is not None] + self._kept
             self._number = self._client.submit(
                 outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, keep, self._request._trace._key
@@ -163,7 +163,7 @@ class BlsCall:
         except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)
         else:
-            if self._is_cancelled:  # while it was sent, or between two attempts
+            if self._is_cancelled:  # cancelled while this attempt was made, or between two attempts
                 self._client.cancel(self._number)
 
     def cancel(self) -> None:
@@ -175,7 +175,7 @@ class BlsCall:
         name = self._request._model_name
         entry = self._lookup() if self._num_attempts == 1 else None
         if entry is None:
-            # The model may have been loaded since: after the supervisor's answer all its earlier messages are applied.
+            # The model may have just been loaded: when the supervisor answers, all its earlier messages are applied.
             self._client.ask("ping", {})
             entry = self._lookup()
         if entry is None:

@@ -56,7 +56,7 @@ class ModelEventLoop:
             loop.run_forever()
         finally:
             # A sys.exit(), or a model that stops the loop: the thread would end without a word, and all requests would
-            # wait for ever. In a plain model's execute it ends the worker, too.
+            # wait for ever. A sys.exit() in a plain model's execute ends the worker, too.
             if not self.is_stopping:
                 _log.critical("the model has ended its event loop, and with it this worker", exc_info=True)
                 os._exit(1)

@@ -45,7 +45,8 @@ class GpuCalls:
         self._regions = regions
 
     def forget(self, owner: int) -> None:
-        """Close the handles of a dead worker's pool; `owner` is the owner id of the segment whose blocks named it."""
+        """Close the handles of a dead worker's pool; `owner` is the owner id of the segment whose blocks named the
+        pool."""
         self._regions().forget_pool(owner)
 
     def takes(self, entry: ModelEntry) -> bool:

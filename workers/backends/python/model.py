@@ -62,7 +62,8 @@ class PythonModel:
     """One instance of a model. `load` comes first, or `auto_complete` and then `load`."""
 
     def __init__(self, identity: InstanceIdentity, config: Config, first: "PythonModel | None" = None) -> None:
-        """`first` is the first instance of the model in this process, if that is another one: its module is used."""
+        """`first` is the first instance of the model in this process, whose module is used; None if this is the
+        first."""
         self.identity = identity
         self._is_first = first is None
         # Changed by configure and load.
@@ -141,7 +142,8 @@ class PythonModel:
 
     def as_failure(self, error: BaseException) -> InternalError:
         """The error to answer clients with for an exception of an execution."""
-        # Without a cause: its traceback leads back to the requests, and a cycle would keep their memory mapped.
+        # Without __cause__: the exception's traceback leads back to the requests, and the cycle would keep their memory
+        # mapped.
         return InternalError(
             f"Failed to process the request(s) for model '{self.identity.instance_name}', message: {describe(error)}"
         )
@@ -155,7 +157,7 @@ class PythonModel:
         with forks.end_here():
             answer = check()
             if inspect.isawaitable(answer):
-                import asyncio  # here, as in event_loop.py
+                import asyncio  # here, since it takes 6 MB: see event_loop.py
 
                 answer = asyncio.run(_within(IS_READY_S, answer))
         if not isinstance(answer, bool):
@@ -164,7 +166,7 @@ class PythonModel:
 
     def finalize(self) -> None:
         """Call the model's finalize and drop the object. Raises InternalError if finalize fails."""
-        if self._is_first:  # the others end before it
+        if self._is_first:  # the process's other instances have ended before
             self._let_call_models(False)
         instance, self._instance = self._instance, None
         try:

@@ -42,8 +42,9 @@ class WorkerRuntime(Runtime):
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """Leave the worker's client of the star to the worker, in a forked process: its first call joins the star anew.
-        Its calls are made for no request, since the process may outlive the requests that are being executed."""
+        """In a process that the model has just forked, leave the worker's client of the star to the worker. The forked
+        process joins the star with its own first call, and its calls are made for no request, since the process may
+        outlive the requests that are being executed."""
         self._lock = threading.Lock()  # a thread of the original may have held it
         client, self._client = self._client, None
         current_parents.set(NO_PARENTS)

@@ -258,7 +258,7 @@ def _torch_device(model: BackendModel, device: Device) -> torch.device | None:
             f"model '{model.name}', instance '{model.instance_name}' is of kind {device.kind}, and this PyTorch "
             f"({torch.__version__}) sees no GPU. Install a build for CUDA, or configure KIND_CPU"
         )
-    # If CUDA_VISIBLE_DEVICES leaves a worker one GPU only, that is number 0 in it, whatever its number elsewhere.
+    # If CUDA_VISIBLE_DEVICES leaves the process only one GPU, the GPU's number in the process is 0.
     return torch.device("cuda", device.id if device.id < torch.cuda.device_count() else 0)
 
 

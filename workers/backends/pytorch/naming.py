@@ -2,7 +2,7 @@
 
     by name    the name of an argument of `forward`, or a path: ARGS[0], ARGS[2][key], KWARGS[name], RESULT[key][0]
     by index   NAME__INDEX
-    by order   the configuration's, with a warning
+    by order   the order of the configuration, with a warning
 
 One convention holds for all inputs, and one for all outputs: the first that suits every name. The inputs of a Python
 file go by order only, as in Triton, and names that indicate another order are refused.

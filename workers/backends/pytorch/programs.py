@@ -2,7 +2,7 @@
 
     TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
     torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known
-    AOTInductor     */data/aotinductor/*      a graph like that, compiled for one kind of machine
+    AOTInductor     */data/aotinductor/*      a graph, compiled for one kind of machine
     a Python file   a class of modules        with a state dict beside it; the only form with a user's code
 
 An archive's form is recognised by its contents, not by its name. A state dict is read with weights_only: it is data,
@@ -95,8 +95,8 @@ class Exported:
         out_spec: Any,
         arguments: Sequence[str] = (),
     ) -> None:
-        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names that it
-        declares. Raises InvalidArgumentError if the configuration's tensors are not the graph's."""
+        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names of its
+        positional arguments. Raises InvalidArgumentError if the configuration's tensors are not the graph's."""
         self._function = function
         inputs, outputs = _names(in_spec, ("ARGS", "KWARGS")), _names(out_spec, ("RESULT",))
         for number, argument in enumerate(arguments):
@@ -301,7 +301,7 @@ def _arguments(model: BackendModel, module: Any) -> naming.Template:
 def _state_dict(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Any:
     try:
         return torch.load(file, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
-    except Exception as error:  # PyTorch advises to load without weights_only, and we do not
+    except Exception as error:  # its text goes on with advice to allow code to run
         reason = re.search(r"WeightsUnpickler error: (.*?)(\. |\n|$)", str(error))
         raise InternalError(
             f"failed to load model '{model.name}': '{file}' is no state dict, which is all that is read: "

@@ -49,7 +49,7 @@ class Transfers:
 
     def to_device(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
         """A tensor's copy on the GPU, which may still be under way: the tensor must stay as it is until the outputs of
-        the batch have arrived. From memory that is not page-locked the copy has been read when this returns."""
+        the batch have arrived. Memory that is not page-locked has been read when this returns."""
         return tensor.to(self._device, memory_format=memory_format, non_blocking=True)
 
     def is_there(self, value: Any) -> bool:
@@ -57,8 +57,8 @@ class Transfers:
         return isinstance(value, torch.Tensor) and value.device == self._device
 
     def to_host(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs with all tensors in this process's memory, arrived; others, such as lists, are passed on. Raises what
-        PyTorch raises if earlier work on the GPU has failed."""
+        """The outputs, once all tensors have been copied into this process's memory; other values, such as lists, are
+        returned unchanged. Raises what PyTorch raises if earlier work on the GPU has failed."""
         arrived = {name: self._copy(value) for name, value in outputs.items()}
         self._synchronize()
         return arrived

@@ -371,7 +371,7 @@ class TensorrtBackend(BatchedBackend):
             self._enqueue(context, inputs, outputs)
             self._stream.synchronize()
             graph = self._stream.capture(lambda: self._enqueue(context, inputs, outputs))
-            self._captured(shapes)  # drops useless graphs first
+            self._captured(shapes)  # drops graphs whose memory has moved
             self._graphs[shapes] = graph, outputs, context
         except (cuda.CudaError, ShoalError) as error:
             if fault_of(error) is Fault.DEVICE_LOST:

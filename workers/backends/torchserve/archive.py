@@ -20,8 +20,8 @@ _FLAGS = {"true": True, "false": False}
 
 
 class SequenceHeaders(NamedTuple):
-    """The names of the headers of sequences: of a request its sequence's id and whether that begins, of a response
-    whether it ends."""
+    """The names of the headers of sequences: in a request the sequence's id and whether the sequence begins, in a
+    response whether it ends."""
 
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"
@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
     num_processes: int
     shares_batches: bool  # every process gets each batch; else only the first
-    num_threads: int  # of OpenMP, in each
+    num_threads: int  # of OpenMP, in each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def open_archive(model: BackendModel) -> Archive:
 
 
 def _launch(model: BackendModel, yaml_config: dict[str, Any]) -> Launch | None:
-    """The processes of the handler. Raises InvalidArgumentError where several cannot be had."""
+    """The processes of the handler. Raises InvalidArgumentError if the model's other settings allow only one."""
     torchrun, kind = yaml_config.get("torchrun"), yaml_config.get("parallelType")
     if not isinstance(torchrun, dict) or kind not in ("pp", "tp", "pptp"):
         return None

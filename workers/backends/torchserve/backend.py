@@ -65,7 +65,7 @@ class TorchserveBackend(Backend):
         # Changed by executions: when PredictionTime was recorded; requests that will be executed again.
         self._recorded_ns = 0
         # Changed by execute: slot of a request that its handler has not finished → its key, call and number of parts
-        # sent. One that was cancelled between two executions is forgotten when its slot gets another.
+        # sent. A request cancelled between two executions is forgotten when its slot gets another.
         self._unfinished: dict[int, tuple[int, Call, int]] = {}
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
@@ -173,7 +173,7 @@ class TorchserveBackend(Backend):
             try:
                 found = calls.calls_of_rank(tensor, parameter, request_id, decodes=self._archive.decodes_inputs)
             except ShoalError:
-                continue  # which the first rank answers with the same error
+                continue  # the first rank answers the request with this error
             rows += [(call, None, row) for row, call in enumerate(found)]
         for group in _groups(rows) if rows else ():
             self._fill(self._context, group)
@@ -204,7 +204,7 @@ class TorchserveBackend(Backend):
             return
         except BaseException as error:
             forks.end_if_forked(depth, error)
-            raise  # sys.exit() ends the worker, as TorchServe's
+            raise  # sys.exit() ends the worker, as it ends TorchServe's
         if forks.depth != depth:
             forks.end_if_forked(depth)
         self._record(start_ns)
@@ -238,8 +238,8 @@ class TorchserveBackend(Backend):
         context.send_intermediate = lambda ret, message, code: self._send_parts(batch, ret, message, code)
 
     def _send_parts(self, batch: "Batch", ret: Sequence[Any], message: str, code: int) -> None:
-        """Send one part of each response. Raises ValueError for another number of parts, WrongReturnError for parts
-        that have no form as a body, CancelledError if no client of the batch waits any more."""
+        """Send one part of each response. Raises ValueError for another number of parts, WrongReturnError for a part
+        that cannot be turned into bytes, CancelledError if no client of the batch waits any more."""
         if len(ret) != len(batch):
             raise ValueError(f"a part for each of {len(batch)} requests is needed, got {len(ret)}")
         del message
@@ -314,7 +314,7 @@ class TorchserveBackend(Backend):
             self._metrics.add(Sample("PredictionTime", "Milliseconds", MetricTypes.GAUGE, self._dimensions, took_ms))
 
 
-#: Rows of requests with the responses that they belong to, and their number in these.
+#: Rows of requests, each with the response that it belongs to and its number among the request's rows.
 Batch = Sequence[tuple[Call, Reply, int]]
 
 

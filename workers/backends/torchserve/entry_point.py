@@ -7,7 +7,7 @@
     /dir/a.b         a dotted path, as SageMaker's
 
 Of several classes that a module defines itself, the only one with both `handle` and `initialize` is taken; TorchServe
-refuses these. The first error of an import is the one that is reported: TorchServe reports that of its second attempt.
+refuses such a module. If the import fails, its first error is reported; TorchServe reports that of its second attempt.
 """
 
 import importlib

@@ -1,5 +1,5 @@
-"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: with an indentation that function falls back
-from C to generators in Python. Pure. Runs in a worker.
+"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: for an indentation, `json.dumps` falls back from C
+to generators in Python. Pure. Runs in a worker.
 """
 
 import json
@@ -23,7 +23,7 @@ def dumps(value: object) -> str:
 
 
 def _written(value: Any, line: str) -> str:
-    """The text of a value; `line` begins a line of its own indentation."""
+    """The text of a value; `line` is a newline with the indentation of the value's own line."""
     kind = type(value)
     if kind is str:
         return quoted(value)

@@ -49,8 +49,8 @@ def enter(archive: Archive, num_cores: int) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     blas.use_threads(num_cores)
-    torch: Any = sys.modules.get("torch")  # a zygote's: its OpenMP has read the environment without this worker's
-    if torch is not None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:  # the zygote has imported it: OpenMP has read the zygote's environment, not this worker's
         torch.set_num_threads(num_cores)
 
 

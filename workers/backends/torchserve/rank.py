@@ -82,4 +82,4 @@ def _close_sockets(kept: int) -> None:
             if fd > 2 and fd != kept and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 os.close(fd)
         except OSError:
-            continue  # that of the listing itself
+            continue  # the descriptor by which they are listed

@@ -45,7 +45,7 @@ class _Process(NamedTuple):
         """Wait for the end of the process, which is killed after the limit."""
         if not select.select([self.end], [], [], limit_s)[0]:
             signal.pidfd_send_signal(self.end, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the handler has waited for any child of its process
+        with suppress(ChildProcessError):  # the handler may have waited for all children of its process
             os.waitpid(self.pid, 0)
 
 
@@ -117,8 +117,8 @@ class Ranks:
         }  # fmt: skip
 
     def _watch(self) -> None:
-        """Wait for the other ranks' loads; end this worker when one of them fails while this process waits for it in a
-        collective operation, and later when one ends. In a thread of its own."""
+        """Wait for the other ranks' loads; end this worker if a rank fails to load while this process waits for it in a
+        collective operation, and later when a rank ends. In a thread of its own."""
         missing = dict(zip(self._connections, range(1, self._launch.num_processes), strict=True))
         while missing and not self._fault:
             for connection in wait(list(missing)):

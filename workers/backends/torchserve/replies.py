@@ -34,9 +34,9 @@ class Reply:
         streams: bool = False,
         num_parts: int = 0,
     ) -> None:
-        """`sender` answers the request, if it is not answered when the batch has been executed; with `streams` it may
-        send parts as they come, and `num_parts` have been sent by earlier executions."""
-        self.request = request  # as long as it is executed
+        """`sender` answers the request if that may happen after the batch has been executed; with `streams` it may send
+        parts as they come, and `num_parts` have been sent by earlier executions."""
+        self.request = request  # its tensors can be read only while its batch is executed
         self._answers = answers
         self._sender = sender
         self._streams = streams and sender is not None and num_rows == 1
@@ -44,7 +44,7 @@ class Reply:
         self._bodies: list[bytes] = [b""] * num_rows
         self._num_missing = num_rows
         self._parameters: Parameters | None = None
-        self.num_parts = num_parts  # that have been added
+        self.num_parts = num_parts  # parts that have been added
         self._is_over = False
 
     @property
@@ -81,7 +81,7 @@ class Reply:
             self._answers.add_outputs(self.request, outputs, self._parameters)
 
     def end_sequence(self) -> None:
-        """Report that the request is the last of its sequence; no effect on one of no sequence."""
+        """Report that the request is the last of its sequence; no effect if it belongs to no sequence."""
         if self._sender is not None:
             self._sender.end_sequence()
 

@@ -36,8 +36,8 @@ class Failure(NamedTuple):
     message: str
 
     def as_error(self, *, is_torchserves: bool, detail: str = "") -> ShoalError:
-        """The error to answer a request with: for TorchServe's front end status, type and message, for others a
-        sentence that says more."""
+        """The error to answer a request with: status, type and message for clients of TorchServe's protocol, a
+        sentence that says more for all others."""
         if is_torchserves:
             return InternalError(f"ts:{self.code}:{_TYPE}:{self.message}")
         return _CLASSES.get(self.code, InternalError)(f"{self.message}: {detail}" if detail else self.message)
@@ -90,7 +90,7 @@ def checked(returned: object, num_calls: int) -> Sequence[Any]:
 
 
 def body_of(element: object) -> bytes:
-    """An element of a handler's list as the bytes of a body. Raises WrongReturnError for one that has no such form."""
+    """An element of a handler's list as the bytes of a body. Raises WrongReturnError for any other type."""
     if type(element) is bytes:
         return element
     if isinstance(element, (bytes, bytearray, memoryview)):
@@ -113,8 +113,8 @@ def body_of(element: object) -> bytes:
 
 
 def parameters_of(processor: RequestProcessor) -> Parameters | None:
-    """The response's parameter with the status and headers that a handler has set; None if they are the usual. Raises
-    InternalError for some that cannot be sent, such as a text with a lone surrogate."""
+    """The response's parameter with the status and headers that a handler has set; None if it has set none. Raises
+    InternalError for values that cannot be sent, such as a text with a lone surrogate."""
     code, headers = processor.get_response_status_code(), processor.get_response_headers()
     phrase = processor.get_response_status_phrase()
     if code == 200 and not headers and not phrase:
