@@ -2,11 +2,11 @@
 
     0        outputs, each 64-byte aligned: the rows of all requests of the batch, one array per output;
              then per request its packed InferResponse, whose tensors point at its rows
-    …        the same again for each request that a backend answers separately, as it must where outputs are strings
+    …        outputs and InferResponse of each request that a backend answers separately, as it must strings
     …        error messages
 
-A backend adds outputs; the loop writes the block and publishes, except for requests that a sender answers. Answers of a
-warm-up are never written. Runs in a worker; every array is copied once at most.
+A backend adds outputs; the worker's loop writes them into the block and publishes the answers, except for requests that
+a sender answers. Answers of a warm-up are never written. Runs in a worker; every array is copied once at most.
 """
 
 import functools
@@ -34,8 +34,8 @@ from shoal.workers.tensors import Array, Output
 
 _NO_STATUSES: Mapping[int, int] = {}
 _NO_SENDERS: Mapping[int, ResponseSender] = {}
-#: Up to this size copying twice, through bytes, is faster than making an array of the block: 0.3 us against 1.0 for 64
-#: bytes.
+#: An output of up to this size is copied twice, through a bytes object, which is faster than making an array over the
+#: block: 0.3 us against 1.0 for 64 bytes.
 _SMALL_NBYTES = 4096
 
 
@@ -72,7 +72,8 @@ class Answers:
         return tuple(self._errors.values())
 
     def add_position(self) -> int:
-        """The position, behind all others, of a row that is executed for no request of the batch."""
+        """Add a position behind all others, for a row that is executed with the batch but belongs to none of its
+        requests; returns the position."""
         self._num_requests += 1
         return self._num_requests - 1
 
@@ -213,7 +214,7 @@ class Answers:
         """Add outputs that have the rows of all `requests` and no others, or are those of a single request."""
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
-        wanted_first = requests[0].parsed.share[1]  # empty: all
+        wanted_first = requests[0].parsed.share[1]  # names; empty: all outputs are requested
         for name, spec in self._plans.outputs:
             array = outputs.get(name)
             if array is None or (wanted_first and name not in wanted_first and not is_wanted(name, requests)):
@@ -266,7 +267,7 @@ class Answers:
         fail."""
         wanted = {}
         total = sum([request.parsed.rows for request in requests])
-        wanted_first = requests[0].parsed.share[1]  # empty: all
+        wanted_first = requests[0].parsed.share[1]  # names; empty: all outputs are requested
         for name, _ in self._plans.outputs:
             array = outputs.get(name)
             if array is None or (wanted_first and name not in wanted_first and not is_wanted(name, requests)):
@@ -305,7 +306,7 @@ def lacks_rows(request: Request, output: str, end: int, got: int) -> Unsupported
 class WrittenAnswers(Answers):
     """Answers that are written into a block of the worker's slab, for clients."""
 
-    _senders: dict[int, ResponseSender]  # what `senders` shows; made with the first
+    _senders: dict[int, ResponseSender]  # the dict behind `senders`; made with the first sender
 
     def __init__(
         self, num_requests: int, plans: OutputLayouts, instance: str, memory: Memory, batches: OpenBatches | None = None
@@ -315,7 +316,7 @@ class WrittenAnswers(Answers):
         self._instance = instance
         self._memory = memory
         self._batches = batches
-        # Changed by place and write; by sender.
+        # Changed by place, write and sender.
         self._block: Block | None = None
         self._open_batch: OpenBatch | None = None
 
@@ -331,7 +332,7 @@ class WrittenAnswers(Answers):
                 self.senders = self._senders = {}
             if (known := self._senders.get(request.position)) is not None:
                 return known
-            plans, instance = self._plans.of_another_thread(), self._instance  # plans are for one thread
+            plans, instance = self._plans.of_another_thread(), self._instance  # threads cannot share plans
             sender = Written(request, batch, memory, lambda: kind(1, plans, instance, memory))
             self._senders[request.position] = sender
             batch.opened()
@@ -383,7 +384,7 @@ class WrittenAnswers(Answers):
             self.give_back()
             return NO_BLOCK
         sentences = self._sentences() if self._errors else b""
-        if not self.spans:  # a backend that sets no output: an empty header is refused by its reader
+        if not self.spans:  # no output at all: clients refuse a reply with an empty header
             self.spans = self._some_spans()
         nbytes = self._nbytes + len(sentences)
         block = self._block
@@ -430,7 +431,7 @@ class WrittenAnswers(Answers):
         memory = block.memory
         for plan, _, pieces, _ in self._added:
             memory[plan.headers_offset : plan.end] = plan.headers
-            # By index: of a batch of one output, zip would be a tenth of writing it.
+            # By index: for a batch with one output, zip would take a tenth of the whole write.
             for number in range(len(pieces)):
                 offset, piece = plan.offsets[number], pieces[number]
                 if isinstance(piece, bytes):

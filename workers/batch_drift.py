@@ -1,4 +1,4 @@
-"""Batch drift: how often, and by how much, the other requests of its batch have changed a request's answer.
+"""Batch drift: how often, and by how much, a request's answer is changed by the other requests of its batch.
 
 A sample of the requests that were executed with others, at most one of a batch, is executed once more, alone, while the
 instance has nothing else to do, and the two answers are compared. Where they differ, the request runs alone a second
@@ -96,9 +96,9 @@ class DriftMetrics:
                 ("relative", "Largest relative difference of an element in a changed answer", histogram),
             )
         ]
-        self._families = families  # a family's series end with it
-        #: Each counts a request: executed alone and compared; changed by its batch; answered alone in two ways; chosen
-        #: and not executed again.
+        self._families = families  # kept, since a family's series end with the family
+        #: Functions that count a request: executed alone and compared; changed by its batch; answered alone in two
+        #: ways; chosen and not executed again.
         self.audited, self._changed, self.unsteady, self.skipped = (
             partial(family.Metric(labels).increment, 1) for family in families[:4]
         )
@@ -119,7 +119,7 @@ class _Sample(NamedTuple):
 
     parsed: ParsedRequest
     options: InferOptions
-    batch: int  # its number
+    batch: int  # the batch's number
     block: bytes
     answer: RequestAnswer
     nbytes: int
@@ -180,7 +180,7 @@ class BatchDriftAuditor:
         self._nbytes += nbytes
 
     def next_wait_s(self, wait_s: float | None) -> float | None:
-        """How long the loop waits before it asks `is_due`; without a sample, as long as it would anyway."""
+        """How long (s, None: without end) the loop waits before it calls `is_due`; `wait_s` if no sample waits."""
         if not self._waiting:
             return wait_s
         mine_s = max(IDLE_S, (self._due_ns - time.monotonic_ns()) / 1e9)

@@ -49,7 +49,7 @@ class PinnedMemory(DeviceMemory):
 
     def reserve(self, nbytes: int) -> None:
         if nbytes > self.nbytes:
-            self.memory = memoryview(b"")  # first: the old memory is freed
+            self.memory = memoryview(b"")  # reserve frees the memory that it shows
             super().reserve(nbytes)
             self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
 
@@ -64,7 +64,7 @@ class Buffers(Generic[_Memory]):
         self._kind: Callable[[], _Memory] = kind
         # Changed by reserve.
         self._buffers: dict[str, _Memory] = {}
-        self.num_moves = 0  # number of times that a buffer has moved, or was lost when it should move
+        self.num_moves = 0  # number of times that a buffer has moved, or was lost since the larger one found no room
 
     def reserve(self, name: str, nbytes: int) -> _Memory:
         """A tensor's memory, of at least `nbytes` bytes; stays owned by this object. Raises CudaError if there is
@@ -158,8 +158,8 @@ def open_handle(handle: bytes, device: int) -> tuple[int, int]:
     """The address in this process of the memory that another process exports by a cudaIpcMemHandle_t, and its size in
     bytes, until `close_handle`.
 
-    It is mapped for the GPU `device` where this process sees several, else for the one that it sees: CUDA reaches
-    another GPU's memory from there if the two are peers. Raises CudaError.
+    The memory is mapped for the GPU `device` if this process sees several GPUs, else for the only one: from there CUDA
+    reaches memory of another GPU if the two are peers. Raises CudaError.
     """
     from cuda.bindings import driver  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 

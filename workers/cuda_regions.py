@@ -1,13 +1,15 @@
 """Memory of other processes on a GPU in the worker that executes their requests: clients' own (Triton's CUDA shared
 memory), and pools of other workers, whose models have left a tensor there for this one (gpu_pool.py).
 
-A request's header, or the block that it names, has the place of a tensor (shm/cuda_regions.py). The handle is opened
-with the first request that names it, once for each registration, and closed when the client has unregistered the
-region, or with the process; that of a pool, once for each segment with blocks that name it, when the segment's owner
-has gone. A backend that takes tensors on its own GPU reads an input where the other process has it. All other inputs
-are copied from the GPU when the request is opened, so the model gets what the client had written by then; outputs are
-copied there, out of the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py,
-which is imported with the first region: it needs cuda-bindings, and a context on the GPU.
+A request's header, or the block that it names, has the place of a tensor (shm/cuda_regions.py). A region's handle is
+opened with the first request that names it, once for each registration, and closed when the client has unregistered the
+region. A pool's handle is opened once for each segment whose blocks name it, and closed when the segment's owner has
+gone. All handles are closed with the process.
+
+A backend that takes tensors on its own GPU reads an input where the other process has it. All other inputs are copied
+from the GPU when the request is opened, so the model gets what the client had written by then; outputs are copied
+there, out of the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py, which is
+imported with the first region: it needs cuda-bindings, and a context on the GPU.
 
     request opened ─► handle opened, if new ─► inputs copied ─► executed ─► outputs copied ─► DONE
 """
@@ -124,7 +126,7 @@ class CudaRegions:
 
     def forget(self, number: int) -> None:
         """Close the handle of a registration that has ended, or of a pool, once no model reads there. A request that
-        still names it opens it for itself."""
+        still names the region opens the handle again, for itself alone."""
         with self._lock:
             self._ended[number] = None
             while len(self._ended) > _MAX_ENDED:
@@ -134,10 +136,10 @@ class CudaRegions:
             alive = weakref.ref(opened[1])
             del opened
             if alive() is not None:
-                gc.collect()  # the traceback of a request's error may refer to it, in a cycle
+                gc.collect()  # the traceback of a request's error may refer to the handle, in a cycle
 
     def forget_pool(self, owner: int) -> None:
-        """Close the handle of the pool that blocks of the segment `owner` named, which is gone."""
+        """Close the handle of the pool that was named by blocks of the segment `owner`, whose owner has gone."""
         self.forget(pool_number(owner))
 
     def wait_until_read(self) -> None:

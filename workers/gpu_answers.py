@@ -112,7 +112,8 @@ class GpuAnswers(WrittenAnswers):
         return ref
 
     def _put_places(self) -> tuple[PoolPart, ...]:
-        """Put places in place of the outputs that stay; returns the parts of the pool where they are."""
+        """Replace each output that stays on the GPU by the bytes of its places; returns the outputs' parts of the
+        pool."""
         pool, parts = self._memory.gpu_pool, []
         assert pool is not None, "an instance without a pool has WrittenAnswers"
         for number, (layout, columns, pieces, requests) in enumerate(self._added):

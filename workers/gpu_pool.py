@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Parts begin at multiples of this: what cudaMalloc itself aligns to, so frameworks take them as their own.
+#: The alignment of parts in bytes: cudaMalloc's, on which frameworks rely.
 ALIGNMENT = 256
 
 

@@ -41,7 +41,7 @@ class InstanceThreads:
             thread.join()
 
     def _run(self, number: int) -> None:
-        channel: Channel | None = None  # open until the process ends, or the supervisor kills it for that
+        channel: Channel | None = None  # closed at the very end: the supervisor kills a process that closes it early
         try:
             channel = control.join(WorkerConnected(number))
             self._serve(channel)

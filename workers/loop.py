@@ -110,7 +110,7 @@ class Loop:
         self._instance = instance
         self._spin_ns = spin_ns
         self._memory = memory
-        self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
+        self._may_run_again = may_run_again  # a batch that exceeded the GPU's memory (model_config/idempotence.py)
         kept_gpu = gpu if backend.takes_gpu_tensors else NO_GPU
         known, regions = memory.segments, memory.cuda_regions
         self._reader = RequestReader(
@@ -133,12 +133,13 @@ class Loop:
         # Changed by step: whether each of the last batches had one request. With more requests in flight, a spin takes
         # 3 to 5 % more CPU per request and gains nothing (docs/performance.md).
         self._has_lone_requests = True
-        # Changed by obey; by the end of run: until when senders without a client are waited for, in monotonic s.
+        # Changed by obey and, at the end of run, by _has_open_requests: the time (monotonic s) until which a stopping
+        # instance waits for senders whose clients have gone; 0 before.
         self._channel: Channel
         self._is_stopping = False
         self._abandons_at_s = 0.0
-        # Changed by executions: the most rows that are executed together, 0 for any number; until when (monotonic ns);
-        # the error with which the GPU was lost.
+        # Changed by executions: the most rows that are executed together (0 for any number) and until when this limit
+        # holds (monotonic ns); the error with which the GPU was lost.
         self._most_rows = self._most_rows_until_ns = 0
         self._loss: ShoalError | None = None
 
@@ -267,8 +268,8 @@ class Loop:
         return time.monotonic() < self._abandons_at_s or self._memory.is_awaited()
 
     def _within_grace_s(self, wait_s: float | None) -> float | None:
-        """A wait (None: without end) that ends with the time in which senders without a client are waited for, unless
-        that is over."""
+        """`wait_s` (None: without end), shortened to what is left of the time for senders whose clients have gone;
+        unchanged once that time is over."""
         left_s = self._abandons_at_s - time.monotonic()
         if left_s <= 0:
             return wait_s

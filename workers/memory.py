@@ -106,7 +106,7 @@ class Memory:
         self.publish: Callable[[], bool] = writer.publish
         #: Wake the batcher.
         self.ring = batcher_bell.ring
-        #: How long (s) clients are waited for.
+        #: How long (s) a result waits for clients to release blocks.
         self.block_wait_s = block_wait_s
         # Changed by find_block: a size in bytes that was awaited in vain, and how often the slab had joined its free
         # blocks by then.
@@ -187,8 +187,8 @@ class Memory:
         return batch
 
     def begin(self, batch: int, now_ns: int) -> None:
-        """Publish that a batch is being executed: if this process dies, that batch's requests are those it died
-        with."""
+        """Publish that a batch is being executed: if this process dies, the batcher knows that it died while executing
+        that batch's requests."""
         self._words[PROGRESS_WORD] = batch
         self._words[BUSY_SINCE_WORD] = now_ns
         if IS_ARMED:
@@ -214,7 +214,7 @@ class Memory:
         """Restart the execution limit's clock if this batch is being executed: it has sent a response, or waits for a
         client.
 
-        No effect while another batch is being executed: that one may hang while threads answer requests of this one.
+        No effect while another batch is being executed, which may hang while threads answer requests of this batch.
         """
         if self.use == LEFT:
             _refuse()
@@ -234,8 +234,9 @@ class Memory:
         """Whether an open request's client has stopped waiting, according to all records of the batcher so far. For any
         thread.
 
-        A model may call this from several threads without any sender, so the first call shares the memory; but not
-        between batches: then the request is answered, and the loop's thread may be using the memory.
+        A model may call this from several threads without any sender, so a first call during an execution shares the
+        memory. Between two batches the request has been answered, and the loop's thread may be using the memory, so a
+        first call then returns False and shares nothing.
         """
         if self.use == ALONE:
             if not self.begun_ns:
@@ -343,8 +344,8 @@ class Memory:
                 poller.poll(min(want_s, deadline_s) - now_s)
 
     def send_record(self, record: Record) -> bool:
-        """Publish a record to the batcher at once, from any thread but the loop's, for which half of the ring is
-        reserved. May wait for room; False if there is none for too long."""
+        """Publish a record to the batcher at once, from any thread but the loop's; half of the ring is reserved for the
+        loop's records. May wait for room; False if there is none for too long."""
         return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
     def _try_send(self, record: Record) -> bool | None:
@@ -433,7 +434,7 @@ class Memory:
     def report_blocks(self) -> None:
         """Send a dead batcher's successor a HAVE for every block that is not free; it frees those without holders.
 
-        Blocks that another thread is still writing are left out: the response names them.
+        Blocks that another thread is still writing are left out: their responses will be the first to name them.
         """
         with self.lock:
             refs = {*self.slab.taken_refs, *self.oversize.refs}

@@ -99,7 +99,7 @@ class WorkerOversizeBlocks:
             self._segment = Segment.attach(message.segment, populate=False)
             self._may_be_kept = message.may_be_kept
             self._channel.send(shared.PayloadMapped(message.owner))
-        else:  # too late
+        else:  # the segment is not awaited any more
             close_descriptors(message)
             self._channel.send(shared.PayloadReleased(message.owner))
         if IS_ARMED:

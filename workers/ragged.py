@@ -102,7 +102,8 @@ class RaggedBatches:
         return ends
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
-        """Answer each request with its part of the model's outputs; if an output ends before its part, it fails."""
+        """Answer each request with its part of the model's outputs; a request fails if an output ends before its
+        part."""
         if not self.scattered:
             answers.add_batch(requests, outputs)
             return

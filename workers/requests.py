@@ -67,12 +67,12 @@ WITHOUT_OPTIONS = InferOptions()
 class ParsedRequest:
     """The contents of a request's layout, checked against the model and one block.
 
-    If it `is_plain`, it holds for every block that reaches to `end`. With strings it holds for one block only, since
-    others have strings of other lengths.
+    The contents of a plain request (`is_plain`) hold for every block that reaches to `end`. Contents with strings hold
+    for one block only, since strings in other blocks have other lengths.
     """
 
     inputs: dict[str, InputPlace]
-    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; of a plain one
+    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; if plain
     end: int
     rows: int
     share: Share
@@ -81,7 +81,7 @@ class ParsedRequest:
     # Places of the inputs that lie on a GPU, in a client's memory or, as PLACED_IN_BLOCK, in a worker's pool.
     on_gpu: Mapping[str, bytes] = field(default_factory=dict)
     targets: tuple[CudaTarget, ...] = ()  # places on a GPU where the client wants outputs
-    stays: Mapping[str, int] = field(default_factory=dict)  # outputs that may stay on a GPU, the server's number of it
+    stays: Mapping[str, int] = field(default_factory=dict)  # output that may stay on a GPU → the GPU's number
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
@@ -276,8 +276,8 @@ class RequestReader:
         # Changed by open.
         self._parsed = Memo[bytes, ParsedRequest]("parsed_request", MAX_PARSED)
         self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
-        #: The layout that was found last, which the next header is tried with first. A layout begins with its size, so
-        #: none begins with another, and none is as long as the first one here says.
+        #: The layout that was found last, with which the next header is compared first. A layout begins with its size,
+        #: so no layout begins with another one, and the initial value, a size that no layout has, matches no header.
         self._last: tuple[bytes, ParsedRequest | None] = b"\xff" * 4, None
         self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 
@@ -315,8 +315,8 @@ class RequestReader:
         return Request(position, parsed, block, tensors, record, self._is_key_cancelled, options)
 
     def _check_targets(self, targets: Sequence[CudaTarget], block: int) -> None:
-        """Open the regions of outputs. Raises InternalError for a guest's request, which must not learn of memory on a
-        GPU even if outputs are to stay there, and what CudaRegions.check raises."""
+        """Open the regions of outputs. Raises InternalError for any request of a guest, which must not be told where
+        memory on a GPU is, and what CudaRegions.check raises."""
         if self._is_guests(block):
             raise InternalError(_NO_GUESTS)
         if targets:
@@ -329,7 +329,7 @@ class RequestReader:
     def _read_gpu(
         self, spec: TensorSpec, shape: tuple[int, ...], place: bytes, offset: int, nbytes: int
     ) -> Array | memoryview:
-        """An input in a client's memory on a GPU: a copy, or a GpuTensor if the backend takes such. Raises
+        """An input in a client's memory on a GPU: a copy, or a GpuTensor if the backend takes those. Raises
         InvalidArgumentError for strings that do not fit the shape (no front end has seen them), InternalError for a
         shape that does not fit the size, and what CudaRegions.read raises."""
         regions, datatype = self._cuda_regions(), spec.datatype

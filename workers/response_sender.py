@@ -37,10 +37,11 @@ READ_IN_TIME = 8
 #: (ours: as many streams as one front end has of a model by default).
 MAX_OPEN_BATCHES = 1024
 
-#: Between two looks for requests without a client that exceed the execution limit: this part of it, and bounds (ours).
+#: The pause between two looks for requests without a client that exceed the execution limit is an eighth of the limit,
+#: but within these bounds in ns (ours).
 _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS = 8, 100_000_000, 5_000_000_000
-#: A look that is later by this has been held up by a standstill of the machine, which counts for no request (as in
-#: supervisor/processes/hangs.py).
+#: A look that comes later than planned by this (ns) was delayed by a standstill of the machine; its time counts for no
+#: request (as in supervisor/processes/hangs.py).
 _GAP_NS = 5_000_000_000
 
 _log = logging.getLogger(__name__)
@@ -155,14 +156,14 @@ class OpenBatches:
         self.unready: deque[tuple[int, ...]] = deque()
         #: Whether to wake the loop, which is about to end, when no batch is open any more.
         self.must_wake = False
-        #: Work that must not wait in the thread where it arises, for a thread that may.
+        #: Work that may have to wait, for a thread of its own: the threads that leave it here must not wait.
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._has_thread = False
         # Changed by look: the times of the last look, and of the first one after a standstill.
         self._looked_ns = self._resumed_ns = 0
 
     def start(self) -> None:
-        """Start the thread for `later`; called with every sender."""
+        """Start the thread that does the work given to `later`, unless it is running; called with every sender."""
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=self._run, name="senders", daemon=True).start()
@@ -174,8 +175,8 @@ class OpenBatches:
     def send_record(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
         """Publish a record to the batcher, then call `then`.
 
-        If there is no room in time, the record is published later, however long that takes: a lost one would never be
-        sent again.
+        If there is no room in time, the record is published later, however long that takes: no process would notice the
+        loss of a record and send it again.
         """
         if not self.memory.send_record(words):
             self.later(lambda: self.send_record(words, then))
@@ -207,8 +208,8 @@ class OpenBatches:
 
 
 class OpenBatch:
-    """One batch, some of whose requests are answered by senders. No reference leads from it to these: a cycle would
-    keep the requests' memory mapped until the next garbage collection."""
+    """One batch, some of whose requests are answered by senders. A batch has no reference to its requests or senders: a
+    cycle would keep the requests' memory mapped until the next garbage collection."""
 
     def __init__(self, batches: OpenBatches, number: int) -> None:
         self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
@@ -358,8 +359,8 @@ class WrittenResponseSender(ResponseSender):
         return self._is_open
 
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if its client has gone and it is over the limit. One that is sending a response, or
-        executed, is not."""
+        """Fail the request if its client has gone and it is over the limit. A request that is sending a response or is
+        being executed does not fail."""
         if not self._turn.acquire(blocking=False):
             return
         try:

@@ -24,7 +24,7 @@ _LOOK_MS = 10
 def listen_until(is_done: Callable[[], bool], channel: Channel, listen: Callable[[], None], wait_s: float) -> None:
     """Have `listen` apply the channel's messages until `is_done`, for at most `wait_s` seconds.
 
-    The thread that runs the worker's loop and those of response senders may wait here at once.
+    The thread that runs the worker's loop and those of response senders may wait here at the same time.
     """
     deadline_s = time.monotonic() + wait_s
     poller = select.poll()

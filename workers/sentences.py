@@ -7,7 +7,7 @@ from shoal.errors import ShoalError
 #: Longest sentence of an error, in bytes: one fits into the smallest block.
 MAX_SENTENCE_BYTES = 4096
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a traceback has its lines, a model's JSON its tabs
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # line feeds and tabs stay, as in tracebacks
 
 
 def sentence_bytes(error: ShoalError) -> bytes:

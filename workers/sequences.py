@@ -106,8 +106,8 @@ class SequenceTensors:
         return [by_slot.get(slot, gap) for slot in range(max(by_slot) + 1)]
 
     def complete(self, request: Request) -> None:
-        """Add to a request the tensors that its client does not send. Raises InternalError unless the request is one
-        row: these tensors are, and in a batch the rows of others would be moved."""
+        """Add to a request the tensors that its client does not send. Raises InternalError unless the request has one
+        row: each added tensor has one, and more rows would shift those of the batch's other requests."""
         record, parsed = request.record, request.parsed
         if self._leading and parsed.rows != 1:
             raise InternalError(f"a request of a sequence to model '{self._model}' has {parsed.rows} rows, must have 1")

@@ -100,7 +100,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
     if loaded is None:
         return
     if process_cores:
-        os.sched_setaffinity(0, device.cores)  # of this thread; those that the framework has started serve all
+        os.sched_setaffinity(0, device.cores)  # this thread alone: the framework's threads serve all instances
     backend, signature, tensors, auditor = loaded
     reporter = report_metrics(channel) if first is None else None
     granted = _receive(channel, MemoryGranted)
@@ -194,7 +194,7 @@ def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | N
         channel.send(Refused(error.wire, str(error)))
         return None
     if loaded is not None:
-        trim_heap()  # frees 2 MiB for a small ONNX model; before the first request, which would touch them again
+        trim_heap()  # frees 2 MiB after the load of a small ONNX model
         channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
 

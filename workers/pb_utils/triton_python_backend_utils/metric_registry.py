@@ -109,7 +109,8 @@ class RegisteredFamily:
 
 
 class FamilyHandle:
-    """The part of one MetricFamily object in a family, by which the object's metrics know whether it was deleted."""
+    """The part of one MetricFamily object in a family, by which the object's metrics know whether the object was
+    deleted."""
 
     def __init__(self, family: RegisteredFamily) -> None:
         self.family = family

@@ -75,7 +75,7 @@ class MicroBatching:
                 threads = [thread for number, thread in self._threads if number == stage]
                 for _ in threads:
                     parts.put(None)
-                for thread in threads:  # before the next stage's are ended, which get this one's last parts
+                for thread in threads:  # the next stage ends only after this one, whose last parts it gets
                     thread.join()
             self._queues, self._threads = [], []
 

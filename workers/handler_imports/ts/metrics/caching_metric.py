@@ -17,7 +17,7 @@ class Sample(NamedTuple):
     """One value of a metric on its way to the server."""
 
     name: str
-    unit: str  # in full
+    unit: str  # its full name
     metric_type: MetricTypes
     dimensions: tuple[tuple[str, str], ...]
     value: float
@@ -50,7 +50,7 @@ class CachingMetric:
     def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
         """Record a value, with the values of the dimensions in the order of their names; those that the server knows
         itself, ModelName and Level, may be left out. Raises ValueError for another number of them."""
-        del request_id  # the log's alone
+        del request_id  # TorchServe only logs it
         values = list(dimension_values)
         left = self.dimension_names[len(values) :]
         if left == [name for name in self.dimension_names if name in self._own_values]:

@@ -30,7 +30,7 @@ class MetricsStore:
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
         """Declare a metric. Its dimensions are those named, and ModelName and Level, whose values the server knows.
-        The one of this name and kind is returned if there is one. Raises TypeError for wrong arguments."""
+        A metric of this name and kind that exists already is returned. Raises TypeError for wrong arguments."""
         if not isinstance(metric_type, MetricTypes):
             raise TypeError(f"the type of metric '{metric_name}' must be one of MetricTypes, got {metric_type!r}")
         if not isinstance(metric_name, str) or not isinstance(unit, str):

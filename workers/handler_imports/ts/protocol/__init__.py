@@ -1,1 +1,1 @@
-"""TorchServe's old package of the function that sends a part of a response."""
+"""The package from which handlers for older TorchServe import the function that sends a part of a response."""

@@ -1,4 +1,4 @@
-"""TorchServe's old module of the function that sends a part of a response."""
+"""The module from which handlers for older TorchServe import the function that sends a part of a response."""
 
 from ts.handler_utils.utils import send_intermediate_predict_response
 

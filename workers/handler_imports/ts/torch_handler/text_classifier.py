@@ -18,7 +18,7 @@ class TextClassifier(TextHandler):
 
     @timed
     def preprocess(self, data: Any) -> tuple[Any, list[str]]:
-        """The numbers of the first request's words and pairs of words as a tensor, and these themselves."""
+        """The numbers of the first request's words and pairs of words, as a tensor, and these words and pairs."""
         import torch
 
         row = data[0]

@@ -71,7 +71,7 @@ class TextHandler(BaseHandler):
         return shares / torch.norm(shares)
 
     def _number_of(self, token: str) -> int:
-        """The number of a token in the vocabulary; of one that is not in it, that of `<unk>`, else 0."""
+        """The number of a token in the vocabulary; for an unknown token the number of `<unk>`, or 0 without that."""
         vocabulary: Any = self.source_vocab
         if isinstance(vocabulary, dict) and token not in vocabulary:
             return int(vocabulary.get("<unk>") or 0)

@@ -49,7 +49,8 @@ class PredictionException(Exception):
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """The classes that a module itself defines, in the order of their names; of `parent_class`, its subclasses."""
+    """The classes that a module itself defines, in the order of their names; with `parent_class`, only its
+    subclasses."""
     classes = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
     return classes if parent_class is None else [each for each in classes if issubclass(each, parent_class)]
 
@@ -84,7 +85,7 @@ def map_class_to_label(
     mapping: Mapping[str, Any] | None = None,
     lbl_classes: Sequence[Sequence[int]] | None = None,
 ) -> list[dict[str, float]]:
-    """Per row, its probabilities by label: `lbl_classes` are the classes that they belong to, by default 0, 1, 2, …"""
+    """{label: probability} of each row; `lbl_classes` has each probability's class, by default 0, 1, 2, …"""
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     labels = mapping or {}
     return [
