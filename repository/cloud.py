@@ -33,8 +33,8 @@ OBJECTS_AT_ONCE = 8
 MODELS_AT_ONCE = 4
 #: Downloads that go on beside polls (ours): where there are as many, a poll begins no other.
 LATE_AT_ONCE = 32
-#: Connections to S3 at once (ours), so that no listing waits for downloads: eight for each of 32 orders, and of 36 that
-#: polls have begun, fit in; botocore's 10 do not even for two downloads.
+#: Connections to S3 at once (ours), so that no listing waits for downloads: enough for eight downloads for each of 32
+#: orders and of 36 models that polls have begun to copy. botocore's 10 are too few for two models.
 CONNECTIONS_AT_ONCE = 1024
 #: How often a copy is begun of a model whose objects change meanwhile.
 ATTEMPTS = 3
@@ -87,8 +87,8 @@ class CloudRepository:
         self._cache = CopyCache(cache_dir)
         # Changed by listings and fetches. Replaced after a failure: credentials may have been renewed.
         self._filesystem: Any = None
-        # Changed under the lock, by fetches: by model, the thread's turn to fetch it, and the latest copy; what fetches
-        # under way make.
+        # Changed under the lock, by fetches: by name, the lock of the thread that fetches the model, and the latest
+        # copy; the models that are being fetched.
         self._lock = Lock()
         self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
@@ -137,8 +137,9 @@ class CloudRepository:
                 yield fetches[done], done.result()
 
     def fetch_some(self, models: Collection[CloudModel], patience_s: float) -> Iterator[tuple[str, Path | ShoalError]]:
-        """Like `fetch_all`, but models are left out whose download takes longer than `patience_s`: it goes on, and a
-        later call yields its outcome. What has not begun by then has threads of that call. Called by one thread."""
+        """Like `fetch_all`, but a model whose download takes longer than `patience_s` is left out: the download goes
+        on, and a later call yields its outcome. The later call also begins the downloads that have not begun by then.
+        Called by one thread."""
         for name in [name for name, fetch in self._late.items() if fetch.cancel()]:
             del self._late[name]
         ended = {name: self._late.pop(name).result() for name in [*self._late] if self._late[name].done()}
@@ -168,7 +169,7 @@ class CloudRepository:
 
     def forget(self, keep: Collection[Path]) -> None:
         """Remove the copies that contain none of the paths in `keep`. The latest copy of each model stays, since a load
-        of it may be about to begin, and what fetches under way make or find."""
+        of it may be about to begin; so do copies and objects of models that are being fetched."""
         with self._lock:
             self._cache.forget({*keep, *self._latest.values()}, self._under_way)
 
@@ -269,7 +270,7 @@ class CloudRepository:
                     task.result()
                 progress.look(time.monotonic())
                 if progress.is_beyond:
-                    break  # the next listing shows whether they have changed
+                    break  # the next listing shows whether objects have changed
         finally:
             for task in pending:
                 task.cancel()

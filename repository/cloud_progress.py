@@ -9,7 +9,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two lines in the log (ours).
 REPORT_EVERY_S = 10.0
-#: Seconds between two looks at a download, in which an object without end may fill the disk (ours).
+#: Seconds between two looks at a download (ours): for so long an object without end may go on to fill the disk.
 LOOK_S = 0.25
 _MB = 1_000_000
 #: Bytes by which a library may count those of a repeated request twice (ours).

@@ -1,4 +1,4 @@
-"""Lines of orders: the poller answers the orders of one line one after another, and those of others meanwhile.
+"""Lines of orders: the poller answers the orders of one line one after another, and different lines at the same time.
 
 Each line with an order has a thread, which ends with the line's last order; so a download, or a disk that hangs, keeps
 only the orders of its own line waiting. Threads are daemons: a process that is to end waits for none.

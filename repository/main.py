@@ -59,7 +59,8 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self._store = store
-        self._polls, self._lines = Lines(self._work_on), Lines(self._work_on)  # no index waits for models' places
+        # Two sets of lines, since models' orders may occupy all LINES_AT_ONCE of a set, and the index must not wait.
+        self._polls, self._lines = Lines(self._work_on), Lines(self._work_on)
         self.handlers = table(
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),

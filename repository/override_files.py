@@ -1,9 +1,10 @@
-"""Directories of files that came with a load, in the directory for temporary files: made by a front end or a worker;
-the supervisor's until no version needs them. At an upgrade the old server makes copies, and the new one adopts them.
+"""Directories of files that came with a load, in the directory for temporary files. A front end or a worker makes them;
+they belong to the supervisor until no version needs them. At an upgrade the old server makes copies, and the new one
+adopts them.
 
-Each is locked, shared, by every process that needs it. One that no process has locked was left by a process that was
-killed, and is removed by the next `sweep`: of the poller of any server of this user. Names have the id of the machine's
-boot, since some file systems, NFS among them, do not show locks of directories to other machines.
+Every process that needs a directory holds a shared lock on it. A directory without a lock was left by a killed process,
+and the next `sweep`, by the poller of any server of this user, removes it. Names have the id of the machine's boot,
+since some file systems, NFS among them, do not show locks of directories to other machines.
 """
 
 import fcntl
@@ -13,9 +14,11 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-#: Not `shoal-override-`, as of versions that did not lock their directories.
+#: Longer than `shoal-override-`, the prefix of versions of Shoal that did not lock their directories: a sweep must not
+#: remove those.
 PREFIX = "shoal-override-files-"
-#: Of a copy, which a new server of such a version would use without a lock: no sweep removes it.
+#: The prefix of a copy for a new server. A sweep does not remove it, since a version of Shoal that locks no directories
+#: may use it.
 _COPY_PREFIX = "shoal-override-copy-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,7 +28,7 @@ def make() -> tuple[str, int]:
     """A new directory that only this user can enter, and the descriptor of its lock. Raises OSError."""
     while True:
         directory = tempfile.mkdtemp(prefix=_prefix() or PREFIX)
-        with suppress(FileNotFoundError, BlockingIOError):  # a sweep has come between: it is as good as removed
+        with suppress(FileNotFoundError, BlockingIOError):  # a sweep has removed it, or is about to
             return directory, hold(directory)
 
 
@@ -73,7 +76,7 @@ def hold(directory: Path | str) -> int:
     except OSError:
         return lock  # no sweep can lock it either
     try:
-        os.stat(directory)  # the number of links does not tell on each file system
+        os.stat(directory)  # fails if it was removed; not every file system shows that in the number of links
     except OSError:
         os.close(lock)
         raise
@@ -85,13 +88,14 @@ def sweep() -> None:
     effect where nothing can be listed."""
     if not (prefix := _prefix()):
         return
-    with suppress(OSError):  # one of tempfile's where no directory can be written to, as on a read-only file system
+    with suppress(OSError):  # also tempfile's, where no directory can be written to, as on a read-only file system
         for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _remove_unlocked(path)
 
 
 def _prefix() -> str:
-    """How the names of directories begin that may be swept here; "" where the system does not show the boot's id."""
+    """The prefix of the directories that a sweep may remove on this machine; "" where the system does not show the id
+    of its boot."""
     try:
         return f"{PREFIX}{_BOOT_ID.read_text().strip()}-"
     except OSError:

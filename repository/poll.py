@@ -76,7 +76,8 @@ class Repositories:
     def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
         """All models of a name, as found on disk; with namespacing there may be several.
 
-        Raises InvalidArgumentError as `look` does, where the request has a model directory, which is for one.
+        Raises InvalidArgumentError as `look` does where the request has a model directory, which can replace only one
+        model.
         """
         if override.repository is not None or override.directory is not None:
             found = self.look(name, override)
@@ -106,7 +107,7 @@ class Repositories:
 
     def _look_in(self, repository: Path, name: str) -> FoundModel:
         """The model of a repository that came with a request, under the name that the request gives: the only model
-        there, or the ensemble whose steps are the other models. Those have the repository as their namespace."""
+        there, or the ensemble whose steps are the other models. The steps' models have the repository as namespace."""
         if os.path.lexists(repository / CONFIG_FILENAME):
             return self.look_at(ModelIdentifier(name), repository, mapped=True)
         directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]

@@ -91,10 +91,10 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
-        # bz2 has no errno for data that is none; EINVAL is an offset before the archive's beginning.
+        # bz2 raises OSErrors without an errno for damaged data; EINVAL is an offset before the archive's beginning.
         why = "an offset leads out of it" if error.errno else error
         raise RefusedArchiveError(f"it is damaged ({why}); make it again") from error
-    except RuntimeError as error:  # zipfile's word for an entry that needs a password
+    except RuntimeError as error:  # zipfile raises it for an entry that needs a password
         raise RefusedArchiveError(f"it cannot be read ({error}); make it again") from error
     return Unpacked(budget.num_files, budget.nbytes)
 
@@ -106,7 +106,7 @@ def _without_contents(error: Exception) -> str:
 
 
 class _Budget:
-    """The use of its limits that an archive has made so far, and the paths of its entries."""
+    """How much of its limits an archive has used so far, and the paths of its entries."""
 
     def __init__(self, limits: Limits, most_bytes: int) -> None:
         self._limits = limits
@@ -225,7 +225,7 @@ def _unpack_tar(archive: BinaryIO, target: Path, budget: _Budget) -> None:
                 source = opened.extractfile(member)
                 assert source is not None
                 _write(source, target, parts, nbytes)
-        # The padding, and the checksum of all, which gzip compares at its end.
+        # Reads the padding; at its end gzip compares the checksum of the whole archive.
         if len(stream.read(_MAX_PADDING_BYTES)) == _MAX_PADDING_BYTES:
             raise RefusedArchiveError("it has more behind its last entry; make it again")
 

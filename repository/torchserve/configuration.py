@@ -238,7 +238,8 @@ def _dynamic_batching(sources: _Sources) -> dict[str, Any]:
 
 
 def _check_torchrun(name: str, yaml: Mapping[str, Any], gpus: Sequence[int]) -> None:
-    """Refuse a handler in several processes that cannot be had so: each way with its sentence."""
+    """Raise the refusal of a handler in several processes if their number, the GPUs or another setting do not allow
+    that."""
     torchrun = yaml.get("torchrun", {})
     number = torchrun.get("nproc-per-node", 1)
     if type(number) is not int or not 1 <= number <= _MAX_PROCESSES:
@@ -266,8 +267,8 @@ def _sequences(yaml: Mapping[str, Any], batch_size: int, num_workers: int) -> di
     """The sequence batcher of a model with sequenceBatching, continuousBatching, or both: a request that goes on is
     executed again and again, in batches with others.
 
-    A sequence has a slot of one worker; all workers together have as many as sequences may be open. Without sequences
-    each request has one, as many as a batch takes.
+    A sequence has a slot of one worker; all workers together have as many slots as sequences may be open. Without
+    sequenceBatching each request has a slot, and a worker has as many slots as a batch has requests.
     """
     num_slots = batch_size
     if yaml.get("sequenceBatching"):

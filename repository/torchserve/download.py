@@ -45,7 +45,7 @@ def base_name(url: str) -> str:
     """The file's name that a URL ends with; "" where that cannot be a file's name."""
     try:
         name = unquote(urlsplit(url).path.rpartition("/")[2])
-    except ValueError:  # of a host that no URL has, as "[::1"
+    except ValueError:  # for a host that is not valid in a URL, such as "[::1"
         return ""
     return name if is_model_name(name) and name[0] != "." else ""
 
@@ -54,7 +54,7 @@ def download(url: str, store: Path, patterns: Sequence[str]) -> Path:
     """Copy the archive at `url` into the store; returns its path there.
 
     Raises TorchServe's errors: 404 for a URL that is not allowed, 500 where the store has a file of that name, 400 for
-    a download that fails. Then the store is as before.
+    a download that fails. An error leaves the store as it was.
     """
     name = base_name(url)
     if not is_allowed(url, patterns):

@@ -118,7 +118,7 @@ class TorchServeStore:
         try:
             if path is not None and is_dir(path):
                 path = _entered(path)
-        except OSError:  # no longer readable, which ends no model either
+        except OSError:  # the archive cannot be read any more: the model is served on
             return None
         if path is None or newest_ns(path)[0] in (0, modified_ns):
             return None

@@ -42,7 +42,7 @@ class FoundWorkflow(NamedTuple):
 
 def register_workflow(store: TorchServeStore, request: WorkflowRequest) -> FoundWorkflow:
     """The nodes of a workflow as models, each with one version. Raises ShoalError with TorchServe's status, type and
-    sentence; then nothing is left of an attempt."""
+    sentence; a failed attempt leaves no files."""
     path, is_download = _find(store, request.url)
     directory, models = None, list[FoundModel]()
     try:

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 _MAX_BYTES = 256 << 10
 #: More than settings need. Merged mappings that are merged again grow exponentially in PyYAML.
 _MAX_ALIASES, _MAX_MERGES = 100, 4
-#: More than settings have, and than a file has without aliases.
+#: Limits that no settings need, and that no file without aliases can exceed in number of values.
 _MAX_INTEGER_BITS, _MAX_VALUES = 64, 1 << 18
 
 #: Integers, with the least value that counts.
@@ -73,8 +73,8 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
 
 
 def _num_values(value: Any, name: str, known: dict[int, int]) -> int:
-    """The number of values in a value, written out without aliases, as JSON, sentences and the log have it. `known`
-    has that of collections by their identity, 0 of those around the value.
+    """The number of values in a value, written out without aliases, as JSON, sentences and the log have it. `known` has
+    the number of each collection by the collection's identity, 0 for those that contain this value.
 
     Raises YamlError for a collection that contains itself or has too many values, and for a number that is too large:
     Python refuses to print one of thousands of digits.
