@@ -30,7 +30,7 @@ class IOTensor(NamedTuple):
 
 
 class ModelIO(NamedTuple):
-    """All inputs and outputs of a model file, in its order; or the configuration as completed by a model.py."""
+    """All inputs and outputs of a model file, in the file's order; or the configuration as completed by a model.py."""
 
     inputs: tuple[IOTensor, ...]
     outputs: tuple[IOTensor, ...]

@@ -6,7 +6,7 @@
                                                                             share that runs once more, alone
 
 A kernel may add up in another order where its operands have other shapes, so the size of a batch may change bits of
-each answer in it. Alone, a request always has its own shape; padded, all batches have one.
+each answer in it. Executed alone, a request always has its own shape; padded, all batches have one shape.
 """
 
 import re

@@ -5,7 +5,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 from shoal.model_config.python_backends import runs_on
 
-#: In place of a GPU's number.
+#: Stands for no GPU, in place of a GPU's number.
 NO_GPU = -1
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # Triton's
 

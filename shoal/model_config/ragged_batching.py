@@ -8,7 +8,7 @@
 
 pad     requests are padded with zeros to the longest of the batch, or to its bucket, as far as padding costs less time
         than another execution
-bucket  the same, but only requests of one bucket share a batch
+bucket  like `pad`, but only requests of one bucket share a batch
 pack    nothing is padded: the inputs have `allow_ragged_batch`, and the batch is bounded by its elements
 
 An input that is padded has one dimension of -1, and all such inputs of a request have one length. Triton has neither
@@ -55,8 +55,8 @@ class Lengths(NamedTuple):
     max_elements: int
 
     def padded(self, length: int) -> int:
-        """The length that a request of this length is padded to at least: that of its bucket. One that is longer than
-        all buckets is a bucket by itself."""
+        """The least length to which a request of this length is padded: the smallest of `buckets` that holds it, or its
+        own if none does; with Strategy.BUCKET and no `buckets`, the next power of two."""
         for bucket in self.buckets:
             if length <= bucket:
                 return bucket
