@@ -50,7 +50,7 @@ class Comparator:
         end_s, settles_s = begun_s + STEP_S, begun_s + SETTLE_S
         for memory in ring.read():
             number += 1
-            if ring.was_begun_last:  # its comparison may have ended the last process, and must not end this one, too
+            if ring.was_begun_last:  # the last process may have died of this pair, and this one must not
                 copied = memoryview(bytes(memory))
                 self._settle(ring)
                 self._handle(self._disagreements.drop, copied)
@@ -73,7 +73,8 @@ class Comparator:
             self._complain(error)
 
     def _settle(self, ring: ByteRingReader) -> None:
-        """Send the supervisor the findings, and free the room of their pairs: a successor compares all others again."""
+        """Send the supervisor the findings, and free the room of the compared pairs, so that a successor does not
+        compare them again."""
         with suppress(*GONE):  # `RingLoop.run` finds by itself that the supervisor is gone
             for message in self._disagreements.reports():
                 self._supervisor.send(message)

@@ -3,8 +3,9 @@
     def compare(primary, shadow, inputs):      # each: arrays by the tensor's name
         return None                            # or True: the answers agree; False or a sentence: they do not
 
-It is the user's code and runs in the comparator, which no request waits for: a call has LIMIT_S; one that native code
-does not leave ends the process after HARD_LIMIT_S, and the supervisor starts another, which goes on after that pair.
+The function is the user's code and runs in the comparator, for which no request waits. A call that takes longer than
+LIMIT_S is interrupted. A call that is stuck in native code ends the process after HARD_LIMIT_S, and the supervisor
+starts another comparator, which goes on after that pair.
 """
 
 import faulthandler
@@ -89,7 +90,7 @@ def _limited() -> Iterator[None]:
         yield
     finally:
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may come just before
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may still come just before this call
         finally:
             faulthandler.cancel_dump_traceback_later()
             signal.signal(signal.SIGALRM, before)

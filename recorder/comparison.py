@@ -93,7 +93,7 @@ def _difference(
     absolute, max_abs, max_rel = distances(left, right)
     with np.errstate(all="ignore"):
         is_within = np.isfinite(absolute) & (absolute <= tolerance.atol + tolerance.rtol * np.abs(left))
-    is_over = ~(is_within | (absolute == 0))  # equal infinities are apart by 0, within a bound that is none
+    is_over = ~(is_within | (absolute == 0))  # equal infinities differ by 0, but their bound may be NaN
     if not is_over.any() and (tolerance.atol or tolerance.rtol):
         return None
     num_unequal = int(np.count_nonzero(absolute))

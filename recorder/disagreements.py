@@ -103,7 +103,8 @@ class Disagreements:
 
 
 def entries_of(memory: memoryview) -> tuple[Entry, Entry]:
-    """The two entries in one of the ring. Raises EntryError or ValueError for one that is damaged."""
+    """The request's entry and the shadow's, which together are an entry of the comparator's ring. Raises EntryError or
+    ValueError if they are damaged."""
     if len(memory) < entry.PAIR_HEAD.size:
         raise EntryError(f"{len(memory)} bytes are no pair of entries")
     (nbytes,) = entry.PAIR_HEAD.unpack_from(memory)

@@ -1,12 +1,12 @@
 """The folder of a recording: a ring of files by size and age, and next to it the last seconds before each death.
 
-    20261129T134501.123456-0001.shoalrec          one file after another; the oldest go
+    20261129T134501.123456-0001.shoalrec          one file after another; the oldest are removed
     20261129T134501.123456-died-0002.shoalrec     a model's requests before an instance died; the last
                                                   MAX_DEATHS are kept, whatever the size and age of the others
 
-Files are their owner's alone (mode 0600), since they hold clients' tensors. Each recorder begins files of its own; none
-is written by two. A file dated in the future was begun before the wall clock was set back, and counts as older than all
-others. Runs in the recorder.
+Files are their owner's alone (mode 0600), since they hold clients' tensors. No file is written by two recorders. A file
+dated in the future was begun before the wall clock was set back, and counts as older than all others. Runs in the
+recorder.
 """
 
 import logging
@@ -23,7 +23,7 @@ from shoal.recorder.segment_file import file_head, pack_frame
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".shoalrec"
-#: Files of deaths that are kept (ours: of sixteen crashes one has the batch that another lacks).
+#: Files of deaths that are kept (ours: if one of them lacks the batch that led to a crash, another of sixteen has it).
 MAX_DEATHS = 16
 #: About how many files a recording has, so that removing the oldest loses little; bounds of a file's bytes (ours).
 _NUM_FILES, _LEAST_NBYTES, _MOST_NBYTES = 16, 1 << 20, 256 << 20
@@ -72,7 +72,7 @@ class RecordingFolder:
         self._nbytes += len(frame)
 
     def write_death(self, entries: Sequence[bytes | memoryview]) -> None:
-        """Write a file of its own with the entries before an instance's death and its own. Raises OSError."""
+        """Write a separate file with the entries before an instance's death and those of the death. Raises OSError."""
         fd, begun = self._begin("died-")
         try:
             _write_all(fd, pack_frame(entries))
@@ -109,7 +109,7 @@ class RecordingFolder:
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except FileExistsError:
-                continue  # another recorder's
+                continue  # another recorder has begun a file of this name
             try:
                 _write_all(fd, file_head())
             except OSError:
@@ -143,7 +143,7 @@ def _begun_s(path: Path) -> float:
     """The wall clock when a file was begun, from its name."""
     try:
         begun = datetime.strptime(path.name[:22], _DATE)
-    except ValueError:  # a date that there is not: another program's file
+    except ValueError:  # another program's file: its name has no valid date
         return float("nan")
     return begun.replace(tzinfo=timezone.utc).timestamp()
 

@@ -43,7 +43,8 @@ class LastSeconds:
         self._recent: deque[_RecentEntry] = deque()
         self._nbytes = 0
         self._deaths: dict[tuple[str, int], int] = {}  # model and version → when the death is written at the latest
-        #: By the worker and the number of a batch in whose execution it died: the requests whose entries have not come.
+        #: (worker, number of the batch that it was executing when it died) → number of requests whose entries have not
+        #: come.
         self._missing: dict[tuple[int, int], int] = {}
 
     def add(self, entry: Entry, packed: bytes, now_ns: int) -> None:

@@ -1,7 +1,7 @@
 """The loop of a process that reads batchers' rings: the recorder and the comparator.
 
 No process waits for such a reader: entries for which a ring has no room are dropped by the batcher, and counted. No
-bell is rung for it either: it looks into the ring from time to time, so that it takes many entries at once and costs a
+bell is rung for the reader: it looks into the ring from time to time, so that it takes many entries at once and costs a
 busy batcher nothing.
 """
 
@@ -68,8 +68,8 @@ class RingLoop:
         self._rings[message.number] = ByteRingReader(readers, SegmentView.attach(message.segment))
 
     def _look(self) -> int:
-        """Read all entries in the rings; returns their number. A ring behind which there is another is done
-        once it is empty."""
+        """Read all entries in the rings; returns their number. Drop each ring that is empty, except the newest: the
+        batchers of the older ones are dead."""
         found = 0
         for number, ring in tuple(self._rings.items()):
             try:

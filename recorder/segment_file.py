@@ -30,7 +30,8 @@ FRAME_HEAD = Struct("<4sIIIII")
 ENTRY_PREFIX = Struct("<II")
 FILE_MAGIC, FRAME_MAGIC, VERSION = b"SHOALREC", b"FRAM", 1
 AS_IT_IS, ZLIB = 0, 1
-#: zlib's fastest level: 100 MB/s. Contents whose middle, of so many bytes, hardly shrinks are not compressed (ours).
+#: zlib's fastest level: 100 MB/s. First so many bytes from the middle of the contents are compressed: if they hardly
+#: shrink, the frame is written as it is (ours).
 _LEVEL, _TRIED_NBYTES = 1, 1 << 14
 #: The largest frame that is read (ours: an entry takes a quarter of the ring at most).
 MAX_FRAME_NBYTES = 1 << 30

@@ -33,7 +33,7 @@ class Collector:
         self._early: deque[tuple[Trace, int]] = deque(maxlen=MAX_EARLY)
 
     def set(self, settings: Iterable[TraceSetting]) -> None:
-        """Put these settings in force; traces collected under others are written."""
+        """Put these settings in force, and write the traces collected under settings that are no longer in force."""
         before, self._collections = self._collections, {}
         for setting in settings:
             kept = before.pop(setting.revision, None)

@@ -1,7 +1,7 @@
 """Sampling: which requests are traced. Pure; each front end has one sampler for each trace setting.
 
-Each front end counts only its own requests: a rate of 1 is exact, other rates hold for each front end alone, and so on
-average for all.
+Each front end counts only its own requests: a rate of 1 is exact; other rates hold for each front end alone, and so for
+all together on average.
 """
 
 import itertools

@@ -50,7 +50,7 @@ class Trace(NamedTuple):
     stamps: Sequence[int]  # in the order of STAMPS; 0 for a point that was not reached
     tensors: Sequence[TracedTensor]
     context: dict[str, str]  # the headers that name the parent span
-    children: Sequence["Trace"] = ()  # of an ensemble's steps, of a model's calls; counted as one with it
+    children: Sequence["Trace"] = ()  # of an ensemble's steps and a model's calls; not counted apart
 
 
 #: The words of a child's record as front ends pass them on: KEY to IS_CALL (layout.T).
