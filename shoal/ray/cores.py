@@ -26,7 +26,7 @@ class ClaimedCores:
 def claim_cores(number: int, folder: Path, allowed: Iterable[int]) -> ClaimedCores | None:
     """Claim `number` of the `allowed` cores, the lowest that are free; None, and nothing is claimed, if fewer are.
 
-    `folder` is created; all who share the node's cores name the same one. Raises OSError if it cannot be used.
+    `folder` is created; all replicas of a node must name the same one. Raises OSError if it cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cores, fds = list[int](), list[int]()

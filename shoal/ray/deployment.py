@@ -11,10 +11,10 @@ from shoal.ray.replica import ShoalReplica, relay_application
 from shoal.ray.replica_server import ServerPlan
 from shoal.ray.scaling import Autoscaling, QueueAgePolicy
 
-#: Ray carries no type hints that hold, and may be absent where this is checked.
+#: Untyped, since Ray's type hints are not reliable, and a type checker may run where Ray is not installed.
 serve: Any = importlib.import_module("ray.serve")
 
-#: Serve's own limit would count requests that the server has queues, limits and sentences for.
+#: So large that Serve refuses no request: the server itself queues requests, and refuses them with its own sentences.
 _MAX_ONGOING_REQUESTS = 100_000
 #: Seconds to end a replica beside the server's exit timeout: until Serve's balancers have forgotten it, and its
 #: processes have ended.

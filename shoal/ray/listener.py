@@ -4,11 +4,11 @@ With RAY_SERVE_ENABLE_HA_PROXY=1, Ray Serve puts HAProxy on each node in front o
 ingress deployment asks the controller for a port and serves HTTP there, by uvicorn. Here the server listens at that
 port: a request passes HAProxy and Shoal, and no Python of Ray's.
 
-Serve has no setting for that. What is replaced are two functions of its replica's module, `start_asgi_http_server` and,
-where Serve has gRPC, `start_grpc_server`, which return the listener and a task that ends with it; tests/ray holds the
-version to that. The server has both ports from its start: Serve's controller gives a replica the same port when it is
-asked again. Where a version lacks the function, or the application needs what only uvicorn does (TLS, middleware, a
-route prefix), Serve's own listener stays.
+Serve has no setting for that, so two functions in the module of its replica are replaced: `start_asgi_http_server` and,
+where Serve has gRPC, `start_grpc_server`. Each returns the listener and a task that ends with the listener; tests/ray
+runs them on Ray itself. The server has both ports from its start: Serve's controller gives a replica the same port when
+it is asked again. Where a version of Ray lacks the function, or the application needs what only uvicorn does (TLS,
+middleware, a route prefix), Serve's own listener stays.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None])
         try:
             await asyncio.to_thread(server.start, http_options.host, http_options.port, own_grpc_port)
         except UnavailableError:
-            # Serve tries a hundred ports, where a RuntimeError says that one is in use; no port makes a model load.
+            # For a RuntimeError Serve would try a hundred other ports, which is of use only if this port was taken.
             await asyncio.to_thread(_check_port, http_options.host, http_options.port)
             raise
         started()

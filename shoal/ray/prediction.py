@@ -32,7 +32,7 @@ def predict(
     version: str = "",
     flags: Sequence[str] = (),
 ) -> Any:
-    """The dataset with the model's outputs as further columns, of their names; with `keep` False, of these alone.
+    """The dataset with each output of the model as a further column; with `keep` False, only these columns.
 
     An input of the model is the column of its name, or the one that `columns` names for it: {"image": "pixels"}. Rows
     are rows of the batch dimension. Lazy, as Ray's datasets are: reading the result runs it, with Ray Data's progress.

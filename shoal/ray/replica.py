@@ -94,7 +94,8 @@ class ShoalReplica:
 def assigned(plan: ServerPlan) -> tuple[Any, ServerPlan]:
     """The claim of cores, if any, and the plan with the GPUs and cores that Ray has assigned to this process.
 
-    Less than a core, or a fraction, is a share that Ray only counts: the server then may use every core.
+    A number of cores that is not whole, such as 0.5, is a share that Ray only counts: the server may then use every
+    core.
     """
     context = ray.get_runtime_context()
     gpus = context.get_accelerator_ids().get("GPU", [])

@@ -25,11 +25,11 @@ from shoal.errors import InvalidArgumentError, UnavailableError
 _QUESTION_TIMEOUT_S = 5.0
 #: The server loads in this time at most; one instance of a model may take --model-load-timeout-secs (600).
 START_TIMEOUT_S = 1800.0
-#: Between SIGTERM and SIGKILL the server has its --exit-timeout-secs, and so long for processes and memory to go.
+#: Between SIGTERM and SIGKILL the server has its --exit-timeout-secs, and these seconds for processes and memory to go.
 _STOP_MARGIN_S = 15.0
 _NUM_LINES_KEPT = 40
 _STARTED = re.compile(r"Started (HTTPService|Metrics Service) at [^ \"]*:([0-9]+)")
-#: The thread that starts the server waits for its end, too: the kernel's signal comes with the end of that thread.
+#: The kernel kills the server when the thread that has started it ends, so that thread also waits for the server's end.
 _PROGRAM = """\
 import os
 from shoal.process import die_with_parent
@@ -48,13 +48,14 @@ _OWN_FLAGS = frozenset(
 _ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
 _RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 _ADMISSIONS = ("--allow-remote-admin", "--api-keys")
-#: Values that admit only callers on the server's host, from which every client comes.
+#: Values that admit only callers on the server's host: behind the proxy, that would be every client.
 _NO_ADMISSIONS = frozenset(f"--allow-remote-admin={no}" for no in ("false", "0", "off"))
 
 
 def closed_to_all(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags of a server behind a proxy on its own host, which would make every client an administrator: what
-    changes the server needs a header, or metadata, that no client knows, unless the flags say who may."""
+    """`flags`, and, unless they say who may change the server, flags by which changing it needs a header or metadata
+    that no client knows. Without those every client would be an administrator, since the proxy in front of the server
+    is on the server's own host."""
     given = {flag.partition("=")[0] for flag in flags if flag.lower() not in _NO_ADMISSIONS}
     restrictions = [] if given & {*_ADMISSIONS} else [each for each in _RESTRICTIONS if each not in given]
     return (
@@ -168,7 +169,7 @@ class ReplicaServer:
             status, _ = self._ask("HTTPService", "/v2/health/ready")
             if status == 200:
                 return
-            # Where the server has API keys it tells these to none without one.
+            # A server with API keys does not tell the reasons to a caller without one.
             status, body = self._ask("HTTPService", "/v2/health/reasons")
             reasons = [] if status not in (200, 503) else json.loads(body)["reasons"]
         except (OSError, http.client.HTTPException) as error:
@@ -217,7 +218,7 @@ class ReplicaServer:
         finally:
             folder.cleanup()
             self._started.set()
-            self._ended.set()  # the last that this thread does: a waiting thread may start another
+            self._ended.set()  # at the very end, since a waiting thread may then start another server
 
     def _command(self, address: str, port: int, grpc_port: int) -> list[str]:
         pin = f"os.sched_setaffinity(0, {set(self._plan.cores)})" if self._plan.cores else ""
@@ -237,7 +238,7 @@ class ReplicaServer:
         self._last_lines.append(line)
         if not self._started.is_set():
             self._ports.update((name, int(port)) for name, port in _STARTED.findall(line))
-            if "Metrics Service" in self._ports:  # the last one
+            if "Metrics Service" in self._ports:  # the last line of a start
                 self._started.set()
 
     def _log_end(self) -> str:

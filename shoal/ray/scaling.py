@@ -67,8 +67,8 @@ def desired_replicas(figures: Sequence[Figures], num_replicas: int, *, queue_age
     busy = sum(min(1.0, each.utilisation) for each in figures) * max(1.0, num_replicas / len(figures))
     by_utilisation = math.ceil(busy / utilisation - _TINY)
     if age_s > queue_age_s:
-        # Replicas that all wait are too few, whatever their utilisation: one may be late by one long batch only, so
-        # the mean decides on how many more, and the oldest on whether.
+        # Whether there are too few replicas follows from the oldest request of all, whatever the utilisation. How many
+        # more are needed follows from the mean, since a single long batch may have delayed one replica.
         mean_s = sum(each.queue_age_s for each in figures) / len(figures)
         growth = min(MAX_GROWTH, max(1.0, mean_s / queue_age_s))
         return max(by_utilisation, math.ceil(num_replicas * growth - _TINY))
