@@ -97,8 +97,8 @@ class ModelVersion:
         self.is_failed = False
 
     def name_groups(self) -> None:
-        """Add the names of the configuration's new instance groups to `groups`. A name keeps its place, since instances
-        of a removed group may still end."""
+        """Add the names of the configuration's new instance groups to `groups`. A name keeps its index, since the
+        deaths of a removed group's instances may still be reported by it."""
         self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
 
     @property

@@ -144,8 +144,8 @@ class Answers:
         self._plan((request,), columns, pieces, parameters)
 
     def outputs_of(self, position: int) -> dict[str, "RequestOutput"] | None:
-        """Copies of the outputs of the request at this position of the batch, before `write`; None if it has none: it
-        failed, or its sender answers it."""
+        """Copies of the outputs of the request at this position of the batch, before `write`; None if the
+        request failed or its sender answers it."""
         if position in self._errors:
             return None
         for layout, columns, pieces, requests in self._added:

@@ -51,7 +51,7 @@ _STICKY = (
     "invalid program counter", "hardware stack error", "operation not supported on global/shared address space",
     "uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution",
     "Invalid access of peer GPU memory over nvlink or a hardware error", "unknown error",
-    "no CUDA-capable device is detected",  # it has fallen off the bus
+    "no CUDA-capable device is detected",  # the GPU has fallen off the bus
 )  # fmt: skip
 _LOST = re.compile(
     r"(?:CUDA (?:driver )?error(?: \d+)?: |CUDA failure \d+: |Cuda Runtime \(|cudaError\w+: |CUDA_ERROR_\w+: )"

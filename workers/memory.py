@@ -164,7 +164,7 @@ class Memory:
         The ends of the rings and the slab's free blocks are the worker's alone: methods that would change them raise
         InternalError. A request is cancelled if the worker knew so at the fork.
         """
-        self.lock = threading.RLock()  # a thread of the worker may have held it
+        self.lock = threading.RLock()  # another thread of the worker may have held the lock at the fork
         self.use = LEFT
         self.drain = self.allocate = self.push = self.publish = _refuse
         self._batches.clear()  # `take` finds none and looks for more, which is refused

@@ -58,7 +58,7 @@ class PaddedBatches(RaggedBatches):
         #: The padded inputs → the axis of their length in the batch.
         self._axes = {each: 1 + axis for each, axis in length_axes(config).items()}
         self.inputs = frozenset(self._axes)
-        self._measured = next(iter(self._axes.items()))  # they all have one length
+        self._measured = next(iter(self._axes.items()))  # all padded inputs of a request have one length
         made = mask(config)
         self._mask = "" if made is None else made[0]
         self.made: Mapping[str, Datatype] = {} if made is None else {made[0]: BY_CONFIG_NAME[made[1]]}

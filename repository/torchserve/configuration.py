@@ -5,8 +5,8 @@ A setting has the value of the first place that names it:
     workers         model-config.yaml, the request, `models=` of config.properties, default_workers_per_model
     other settings  the request, model-config.yaml, `models=`, the defaults
 
-Where config.properties has `model_snapshot=` in place of `models=`, that comes before the archive's YAML file: a
-snapshot holds what was in force.
+Where config.properties has `model_snapshot=` in place of `models=`, the snapshot comes before the archive's YAML file,
+since it holds the settings that were in force.
 """
 
 import json

@@ -62,7 +62,7 @@ def parse(text: str, path: Path) -> Config:
         reason = re.sub(r"^\d+:\d+ : ", "", str(error))
         where = f"line {line}, column {column}: " if line else ""
         raise _unreadable(path, f"{where}{reason}{_advice(reason)}") from error
-    except ValueError as error:  # of an enum's number: protobuf's parser checks no other field so late
+    except ValueError as error:  # a number that the enum does not have: protobuf checks only this so late
         raise _unreadable(path, str(error)) from error
     try:
         return to_config(message)

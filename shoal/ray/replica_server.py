@@ -92,7 +92,7 @@ class ReplicaServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: dict[str, int] = {}
         self._last_lines = deque[str](maxlen=_NUM_LINES_KEPT)
-        self._started = threading.Event()  # or has ended
+        self._started = threading.Event()  # set once the server has started, or has ended
         self._ended = threading.Event()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 

@@ -205,7 +205,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
         raise ValueError(f"version {version} of numpy's format is not read")
     try:
         return _HEADERS[version](file)
-    except (SyntaxError, TokenError, TypeError, RecursionError) as error:  # of a text that is no literal at all
+    except (SyntaxError, TokenError, TypeError, RecursionError) as error:  # the text is no literal
         raise ValueError(f"its header is damaged: {error}") from error
 
 

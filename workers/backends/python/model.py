@@ -305,7 +305,7 @@ def _frames(error: BaseException, caller: str) -> list[tuple[str, int, str]]:
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    if isinstance(error, SyntaxError) and error.filename:  # which has no frame, and in its text only the file's name
+    if isinstance(error, SyntaxError) and error.filename:  # it has no frame of the faulty line
         frames.append((error.filename, error.lineno or 0, (error.text or "").strip()))
     return frames[::-1]
 

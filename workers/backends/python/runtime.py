@@ -45,12 +45,12 @@ class WorkerRuntime(Runtime):
         """In a process that the model has just forked, leave the worker's client of the star to the worker. The forked
         process joins the star with its own first call, and its calls are made for no request, since the process may
         outlive the requests that are being executed."""
-        self._lock = threading.Lock()  # a thread of the original may have held it
+        self._lock = threading.Lock()  # another thread of the worker may have held the lock at the fork
         client, self._client = self._client, None
         current_parents.set(NO_PARENTS)
         if client is not None:
             client.abandon()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork has no supervisor; Pool.terminate would wait for ever
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workers ignore it, so Pool.terminate would wait for ever
 
     # --- the requests for which calls are made ---
 

@@ -51,7 +51,7 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _Captured: TypeAlias = tuple[cuda.CudaGraph, dict[str, Array], Any]
 
 
-class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
+class Log(tensorrt.ILogger):  # type: ignore[misc]  # tensorrt has no type hints
     """A logger for TensorRT that writes to the server's log; the last error is given as the reason for the next
     failure."""
 
@@ -68,7 +68,7 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
             _log.warning("TensorRT: %s", message)
 
 
-class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # it has no types
+class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # tensorrt has no type hints
     """An output whose shape TensorRT knows only when it has computed it, as after a non-maximum suppression."""
 
     def __init__(self, buffers: cuda.Buffers[cuda.DeviceMemory]) -> None:

@@ -163,7 +163,7 @@ class TorchserveBackend(Backend):
         else:
             for group in _groups(batch):
                 self._handle(group)
-            self._context.send_intermediate = None  # it keeps the requests' memory, even of a client that is gone
+            self._context.send_intermediate = None  # the function refers to the requests, and would keep their memory
         answers.output_start_ns = time.monotonic_ns()
 
     def execute_rank(self, batch: "Sequence[RankRequest]") -> None:

@@ -65,7 +65,7 @@ def _import(name: str, handler: str) -> ModuleType:
         raise InvalidArgumentError(
             f"handler '{handler}' cannot be imported: {describe(error, __file__)}{_hint(name, error)}"
         ) from error
-    except ValueError as error:  # of an empty name
+    except ValueError as error:  # the name is empty
         raise InvalidArgumentError(f"handler '{handler}' names no module: {error}") from error
 
 

@@ -193,7 +193,7 @@ class MetricRegistry:
                     return found
                 self._num_series += 1
                 family.series[labels] = found
-                self.note(family, labels, found)  # a server shows it from the start, as 0
+                self.note(family, labels, found)  # so that a server shows the series from the start, as 0
             if labels not in handle.labels:
                 handle.labels.add(labels)
                 family.num_handles[labels] += 1
