@@ -27,8 +27,8 @@ from shoal.shm.byte_ring import padded
 
 ENTRY_HEAD = Struct("<4QqQ")
 REQUEST_WORDS = Struct("<30Q")
-#: Stands before a pair of entries in the comparator's ring, a request and its execution by a shadow: bytes of the
-#: first.
+#: The head of a pair of entries in the comparator's ring, a request and its execution by a shadow: the number of bytes
+#: of the first entry.
 PAIR_HEAD = Struct("<Q")
 #: Flags of an entry: it belongs to the sample that is written; otherwise it is kept for a death that may follow.
 SAMPLED = 1

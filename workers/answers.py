@@ -2,7 +2,7 @@
 
     0        outputs, each 64-byte aligned: the rows of all requests of the batch, one array per output;
              then per request its packed InferResponse, whose tensors point at its rows
-    …        outputs and InferResponse of each request that a backend answers separately, as it must strings
+    …        outputs and InferResponse of each request answered separately, as it must be if outputs are strings
     …        error messages
 
 A backend adds outputs; the worker's loop writes them into the block and publishes the answers, except for requests that
@@ -94,14 +94,14 @@ class Answers:
 
     def add(self, request: Request, outputs: Mapping[str, Array], parameters: Parameters | None = None) -> None:
         """Add the whole outputs of one request, in its rows' order; the arrays are copied by `write`. Raises
-        InternalError if the datatype of one differs from the configured one."""
+        InternalError if an array's datatype differs from the configured one."""
         if self._plans.states is not None:
             self._plans.states.keep((request,), outputs)
         self._add((request,), outputs, parameters)
 
     def add_batch(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
-        """Add the outputs of all `requests` together, each output one array with the requests' rows one below the
-        other.
+        """Add the outputs of all `requests` together, each output one array with the requests' rows one after
+        another.
 
         As in Triton, a request fails if an output has too few rows for it. Raises InternalError as `add` does.
         """
@@ -178,7 +178,7 @@ class Answers:
         piece = pieces[index]
         if isinstance(piece, bytes):
             return memoryview(piece)
-        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data  # memoryview.cast takes no empty one
+        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data  # memoryview.cast refuses empty arrays
 
     def sender(self, request: Request) -> ResponseSender:
         """The sender that alone answers this request from now on, from any thread, before or after `execute`
@@ -367,7 +367,7 @@ class WrittenAnswers(Answers):
     def _piece(
         self, layout: OutputLayout, columns: Sequence[Column], pieces: Sequence[Array | bytes], index: int
     ) -> memoryview:
-        """The bytes of an output of the whole batch, of one that `place` has put into the block, too."""
+        """The bytes of an output of the whole batch, also if `place` has put the output into the block."""
         if self._block is None or pieces:
             return super()._piece(layout, columns, pieces, index)
         start = layout.offsets[index]

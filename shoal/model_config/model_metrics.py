@@ -1,7 +1,7 @@
 """`model_metrics`: the buckets of a model's histograms. Pure.
 
-Triton lets a model choose the buckets of one family, that of first responses; another would be ignored there, and is
-refused here.
+Triton lets a model choose the buckets of one family, that of first responses. Triton ignores any other family in this
+field, and Shoal refuses it.
 """
 
 import itertools

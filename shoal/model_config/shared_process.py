@@ -2,7 +2,7 @@
 
     parameters { key: "instances_share_process" value { string_value: "true" } }
 
-The instances of a group on one device are then threads of one worker process, with one copy of the model. It pays for
+The instances of a group on one device are then threads of one worker process, with one copy of the model. This pays for
 backends that release the interpreter's lock while they compute; a Python model has to be written for several threads.
 """
 

@@ -83,9 +83,9 @@ class Backend(ABC):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Answer each request of one batch, through `answers`: add outputs or fail, each exactly once.
 
-        A backend that knows when the model has started and finished sets `input_end_ns` and `output_start_ns`, both
-        monotonic times. Several requests come only if the model has a batch dimension. An exception fails all
-        of them. The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
+        A backend that knows when the model has started and finished sets `input_end_ns` and `output_start_ns`
+        (monotonic ns). Several requests come only if the model has a batch dimension. An exception fails all of them.
+        The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
         """
 
     def pad_batches(self, rows: int) -> None:
@@ -210,7 +210,7 @@ class BatchedBackend(Backend):
 
 
 def with_rows(array: Array, rows: int) -> Array:
-    """A copy of an array with rows of zeros, or of empty strings, added up to `rows`; the array itself if it has as
+    """A copy of an array with rows of zeros, or of empty strings, added up to `rows`; the array itself if it has that
     many."""
     if len(array) >= rows:
         return array

@@ -1,8 +1,8 @@
 """A tensor of a client or of another model on the instance's GPU, passed in place to Python models and PyTorch by
 DLPack.
 
-The GPU is number 0 in the process. The memory stays the other process's, and mapped while a capsule lives; a model may
-read it until it has answered the request, and must not write there.
+The GPU is number 0 in the process. The memory belongs to the other process, and stays mapped while a capsule lives; a
+model may read it until it has answered the request, and must not write there.
 """
 
 from typing import Any

@@ -137,8 +137,8 @@ def _read(path: str, settings: ForestSettings) -> Any:
 
 
 def _is_cut(path: str) -> bool:
-    """Whether a LightGBM file is shorter than its header says by the sizes of the trees. treelite reads such a file
-    without an error."""
+    """Whether a LightGBM file is shorter than the sizes of trees in its header say. treelite reads such a file without
+    an error."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

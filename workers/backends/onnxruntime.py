@@ -1,7 +1,7 @@
 """ONNX models on ONNX Runtime: one session per instance, on the worker's own cores. The only file that imports it.
 
 A batch is run with `session.run`, or, if its outputs are large and their shapes known, with IO binding, so that they
-are computed where clients read them. BF16 travels as its 16-bit words in both. On a GPU inputs are gathered in
+are computed where clients read them. BF16 tensors travel as 16-bit words either way. On a GPU inputs are gathered in
 page-locked memory and bound from there: ONNX Runtime copies them to the device when they are bound.
 """
 
@@ -220,7 +220,7 @@ class OnnxruntimeBackend(BatchedBackend):
 
     def _as_configured(self, outputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs, with the configured shape if they have no dimensions. An output whose rank the file leaves
-        open may have some."""
+        open may have dimensions."""
         for name, dims in self._scalars.items():
             if name in outputs and not outputs[name].ndim:
                 outputs[name] = outputs[name].reshape(dims)
@@ -241,8 +241,8 @@ def _staging() -> Stage | None:
 
 
 def _as_text(model: str, name: str, array: Array) -> Array:
-    """An array of str made of one of bytes. As in Triton, which gives ONNX Runtime C strings, an element ends at its
-    first NUL."""
+    """An array of str made of an array of bytes. As in Triton, which gives ONNX Runtime C strings, an element ends at
+    its first NUL."""
     text: Array = np.empty(array.shape, BYTES.dtype)
     try:
         text.reshape(-1)[:] = [element.split(b"\0", 1)[0].decode() for element in array.ravel()]
@@ -265,7 +265,7 @@ def _to_numpy(datatype: Datatype, value: Any) -> Array:
 
 
 def _ort_error(error: Exception, more: str = "") -> InternalError:
-    """The error for one of ONNX Runtime's: its number (1 = FAIL if it gives none) and text, and a sentence more."""
+    """The error for one of ONNX Runtime's: its number (1 = FAIL if it gives none) and text, and the sentence `more`."""
     match = _ORT_SENTENCE.match(str(error))
     code, message = (int(match[1]), match[2].strip()) if match else (1, str(error).strip())
     return InternalError(f"onnx runtime error {code}: {message}{more}")

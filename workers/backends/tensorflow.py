@@ -36,7 +36,7 @@ _TYPES = {
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
     "string": "BYTES", "bfloat16": "BF16",
 }  # fmt: skip
-#: Exceptions of a session: TensorFlow's, and Python's for errors that it finds before it runs an operation.
+#: Exceptions of a session: TensorFlow's, and Python's for errors found before an operation is run.
 _ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
 _INIT_OPS_NBYTES = 1 << 20
 _OPERATIONS: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")

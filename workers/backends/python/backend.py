@@ -1,8 +1,8 @@
 """The Python backend: a user's model.py, run in its worker as Triton runs it in a stub.
 
 There are three kinds of models. A plain model returns a list of responses, which go into one block as any backend's do.
-A decoupled one answers through senders, in its own time. One whose `execute` is a coroutine runs on an event loop of
-the instance, alongside others: its requests get senders, too, and the instance takes the next batch while it waits.
+A decoupled model answers through senders, in its own time. A model whose `execute` is a coroutine runs on an event loop
+of the instance: its requests get senders, too, and the instance takes the next batch while earlier calls wait.
 """
 
 import logging

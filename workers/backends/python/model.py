@@ -35,8 +35,8 @@ Responses = Sequence[InferenceResponse | None]
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
 _NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 
-# Frames of these files are not the model's: Triton's are in C++ and invisible; an importer's, and those of a backend
-# that comes with Shoal, are useless.
+# Frames of these files are left out of a model's errors: of the utilities, since in Triton they are C++ and have no
+# frames; of Python's importer and of a backend that comes with Shoal, since they do not help.
 _NO_FRAMES = (
     os.path.dirname(triton_python_backend_utils.__file__) + os.sep,
     os.path.dirname(importlib.__file__) + os.sep,
@@ -260,7 +260,8 @@ class PythonModel:
 
 
 def import_model(file: str, version_dir: str) -> ModuleType:
-    """The module of a model, imported as part of the package that its directory is: both kinds of sibling imports work.
+    """The module of a model, imported as part of the package that its directory is, so that relative and absolute
+    imports of files beside it work.
 
     Raises whatever the module raises, InternalError if `file` is no Python file.
     """

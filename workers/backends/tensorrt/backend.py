@@ -329,7 +329,7 @@ class TensorrtBackend(BatchedBackend):
                 self._stream.copy_out(_address(array), self._place(name, 0), array.nbytes)
 
     def _copy_grown(self) -> dict[str, Array]:
-        """The outputs whose shapes have turned out in the run that is over, in page-locked memory."""
+        """The outputs whose shapes became known only in the run that has ended, in page-locked memory."""
         arrays: dict[str, Array] = {}
         for name, growing in self._growing.items():
             if name in self._asked_names:

@@ -4,7 +4,7 @@
 
 All load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the worker
 answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A rank
-that ends takes the worker with it, which is started again with all of them.
+that ends takes the worker with it, which is started again with all ranks.
 
 Ranks are forked by the worker before it imports the handler: it has one thread then and maps no segment, and a zygote
 may have imported torch for all of them. Runs in a worker; rank.py has the ranks' own part.
