@@ -10,7 +10,7 @@ MAX_LOGGED_IDS = 8
 
 def failure_fields(requests: Sequence[Request]) -> dict[str, str | int]:
     """Fields of the log about a batch whose execution has failed: its number, and the first MAX_LOGGED_IDS of its
-    requests' ids, if any has one. Those of a warm-up, which is part of a load, have no number."""
+    requests' ids, if any has one. A batch of a warm-up, which is part of a load, has no number."""
     if requests and not requests[0].batch:
         return {"stage": "load"}
     fields: dict[str, str | int] = {"stage": "execute"}

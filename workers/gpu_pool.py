@@ -1,10 +1,10 @@
 """A worker's memory on its GPU for tensors that go on to other models without leaving the GPU.
 
-One allocation, made when the first output stays, of the size that --cuda-memory-pool-byte-size gives; other workers on
-the GPU open its handle (workers/cuda_regions.py). A part of it belongs to the block of the worker's slab that names the
-tensor: the batcher counts that block's holders, and when it sends FREE, or no record has ever named the block, the part
-is free again. The driver frees the allocation of a worker that has died, once readers have closed their handles. An
-output that finds no room goes through host memory.
+The pool is one allocation, made when the first output stays, of the size that --cuda-memory-pool-byte-size gives; other
+workers on the GPU open its handle (workers/cuda_regions.py). A part of the pool belongs to the block of the worker's
+slab that names the tensor: the batcher counts that block's holders, and when it sends FREE, or no record has ever named
+the block, the part is free again. The driver frees the allocation of a worker that has died, once readers have closed
+their handles. An output that finds no room goes through host memory.
 
     output on the GPU ─► part of the pool, copied there ─► block with its place ─► DONE … FREE ─► part is free
 """
@@ -91,7 +91,7 @@ class GpuPool:
         self.address = 0
         self.handle = b""
         self._stream: CudaStream | None = None
-        self._wait: Callable[[], None] = lambda: None  # for all work of this process on the GPU
+        self._wait: Callable[[], None] = lambda: None  # waits for all work of this process on the GPU
         # Changed by keep, under the lock; and by finalizers, which may run anywhere, even under the lock: parts that
         # are to be put back.
         self._extents = Extents(0)

@@ -211,7 +211,7 @@ class TorchserveBackend(Backend):
         self._answer(batch, returned)
 
     async def _handle_async(self, batch: "Batch") -> None:
-        context = copy.copy(self._context)  # each call has its own; what the handler keeps on it is shared
+        context = copy.copy(self._context)  # one for each call; objects that the handler keeps on it are shared
         self._fill(context, batch)
         start_ns = time.monotonic_ns()
         try:
@@ -274,7 +274,7 @@ class TorchserveBackend(Backend):
                         reply.end_sequence()
                     if is_unfinished:
                         _add_part(call, reply, row, body)
-                        # The data of its next execution is an empty dict, as in TorchServe.
+                        # The data of the request's next execution is an empty dict, as in TorchServe.
                         kept = reply.request.key, call._replace(data={}), reply.num_parts
                         self._unfinished[slot_of(reply.request.record)] = kept
                         reply.execute_again()

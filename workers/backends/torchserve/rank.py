@@ -21,7 +21,7 @@ RankRequest: TypeAlias = tuple[bytes, str | None, str]
 
 
 class RankBackend(Protocol):
-    """The handler's backend, in a rank."""
+    """The handler's backend, as a rank uses it."""
 
     def load_rank(self, model: BackendModel, device: Device) -> None: ...
 

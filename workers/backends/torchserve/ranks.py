@@ -2,9 +2,9 @@
 
     worker ── each batch ──► rank 1, rank 2, …          rank ── loaded, or why not ──► worker
 
-All load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the worker
-answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A rank
-that ends takes the worker with it, which is started again with all ranks.
+All ranks load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the
+worker answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A
+rank that ends takes the worker with it, which is started again with all ranks.
 
 Ranks are forked by the worker before it imports the handler: it has one thread then and maps no segment, and a zygote
 may have imported torch for all of them. Runs in a worker; rank.py has the ranks' own part.
@@ -106,7 +106,7 @@ class Ranks:
             process.wait(_EXIT_S)
 
     def _environment(self, number: int, port: int) -> dict[str, str]:
-        """The variables by which torch.distributed finds the others, as torchrun sets them on one machine."""
+        """The variables by which torch.distributed finds the other ranks, as torchrun sets them on one machine."""
         own, all_of_them = str(number), str(self._launch.num_processes)
         return {
             "RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": all_of_them, "LOCAL_WORLD_SIZE": all_of_them,

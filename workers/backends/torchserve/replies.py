@@ -1,8 +1,8 @@
 """The response to one request of a batch: the bodies of its rows, in one part or several.
 
-A request of TorchServe's protocol has one row; one of Triton's may have more, its response has as many, and an error in
-one row fails all. Parts of a response are sent as they come if the model is decoupled and the request has one row;
-otherwise they are joined into one response.
+A request of TorchServe's protocol has one row. A request of Triton's protocols may have more: its response has as many
+rows, and an error in one row fails the whole request. Parts of a response are sent as they come if the model is
+decoupled and the request has one row; otherwise they are joined into one response.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Reply:
             self._bodies[row] += body
 
     def add(self, row: int, body: bytes, parameters: Parameters | None) -> None:
-        """Add the last part of a row's body; the response is complete with that of the last row."""
+        """Add the last part of a row's body; the response is complete once all rows have theirs."""
         if self._is_over:
             return
         self._bodies[row] = self._bodies[row] + body if self._bodies[row] else body
@@ -75,7 +75,7 @@ class Reply:
         self._is_over = True
         outputs = self._outputs(self._bodies)
         if self._sender is not None:
-            # The head of a stream has gone with its first part.
+            # The head of a stream has been sent with its first part.
             self._sender.send(outputs, None if self._streams and self.num_parts else self._parameters, final=True)
         else:
             self._answers.add_outputs(self.request, outputs, self._parameters)

@@ -57,7 +57,7 @@ UNSUPPORTED = Failure(503, "Unsupported model output data type.")
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that a handler's exception is for its clients."""
+    """The failure that clients get for a handler's exception."""
     if isinstance(error, PredictionException):
         code = error.error_code
         is_status = type(code) is int and 100 <= code <= 999
@@ -90,7 +90,8 @@ def checked(returned: object, num_calls: int) -> Sequence[Any]:
 
 
 def body_of(element: object) -> bytes:
-    """An element of a handler's list as the bytes of a body. Raises WrongReturnError for any other type."""
+    """An element of a handler's list as the bytes of a body. Raises WrongReturnError for an element that
+    json.dumps would refuse."""
     if type(element) is bytes:
         return element
     if isinstance(element, (bytes, bytearray, memoryview)):

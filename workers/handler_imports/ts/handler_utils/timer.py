@@ -22,7 +22,7 @@ def timed(method: Callable[..., Result]) -> Callable[..., Result]:
         if getattr(getattr(self, "device", None), "type", "") == "cuda":
             import torch
 
-            torch.cuda.synchronize(self.device)  # what an earlier method left running on the GPU is not this one's
+            torch.cuda.synchronize(self.device)  # work of earlier methods on the GPU must not count for this one
         start_ns = time.monotonic_ns()
         result = method(self, *arguments, **options)
         if context is not None and context.metrics is not None:
