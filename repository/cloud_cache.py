@@ -133,8 +133,8 @@ class CopyCache:
         return copy / model.name
 
     def forget(self, keep: Collection[Path], under_way: Collection[CloudModel] = ()) -> None:
-        """Remove copies that contain none of `keep`, and leftovers of killed processes; not what fetches of models
-        `under_way` make or find."""
+        """Remove copies that contain none of `keep`, and leftovers of killed processes. Copies and objects of models
+        `under_way`, which are being fetched, stay."""
         tags = {model.tag for model in under_way}
         for entry in self._entries():
             if entry.name[0] == ".":

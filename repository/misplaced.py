@@ -1,7 +1,7 @@
 """Advice about a model's directory without a version: where the files lie, and where they belong.
 
 A user who comes from a single file puts it into the model's directory, calls the version `v1`, or gives the model's
-directory as the repository. Triton's sentences do not say so; this advice follows them. Reads directories, in the
+directory as the repository. Triton's sentences do not say so; the advice is appended to them. Reads directories, in the
 poller.
 """
 

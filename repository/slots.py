@@ -50,7 +50,7 @@ def private_root() -> Path:
 
 
 def digest(text: str) -> str:
-    """A short hash of a path or URL, to tell the directories of different ones apart: 12 hexadecimal digits."""
+    """A short hash of a path or URL, for the name of its directory: 12 hexadecimal digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 

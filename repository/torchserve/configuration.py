@@ -23,7 +23,7 @@ from shoal.torchserve_errors import torchserve_error
 
 BACKEND = "torchserve"
 _BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's
-#: Stands for no limit of the time without requests that a sequence outlives: a year.
+#: The longest time without requests of a sequence, where TorchServe has no limit: a year.
 _NO_LIMIT_MS = 365 * 24 * 3600 * 1000
 #: Built-in handlers that answer in parts.
 _STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
@@ -177,7 +177,7 @@ def configuration(
 
 
 def _parameters(sources: _Sources, least: int, most: int) -> dict[str, Any]:
-    """The parameters by which the backend and the front ends know what TorchServe would; `least` and `most` workers."""
+    """The parameters that tell the backend and the front ends TorchServe's settings; `least` and `most` workers."""
     request, facts, settings, row = sources
     manifest, yaml = facts.manifest or Manifest(), facts.yaml
     part = request.part or WorkflowPart("", "", "")

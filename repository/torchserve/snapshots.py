@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.errors import InternalError
 
-#: The most files of changes that are kept (ours; TorchServe keeps all). Those of starts and stops are kept.
+#: The most files of changes that are kept (ours; TorchServe keeps all). All files of starts and stops are kept.
 MAX_CHANGES = 50
 _CHANGE = re.compile(r"[0-9]{17}-snapshot\.cfg", re.ASCII)
 

@@ -11,7 +11,7 @@ from ts.utils.util import map_class_to_label
 
 
 class ImageClassifier(VisionHandler):
-    """Per request {label: probability} of the `topk` most probable classes."""
+    """A handler that answers a request with {label: probability} of the `topk` most probable classes."""
 
     topk = 5
     image_processing = imagenet()

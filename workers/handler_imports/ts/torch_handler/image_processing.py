@@ -20,7 +20,7 @@ class Compose:
 
 
 class Resize:
-    """An image whose shorter side is scaled to `size` pixels, by a bilinear filter with antialiasing."""
+    """The step that scales an image's shorter side to `size` pixels, by a bilinear filter with antialiasing."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,7 +38,7 @@ class Resize:
 
 
 class CenterCrop:
-    """The middle `size` × `size` pixels of an image, with black beyond the edges of a smaller one."""
+    """The step that cuts out the middle `size` × `size` pixels of an image; beyond the image's edges they are black."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,7 +59,7 @@ class CenterCrop:
 
 
 class ToTensor:
-    """An image as a float32 tensor of channels × rows × columns, bytes scaled to 0…1."""
+    """The step that makes a float32 tensor of channels × rows × columns of an image, bytes scaled to 0…1."""
 
     def __call__(self, image: Any) -> Any:
         import numpy as np
@@ -73,7 +73,7 @@ class ToTensor:
 
 
 class Normalize:
-    """A tensor whose channels are normalized: less their mean, divided by their standard deviation."""
+    """The step that normalizes a tensor's channels: less their mean, divided by their standard deviation."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean = mean

@@ -10,7 +10,7 @@ from ts.torch_handler.vision_handler import VisionHandler
 
 
 class ImageSegmenter(VisionHandler):
-    """Per request 224 × 224 pairs of the most probable class and its probability."""
+    """A handler that answers a request with 224 × 224 pairs of the most probable class and its probability."""
 
     image_processing = imagenet()
 

@@ -11,7 +11,8 @@ from ts.utils.util import map_class_to_label
 
 
 class ObjectDetector(VisionHandler):
-    """Per request a list of {label: [x1, y1, x2, y2], "score": score}, of objects whose score is over `threshold`."""
+    """A handler that answers a request with a list of {label: [x1, y1, x2, y2], "score": score}, for objects whose
+    score is over `threshold`."""
 
     image_processing = Compose([ToTensor()])
     threshold = 0.5

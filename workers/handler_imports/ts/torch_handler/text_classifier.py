@@ -11,8 +11,8 @@ from ts.utils.util import map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """One text per batch: {label: probability} of all classes. The model takes the numbers of the text's words and
-    pairs of words, and the offset 0; it has its words' vectors in `embedding`."""
+    """A handler that answers the one text of a batch with {label: probability} of all classes. The model takes the
+    numbers of the text's words and pairs of words, and the offset 0; it has its words' vectors in `embedding`."""
 
     ngrams = 2
 

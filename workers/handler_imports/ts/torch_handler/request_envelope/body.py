@@ -6,7 +6,7 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, body_of
 
 
 class BodyEnvelope(BaseEnvelope):
-    """A list of the requests' contents under `data` or `body`."""
+    """Gives the handler a list of the requests' contents under `data` or `body`."""
 
     def parse_input(self, data: list[Any]) -> list[Any]:
         return [body_of(row) for row in data]

@@ -10,7 +10,7 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, list_of
 
 
 class JSONEnvelope(BaseEnvelope):
-    """The instances of all requests one after the other; the results are handed back to their requests."""
+    """Gives the handler the instances of all requests, one after the other, and each request its results."""
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)

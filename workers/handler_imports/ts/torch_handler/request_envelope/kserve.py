@@ -8,7 +8,7 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, list_of
 
 
 class KServeEnvelope(BaseEnvelope):
-    """The instances of the first request; the answer is one for the whole batch."""
+    """Gives the handler the instances of the first request; there is one answer for the whole batch."""
 
     def parse_input(self, data: list[Any]) -> list[Any]:
         """The instances of the first request. Raises TypeError if it has none."""

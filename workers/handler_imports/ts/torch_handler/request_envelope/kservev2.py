@@ -14,7 +14,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class KServev2Envelope(BaseEnvelope):
-    """The tensors of the first request; the answer has one tensor per result."""
+    """Gives the handler the tensors of the first request; the answer has one tensor per result."""
 
     def parse_input(self, data: list[Any]) -> list[Any]:
         """The first request's tensors: arrays in their shapes, the first element of BYTES. Raises TypeError or
