@@ -48,7 +48,7 @@ class Compared(NamedTuple):
 
 
 class Disagreements:
-    """The comparison of all pairs."""
+    """The comparisons of all pairs of versions: tolerances, counts and the worst disagreements."""
 
     def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
         # Changed by every method.

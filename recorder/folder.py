@@ -91,8 +91,8 @@ class RecordingFolder:
             os.close(fd)
 
     def _end_after_failure(self) -> None:
-        """End the file with its last whole frame. A file without one is removed: a full disk would get another for each
-        attempt to write."""
+        """End the file with its last whole frame. A file without a whole frame is removed, since each attempt to write
+        on a full disk would leave another."""
         with suppress(OSError):
             os.ftruncate(self._fd, self._nbytes)
         self.end_file()

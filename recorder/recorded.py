@@ -118,7 +118,7 @@ class Recording:
         self.damage: dict[Path, Damage] = {}
 
     def __iter__(self) -> Iterator[RecordedRequest]:
-        """Raises OSError for a file that cannot be opened."""
+        """Read the requests one by one. Raises OSError for a file that cannot be opened."""
         self.damage = {}
         number = 0
         for path in files_of(self._path):

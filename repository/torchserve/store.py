@@ -55,7 +55,7 @@ _NUMBER = 1
 
 
 class _Place(NamedTuple):
-    """An archive or a folder, found."""
+    """Where the archive or folder of a registration has been found."""
 
     path: Path
     is_folder: bool

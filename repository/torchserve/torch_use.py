@@ -21,7 +21,7 @@ BUILT_IN = frozenset(
     {"base_handler", "densenet_handler", "image_classifier", "image_segmenter", "object_detector", "text_classifier",
      "text_handler", "vision_handler"}
 )  # fmt: skip
-#: Packages that import torch, among what handlers use: transformers and its like import it with the first model.
+#: Packages that import torch, among what handlers use: transformers and its like import torch with the first model.
 _PACKAGES = (
     "accelerate", "captum", "diffusers", "peft", "sentence_transformers", "timm", "torch", "torchaudio", "torchtext",
     "torchvision", "transformers", "ultralytics",
@@ -54,7 +54,7 @@ def _handler(directory: Path, config: Config) -> str:
 
 
 def _code(directory: Path) -> Iterator[bytes]:
-    """The Python files that lie in a directory, or their beginnings; none of one that cannot be read."""
+    """The contents of the Python files in a directory, or their beginnings; without files that cannot be read."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".py")[:_MAX_FILES]
     except OSError:

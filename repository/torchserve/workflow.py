@@ -29,7 +29,7 @@ WORKFLOW_MANIFEST = Path("WAR-INF", "MANIFEST.json")
 _MAX_BYTES = 1 << 20
 #: Nodes of a workflow, each with workers of its own (ours).
 MAX_NODES = 64
-#: The settings of nodes, those in `models` for all of them: TorchServe's defaults, and the range that counts.
+#: A setting of a node, or in `models` of all nodes → TorchServe's default, and the range of values that take effect.
 _SETTINGS: Mapping[str, tuple[int, range]] = {
     "min-workers": (1, range(1, 65)),
     "max-workers": (1, range(1, 65)),

@@ -2,8 +2,8 @@
 
 Triton has no such setting: the death of its stub fails what was executing. Here the built-in backends compute an output
 from an input and do nothing else, so a second execution has the same effect as the first. A `model.py` may do anything,
-and is executed once unless its configuration declares it idempotent. A sequence has moved on and a stream has begun:
-their requests are never executed again.
+and is executed once unless its configuration declares it idempotent. Requests of sequences and of decoupled models are
+never executed again: the sequence's state has moved on, or a part of the responses has been sent.
 
     parameters { key: "idempotent" value { string_value: "true" } }
 """

@@ -23,7 +23,7 @@ def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
     text = parameter(config, PARAMETER)
     if text is not None:
         return int(text)
-    says_nothing = "dynamic_batching" in config and not any(_knobs(config))
+    says_nothing = "dynamic_batching" in config and not any(_contradictions(config))
     return default_ms if says_nothing and config.get("max_batch_size", 0) > 1 else 0
 
 
@@ -37,8 +37,8 @@ def faults(config: Config) -> Iterator[str]:
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in config:
                 yield f"{which} is about dynamic batching; the model has '{scheduler}'. Remove one of them"
-        for knob in _knobs(config):
-            yield f"{which} takes the place of '{knob}' in 'dynamic_batching'. Remove one of them"
+        for setting in _contradictions(config):
+            yield f"{which} takes the place of '{setting}' in 'dynamic_batching'. Remove one of them"
 
 
 def faults_when_finished(config: Config) -> Iterator[str]:
@@ -50,7 +50,7 @@ def faults_when_finished(config: Config) -> Iterator[str]:
         )
 
 
-def _knobs(config: dict[str, Any]) -> Iterator[str]:
+def _contradictions(config: dict[str, Any]) -> Iterator[str]:
     """The settings of `dynamic_batching` that contradict a target; one preferred size, the largest, is Triton's
     default."""
     batching = config.get("dynamic_batching", {})

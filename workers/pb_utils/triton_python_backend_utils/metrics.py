@@ -33,8 +33,8 @@ registry = MetricRegistry()
 
 
 def _after_fork() -> None:
-    """Reset the registry in a process that the model has forked: a thread of the original may have held the lock,
-    and the server's connection is the original's."""
+    """Reset the registry in a process that the model has forked: another thread of the worker may have held the lock at
+    the fork, and the connection to the server stays the worker's."""
     registry.lock = threading.RLock()
     registry.on_change = lambda: None
 

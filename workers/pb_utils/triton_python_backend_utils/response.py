@@ -9,8 +9,8 @@ from triton_python_backend_utils.tensor import Tensor
 
 
 class InferenceResponse:
-    """Tensors, or an error in their place, and parameters. Raises TypeError or TritonModelException for arguments of
-    other types."""
+    """A response: tensors, or an error in their place, and parameters. Raises TypeError or TritonModelException for
+    arguments of other types."""
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
 
