@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shoal.supervisor.control_groups import CGROUPS, PROC, control_groups
 
-#: Of version 2 and of 1, the files of a group with its limit and its use, and the statistic of files not used lately.
+#: For control groups of version 2 and of version 1: the files with a group's limit and with the bytes in use, and the
+#: field of memory.stat with the bytes of cached files that were not used lately.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -16,7 +17,8 @@ _FILES = (
 
 
 def available_nbytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Bytes that can be allocated: the machine's rest or, where less, that of a control group above this process."""
+    """Bytes that can be allocated: what the machine has left or, where less, what a control group above this process
+    has left."""
     found = [machine_nbytes("MemAvailable", proc)]
     for group in control_groups("memory", proc, cgroups):
         for limit_name, used_name, inactive_name in _FILES:

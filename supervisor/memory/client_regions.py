@@ -1,8 +1,8 @@
 """The verbs `register_region`, `register_cuda_region` and `unregister_region`: clients' own shared memory, and when
 front ends learn of it.
 
-    register ─► the object is opened, once ─► every front end has its descriptor, and says so ─► answer
-    register on a GPU ─► the handle gets a number ─► every front end has it, and says so ─► answer
+    register ─► the object is opened, once ─► every front end has acknowledged its descriptor ─► answer
+    register on a GPU ─► the handle gets a number ─► every front end has acknowledged it ─► answer
     unregister ─► every front end has forgotten it ─► workers have closed the GPU's, or are busy ─► answer
 
 So a client that has its answer finds the region, or finds it gone, at every front end. A front end that joins later is
@@ -36,7 +36,8 @@ class ClientRegions:
         """`gpus` are the numbers of the server's GPUs."""
         self._star = star
         self._gpus = gpus
-        #: Sends the old server what clients change here, as long as this one may be ended in its favour. Set once.
+        #: Sends the old server what clients change here, as long as the old server may still end this one and go on.
+        #: Set once.
         self.report: Callable[[RegionChange], None] = lambda _message: None
         self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
         self.verbs: dict[str, Verb] = {
@@ -116,7 +117,7 @@ class ClientRegions:
         await self._close(gone)
 
     def _forget(self, kind: str, name: str) -> list[CudaRegionGone]:
-        """Remove a region of a kind, or all of the kind; returns what workers must be told of those on GPUs."""
+        """Remove a region of a kind, or all of the kind; returns the messages to workers about regions on GPUs."""
         wanted = CudaRegion if kind == "cuda" else ClientRegion
         gone = [
             self._regions.pop(each)

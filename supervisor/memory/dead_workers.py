@@ -2,10 +2,10 @@
 
 The batcher forwards a dead worker's last answers. A batcher that dies before that is followed by a successor, which
 must know these workers, too: their memory says which requests they had begun, which may not be executed again, and
-which they had answered. So dead workers are announced to a successor like living ones, and their death once clients
-have sent their open requests again.
+which they had answered. So dead workers are announced to a successor like living ones, and their deaths are announced
+once clients have sent their open requests again.
 
-Then clients read these answers, some of which ask for a worker's segment only when an answer names it (loans.py). So a
+Then clients read these answers. Some clients ask for a worker's segment only when an answer names it (loans.py). So a
 dead worker's segment is lent until all clients have acknowledged its end.
 """
 
@@ -26,7 +26,9 @@ class DeadWorkers:
     def __init__(self, star: Participants, on_gone: Callable[[Participant], None]) -> None:
         self._star = star
         self._on_gone = on_gone
-        # Changed by add and as readers let go: worker, and message for a batcher; the batcher that serves, or None.
+        # Changed by add, by report_to, and when readers have acknowledged. `_dead`: workers whose answers no batcher
+        # has forwarded yet, each with its message for batchers. `_passed_on`: workers whose answers clients may still
+        # read.
         self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
         self._passed_on: dict[int, Participant] = {}
         self._batcher: Member | None = None

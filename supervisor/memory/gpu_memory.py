@@ -78,7 +78,7 @@ class GpuMemory:
             return
         returned = max(0, before - use.used_nbytes)
         for other, (its_gpu, its_before) in self._before.items():
-            if its_gpu.uuid == gpu.uuid:  # else this worker's memory would count as theirs, too
+            if its_gpu.uuid == gpu.uuid:  # else this worker's memory would be logged again for the other instance
                 self._before[other] = its_gpu, its_before - returned
         _log.info(
             "worker %s has returned %d MiB on GPU %d, where %d MiB are still in use",

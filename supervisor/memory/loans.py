@@ -48,7 +48,7 @@ class Loans:
         """Let clients read what lies in a dead process's segment, and unmap it. When the future is done, the caller
         must end loans that were made meanwhile (`send_end`), and close the segment.
 
-        Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
+        Clients that ask for segments may have it until they have acknowledged its end, at most for ASKING_S.
         """
         gone = SegmentGone(owner)
         asking = {client.member for client in clients if not client.is_front_end}

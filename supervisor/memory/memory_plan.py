@@ -22,11 +22,11 @@ MAX_CALLER_SLAB_MIB = 16
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
 #: Bytes assumed for a BYTES element (ours).
 BYTES_ELEMENT_BYTES = 256
-#: A client's ring of more than MAX_WHOLE_RING records begins with SMALL_RING: 128 KiB instead of up to 3.5 MiB (ours;
-#: 146 requests in flight, shm/port.py).
+#: A client's ring of more than MAX_WHOLE_RING records begins with SMALL_RING: 128 KiB instead of up to 3.5 MiB (ours:
+#: enough for 146 requests in flight, shm/port.py).
 MAX_WHOLE_RING, SMALL_RING = 8192, 1024
-#: The ring to a client of more than MAX_WHOLE_LINK records begins with SMALL_LINK: 32 KiB instead of 584 (ours; replies
-#: that the client has not read).
+#: The ring to a client of more than MAX_WHOLE_LINK records begins with SMALL_LINK: 32 KiB instead of 584 (ours: enough
+#: for 256 replies that the client has not read).
 MAX_WHOLE_LINK, SMALL_LINK = 1024, 256
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512
@@ -78,8 +78,8 @@ def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
 
 
 def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
-    """The batcher's segment towards a worker: a batch's items, and a FREE for every block, its slab's and others; the
-    table of the slots that sequences have."""
+    """The batcher's segment towards a worker: a ring for a batch's items and for a FREE of every block, in the worker's
+    slab or beyond, and the table of the slots that sequences have."""
     num_blocks = worker_slab_nbytes(config, options) // UNIT + MAX_OVERSIZE_SEGMENTS
     num_records = num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS
     return Geometry(num_records, slot_table_nbytes(sequences.num_slots(config)))
@@ -92,9 +92,9 @@ def oversize_geometry(payload_nbytes: int) -> Geometry:
 
 def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
     """Bytes of a worker's slab: room for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib,
-    and one unit.
+    plus one unit (the smallest block).
 
-    The worker keeps that odd unit, to be able to report that everything else is taken.
+    The worker keeps that unit, to be able to report that everything else is taken.
     """
     row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
     # A block is a power of two: an execution of 1.1 MiB takes 2.

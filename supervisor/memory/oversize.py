@@ -20,7 +20,8 @@ from shoal.shm import layout, segment
 from shoal.shm.shares import may_take
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
-#: In place of a model id: a result, which clients read; a payload for whichever process asks for it (loans.py).
+#: Values in place of a model id: RESULT, which clients read; ASKED_FOR, a payload for any process that asks for it
+#: (loans.py).
 RESULT, ASKED_FOR = 0, -1
 #: Kept segments take at most a quarter of what all may take: a writer does not keep one beyond that (ours).
 KEPT_PART = 4
@@ -42,8 +43,8 @@ class OversizeSegment:
 
 
 class OversizeSegments:
-    """All segments for single payloads. `available_nbytes` returns how much memory is free, `is_scarce` whether
-    descriptors are kept for other things."""
+    """All segments for single payloads. `available_nbytes` returns how much memory is free, `is_scarce` whether the
+    descriptors that are left are kept for other things."""
 
     def __init__(
         self, limit_nbytes: int, available_nbytes: Callable[[], int], is_scarce: Callable[[], bool] = lambda: False
@@ -136,7 +137,8 @@ class OversizeSegments:
             )
 
     def _check_workers_share(self, asker: int, payload_nbytes: int, nbytes: int) -> None:
-        """One worker's results take at most half of the limit, or one segment of any size: the rest is for others."""
+        """One worker's results take at most half of the limit, or one segment of any size: the rest is for other
+        workers."""
         own = [each.nbytes for each in self.written_by(asker)]
         if own and (sum(own) + nbytes > self._limit_nbytes // 2 or len(own) >= MAX_OVERSIZE_SEGMENTS // 2):
             raise UnavailableError(
@@ -147,8 +149,8 @@ class OversizeSegments:
 
     def _check_askers_share(self, asker: int, model_id: int, payload_nbytes: int) -> None:
         """Requests of front ends to one model, and those of one model that calls others, take more only while they hold
-        less than a multiple of what is free (shm/shares.py), or one segment of any size: a slow model keeps the memory
-        of its requests, and must not keep that of all."""
+        less than a multiple of what is free (shm/shares.py), or one segment of any size: a slow model holds the memory
+        of its requests for long, and must leave some to other models."""
         if model_id == ASKED_FOR:
             own = [each.nbytes for each in self.written_by(asker)]
         else:

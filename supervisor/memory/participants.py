@@ -1,4 +1,4 @@
-"""What the parts of a star use of it: the processes that have joined, and the ways to send them messages."""
+"""The interface of a star to its own parts: the processes that have joined, and the ways to send them messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -22,7 +22,8 @@ from shoal.supervisor.processes.members import Member, Recipient
 
 
 class Payloads:
-    """The segments for single payloads of a star; `is_scarce` returns whether descriptors are kept for other things."""
+    """The segments for single payloads of a star; `is_scarce` returns whether the descriptors that are left are kept
+    for other things."""
 
     def __init__(self, star: Participants, is_scarce: Callable[[], bool]) -> None:
         self._star = star
@@ -69,7 +70,8 @@ class Payloads:
             )
         except ShoalError as refusal:
             if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):
-                # The worker has given up room, which its readers unmap before they acknowledge a ping.
+                # The worker has released a segment. Its readers unmap it before they acknowledge a ping: then try
+                # again.
                 briefly = [*star.to_batcher(shared.Ping()), *star.to_front_ends(shared.Ping())]
                 unmapped = star.acknowledgements.announce([], briefly=briefly)
                 star.loop.after(unmapped, lambda: self._make_late(asker, message))
@@ -79,7 +81,7 @@ class Payloads:
         asker.member.send(shared.PayloadGranted(message.request, made.owner, made.may_be_kept, made.segment_fd))
 
     def _make_late(self, worker: Participant, message: shared.PayloadWanted) -> None:
-        if self._star.workers.get(worker.owner) is worker:  # else it has died meanwhile
+        if self._star.workers.get(worker.owner) is worker:  # else the worker has died meanwhile
             self._make(worker, message, may_wait=False)
 
     def _clients(self, each: OversizeSegment) -> list[Member]:

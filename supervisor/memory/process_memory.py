@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from shoal.supervisor.event_loop import EventLoop, Future, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 
-#: How long a question for figures waits for them (ours): a scrape has 2 s, and asks models beside.
+#: How long a question for figures waits for them (ours): a scrape has 2 s, in which it asks models for their metrics,
+#: too.
 ANSWER_S = 1.0
 #: Most questions about the host's memory that wait for an answer; further ones get none (ours).
 MAX_PENDING = 64
