@@ -107,7 +107,7 @@ class Instance:
         self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
 
     def _on_malformed(self, error: MessageError) -> None:
-        """The worker ends: the code of its model, or that of the backend, has written to its connection."""
+        """End the worker: the code of its model, or that of the backend, has written to its connection."""
         self.worker.fail(InternalError(f"{self._named}: its worker has sent {error}"))
 
     # --- one worker after the other ---
@@ -254,7 +254,7 @@ class Instance:
                 self.shared_process.ended(progress)
         worker.participant = worker.progress = None
         if worker.thread is not None and worker.child is not None and worker.child.is_over:
-            return Verdict(0.0, is_failed=False)  # the first instance of the process decides when there is another
+            return Verdict(0.0, is_failed=False)  # the first instance starts the next process
         now_s = context.loop.now_s()
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         verdict = self._restarts.died(now_s, served_s, has_completed=num_completed > 0)
@@ -380,7 +380,7 @@ class Instance:
     def kill(self) -> None:
         self.worker.signal(signal.SIGKILL)
 
-    # --- whether it moves ---
+    # --- whether the worker makes progress ---
 
     def execution(self) -> Execution | None:
         """The batch that the worker executes, for the execution limit; None where there is none, or no limit."""
@@ -390,8 +390,8 @@ class Instance:
         return Execution(self.number, progress.number, progress.moved_ns, limit_ms * 1_000_000)
 
     def end_for_limit(self, number: int) -> None:
-        """Send the worker a signal because a batch has exceeded the execution limit. A stopped worker acts on it once
-        it is resumed; an inspection ends with the limit."""
+        """Send the worker a signal because a batch has exceeded the execution limit. A worker that was stopped
+        (SIGSTOP) is resumed, so that it acts on the signal."""
         self.worker.is_over_limit = True
         self.worker.signal(number)
         self.worker.signal(signal.SIGCONT)

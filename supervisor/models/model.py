@@ -63,12 +63,12 @@ class Model:
         self.title = f"model '{identifier}'"  # in the log
         self._all_versions = all_versions
         self._turn = Lock()
-        # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
-        # all versions, of a model whose versions are unknown.
+        # Changed by loads and unloads. `versions`: by number, the copy of each version that clients know. `problem`: a
+        # placeholder with the reason, where the model's versions cannot be read.
         self.versions: dict[int, ServedVersion] = {}
         self.problem: ModelVersion | None = None
         self._num_loads = 0  # loads under way, and waiting for their turn
-        self.given: FoundModel | None = None  # what serves, where a request gave its configuration
+        self.given: FoundModel | None = None  # the model that serves, where its configuration came with a request
 
     def contain(self, _error: Exception) -> None:
         """Do nothing: this domain contains unloads that no question waits for, and their errors are logged."""
@@ -211,7 +211,7 @@ class Model:
                 self.versions[number].discard(reason)
 
     def _note(self, reason: str) -> None:
-        """Note as the reason of each version that goes on serving why no newer one does."""
+        """Record why a load has failed, as the reason of each version that goes on serving."""
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
@@ -238,7 +238,7 @@ class Model:
         changed = None if reasons else await self._look_again(found, fresh.values())
         up = [served for served in fresh.values() if served.version.state is VersionState.LOADING]
         for served in fresh.values():
-            if served not in up:  # it may have come up, and have failed while others did
+            if served not in up:  # a version may come up, and fail while others are still coming up
                 reasons.setdefault(served.version.version, served.version.reason)
         if not reasons:
             return todo, fresh, changed

@@ -46,7 +46,7 @@ Arguments = dict[str, Any]
 Given = tuple[str, str, str | None]
 #: How long a poll waits for copies from a cloud before it has what else has changed loaded (ours).
 COPY_PATIENCE_S = 2.0
-#: The only value of --load-model that means every model of the repositories.
+#: The value of --load-model that means every model of the repositories, where it is the only one.
 ALL = "*"
 
 
@@ -70,7 +70,7 @@ class ModelControl:
         models: Models,
         is_registered: Callable[[ModelIdentifier], bool] = lambda _: False,
     ) -> None:
-        self._is_of_store = is_registered  # of TorchServe's store, whose models no poll finds
+        self._is_of_store = is_registered  # whether a model is of TorchServe's store: no poll finds it
         self._loop = models.loop
         self._options = options
         self._mode = options.model_control_mode
@@ -334,7 +334,7 @@ class ModelControl:
         for each in copies:
             shutil.rmtree(each, ignore_errors=True)
         if copies:
-            override_files.sweep()  # those that the new server has adopted
+            override_files.sweep()  # the new server may have taken copies over before it ended
 
     async def restore(self, given: Sequence[Given], repositories: Sequence[tuple[str, str]]) -> None:
         """Load the models that an old server had loaded by request; returns when each has loaded or failed, which is

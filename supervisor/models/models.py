@@ -247,8 +247,9 @@ class Models:
         return self._context.star.announce_to_clients([Ping()])
 
     async def settle_retired(self) -> None:
-        """Return once all versions retired before that have no open request are ending. The batcher reports such
-        versions after the message that it is handling: after its first acknowledgement, but before the second."""
+        """Return once all versions that were retired before this call, and have no open request, are ending. The
+        batcher reports a drained version right after the message that it is handling, so perhaps after it has
+        acknowledged the first ping, but always before it acknowledges the second."""
         star = self._context.star
         for _ in range(2):
             await star.acknowledgements.announce(star.to_batcher(Ping()))

@@ -1,7 +1,7 @@
 """Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, is replaced by a fresh one.
 
 The fresh instance is up before the old one ends, which finishes its requests: no request fails or waits. Only one
-instance of a version is replaced at a time, so that memory is needed once more and not twice. Runs in the supervisor.
+instance of a version is replaced at a time, so that memory for one more instance is enough. Runs in the supervisor.
 """
 
 import logging
@@ -98,7 +98,7 @@ class Recycling:
                 instance.name, instance.pid, served.version.name, why,
             )  # fmt: skip
         else:
-            del self._retry_s[instance.number]  # later, once the present replacement is over
+            del self._retry_s[instance.number]  # tried again at the next check: the version is busy with another change
 
 
 def _memory(rss_bytes: int, limits: RecyclingLimits) -> str:

@@ -36,7 +36,8 @@ class Registration:
 
 
 def number_for(text: str, taken: Iterable[int]) -> int:
-    """The integer of a version: the number that its text is ("3", "3.0"), if that is free, else the first above all."""
+    """The integer of a version: the number that its text stands for ("3", "3.0") if that is not taken, else the first
+    number above all that are."""
     numbers = set(taken)
     found = _NUMBER.fullmatch(text)
     if found is not None and int(found[1]) not in numbers:

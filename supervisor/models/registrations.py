@@ -97,7 +97,7 @@ class Registrations:
         """Let requests without a version mean this one; answered when clients know. Raises TorchServe's errors 404."""
         name, text = arguments["model"], arguments["version"]
         self.find(name, None)
-        if text not in self._rows[name]:  # TorchServe has words of its own for this one call
+        if text not in self._rows[name]:  # for this call TorchServe has a sentence other than `find`'s
             sentence = f"Model version {text} does not exist for model {name}"
             raise torchserve_error(404, "ModelVersionNotFoundException", sentence)
         self._defaults[name] = text
@@ -174,7 +174,7 @@ class Registrations:
         try:
             await self._load(name)
         except ShoalError:
-            row.config, row.directory = before.config, before.directory  # it is tried again after a further change
+            row.config, row.directory = before.config, before.directory  # tried again when the archive changes
             self._repository.withdraw(found.directory, "")
             raise
         if text != row.text:
@@ -400,7 +400,7 @@ class Registrations:
         model = self._model(name)
         if model is not None:
             await model.ended()
-        if parameter(row.config, "ts_workflow_function") is None:  # whose directory is the workflow's
+        if parameter(row.config, "ts_workflow_function") is None:  # a node's directory is removed with its workflow
             self._repository.withdraw(row.directory, row.archive)
 
     # --- loading ---

@@ -32,7 +32,8 @@ from shoal.supervisor.state_file import StateFile, StateWriter, state_path
 
 _log = logging.getLogger(__name__)
 
-#: The figures are looked at so many times in a step that is shorter than ten seconds, and once a second else (ours).
+#: How often the figures of a step are looked at: ten times in the step, but at most every 50 ms and at least every
+#: second (ours).
 _LOOKS_PER_STEP, _MIN_LOOK_S, _MAX_LOOK_S = 10, 0.05, 1.0
 
 #: The counts of mirrored requests: model, its version and its shadow's → totals since the server began; None where
@@ -41,7 +42,7 @@ FigureOfShadow = Callable[[str, int, int], ShadowFigure | None]
 
 
 class Rollouts:
-    """The rollouts of all models: one at a time of each, and how the last one ended."""
+    """The rollouts of all models: of each model at most one at a time, and the outcome of its last one."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Rollouts:
         self._models = models
         self.traffic = Traffic(star, models)
         self._file = file
-        self.writer = StateWriter(file, star.loop)  # held at an upgrade
+        self.writer = StateWriter(file, star.loop)  # writes nothing during an upgrade
         self._is_registered = is_registered
         self._figure_of_shadow = figure_of_shadow
         self.verbs: dict[str, Verb] = {"rollout": self._ask}
@@ -305,8 +306,8 @@ class Rollouts:
     # --- plans in models' directories ---
 
     def hold_back(self, model: Model, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
-        """Have a new version, which is about to serve, get no requests before the rollout in the model's directory
-        begins, nor one with which a rollout of before a restart has not ended."""
+        """Keep requests that name no version from a new version that is about to serve, until the rollout in the
+        model's directory begins or, after a restart, the rollout in the file is resumed."""
         kept = self._unresumed.get(model.identifier)
         if kept is not None and self.traffic.find(model.identifier) is None and kept.chosen in found.versions:
             self.traffic.pin(model, kept.chosen, fresh)
@@ -321,8 +322,8 @@ class Rollouts:
         self.traffic.pin(model, max(below or others), fresh)
 
     def follow(self, model: Model, found: FoundModel) -> None:
-        """Begin the rollout in the model's directory, once for each plan: one that was rolled back is not tried again
-        before the file says something else."""
+        """Begin the rollout in the model's directory, once for each plan: a plan that was rolled back is not tried
+        again until the file has changed."""
         plan = _plan_of(found)
         if self._waiting is None:
             self._loop.start(self._follow(model.identifier, plan))
@@ -353,8 +354,9 @@ class Rollouts:
         self.writer.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
 
     async def restore(self) -> None:
-        """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does
-        not fit is logged, stays in the file, and is tried again whenever the model has been loaded."""
+        """Resume the open rollouts in the file, and give requests that name no version to the version with which an
+        ended rollout ended. A row that does not fit the model is logged, stays in the file, and is tried again whenever
+        the model has been loaded."""
         self._unresumed = {ModelIdentifier(each.name, each.namespace): each for each in self._file.read()}
         for identifier in tuple(self._unresumed):
             await self._resume(identifier)

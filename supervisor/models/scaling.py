@@ -119,7 +119,7 @@ class Scaling:
                 f"model '{version.name}' can have {least} to {most} instances, got count {count}; its parameters "
                 "'min_instances' and 'max_instances' say so"
             )
-        has_instances = bool(version.config["instance_group"])  # an ensemble has none, and refuses
+        has_instances = bool(version.config["instance_group"])  # an ensemble has none, and its `resize` raises
         resized = served.resize(with_count(version.config, count) if has_instances else [])
         self._resized.add(version.model_id)
         return resized
@@ -132,8 +132,8 @@ class Scaling:
         return [(each.name, each.version, each.num_instances) for each in versions if each.model_id in self._resized]
 
     async def restore(self, scaled: Sequence[tuple[str, int, int]]) -> None:
-        """Scale versions as an old server had scaled them. A version that cannot be scaled so keeps the number of its
-        configuration, and the log says why."""
+        """Scale versions as an old server had scaled them. A version that cannot have its number of instances keeps
+        that of its configuration, and the log says why."""
         for name, number, count in scaled:
             try:
                 await shared(self._resize(_serving(self._models.get(name), number), count))

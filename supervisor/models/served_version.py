@@ -74,7 +74,7 @@ class ServedVersion:
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = False
         self.is_ending = False  # the last request has been answered; instances end or have ended
-        self._poison: dict[tuple[int, int], PoisonFound] = {}  # by the sample of the request; the last one is the last
+        self._poison: dict[tuple[int, int], PoisonFound] = {}  # by the request's sample, the latest at the end
         self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # those that instances share
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
@@ -91,7 +91,7 @@ class ServedVersion:
         """Start the instances; returns when all are up. Raises ShoalError: one failed, and the version ends."""
         version = self.version
         try:
-            if self.is_ending:  # since the version was created
+            if self.is_ending:  # it was unloaded after it was created
                 raise UnavailableError(f"{self.title} is unloaded")
             _log.info("loading: %s:%d", version.identifier, version.version)
             self._started_s = self._context.loop.now_s()
@@ -119,7 +119,7 @@ class ServedVersion:
             await refuse_full_gpus(
                 self.title, placements, dict(options.model_load_gpu_limit), self._context.gpu_memory, self._context.loop
             )
-            if self.loaded.done():  # it was unloaded meanwhile, or its time is over
+            if self.loaded.done():  # the version was unloaded meanwhile, or has taken too long to load
                 return
         _, self.instances = self._enrol(version.config)
         version.num_instances = len(self.instances)
@@ -299,7 +299,7 @@ class ServedVersion:
         wanted = {placement.identity: placement for placement in placements}
         self._previous_groups = version.config["instance_group"]
         version.config = config
-        version.name_groups()  # before an instance of a new group can die
+        version.name_groups()  # the death of an instance is described by its group's name
         self._context.star.send_to_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
@@ -337,7 +337,7 @@ class ServedVersion:
         try:
             self.resize(self._previous_groups)
             for instance in set(self.instances) - others:
-                instance.has_been_up = True  # an instance that comes back is tried again as after a death
+                instance.has_been_up = True  # if it cannot load, it is tried again, and does not fail the version
             self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)

@@ -38,8 +38,8 @@ class Snapshots:
         self._repository = repository
         self._describe = describe
         self._are_written = are_written
-        # Changed by save: whether the start's was ordered; whether a snapshot is being written; the occasion of the one
-        # that follows, if any; the sentence of the last refusal, which is not logged again.
+        # Changed by save: whether the snapshot of the start was ordered; whether a snapshot is being written; the
+        # occasion of the snapshot that follows, if any; the sentence of the last refusal, which is not logged again.
         self._has_begun = False
         self._is_writing = False
         self._next: Occasion | None = None

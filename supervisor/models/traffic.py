@@ -31,7 +31,7 @@ class Division:
     share: float = 0.0  # the canary's, in percent
     sticky_header: str = ""
     retries: bool = True
-    split_id: int = 0  # 0: they have not been split yet
+    split_id: int = 0  # 0: the requests have not been split yet
     step: int = 0  # counts the steps of all of the model's rollouts
     sent: SplitChanged | None = None  # the division as the batcher has it
 
@@ -68,7 +68,7 @@ class Traffic:
         if not ended:
             self._send(model, division)
         await self._announce(model)
-        # Until here the batcher has divided as in the last step: clients have known the old version by the split's id.
+        # Only now may the batcher's division change: until they applied the announcement, clients used the split's id.
         self._send(model, division)
 
     def pin(self, model: Model, stable: int, fresh: Iterable[ServedVersion]) -> None:

@@ -131,7 +131,7 @@ class Worker:
     def drop_thread(self) -> None:
         """End a thread that is not up: it finds its connection closed, and the process goes on."""
         assert self.thread is not None
-        resolve(self.thread, 0)  # first: a connection that ends before its thread is the end of the process
+        resolve(self.thread, 0)  # first: if the connection ended before, the process would count as dead
         if self.member is not None:
             self.member.hang_up()
 
