@@ -23,8 +23,8 @@ from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
 _log = logging.getLogger(__name__)
 
-#: An arbiter's loop makes a pass a second; one that makes none for so long though it could have run, is killed (ours).
-#: A front end that hangs is gunicorn's to end, after 30 s.
+#: An arbiter's loop makes a pass a second; an arbiter that makes none for so long though it could have run, is killed
+#: (ours). A front end that hangs is killed by the arbiter, after 30 s.
 HUNG_S = 30.0
 #: Seconds between two checks of the arbiter's loop (ours).
 LOOK_S = 1.0
@@ -122,8 +122,8 @@ class Arbiter:
         while not await first(child.exited, limit_s=LOOK_S):
             now_s, seen = self._loop.now_s(), os.pread(self._progress_fd, 8, 0)
             # Before the server serves, the arbiter waits for the byte of `_send_go`; while it stops, for its front
-            # ends. Silence does not count then, nor before it is forked, nor after a late look: the machine stood
-            # still.
+            # ends. Silence does not count then, nor before the arbiter is forked, nor if this look is late, as the
+            # machine has stood still.
             is_excused = not child.pid or not self._is_open or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
             if seen != passes or is_excused:
                 silence.reset(now_s)
@@ -141,7 +141,7 @@ class Arbiter:
             os.environ.pop(name, None)
         if self._progress_fd < 0:
             self._progress_fd = os.memfd_create("passes of the arbiter")
-        os.ftruncate(self._progress_fd, 0)  # a successor counts from the beginning
+        os.ftruncate(self._progress_fd, 0)  # each arbiter counts from 0
         read_fd, go_fd = os.pipe()
         environment = {
             **self._environment,
@@ -173,14 +173,14 @@ class Arbiter:
     def stop(self) -> Future[None]:
         """Let the front ends answer what they have accepted, and end; the future is done when they have ended."""
         self._stopping.set_result(None)
-        self._hang_up()  # first: a process that handles signals after it has looked at the pipe gets this one
+        self._hang_up()  # before the signal: an arbiter that does not handle signals yet would miss that
         if self._child is not None and self._is_open:
             self._child.signal(signal.SIGTERM)
         return self._stopping if self._running is None else self._running
 
     def _hang_up(self) -> None:
-        """Close the pipe: an arbiter that still waits for its byte then ends, and so does one that has its byte and has
-        not handled signals yet, as its zygote did not."""
+        """Close the pipe, which ends an arbiter that still waits for its byte, and one that has the byte but does not
+        handle signals yet: it ignores SIGTERM then, as its zygote does."""
         if self._go_fd >= 0:
             os.close(self._go_fd)
             self._go_fd = -1

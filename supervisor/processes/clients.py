@@ -57,7 +57,7 @@ class Clients:
                 client = await self._welcome(*self._star.join_client(member))
             except (OutOfSharedMemoryError, OSError) as error:
                 if not member.is_open:
-                    return  # its process has ended, and the descriptors of its memory are closed: the server lacks none
+                    return  # the front end has ended, which has closed its memory: the server does not lack descriptors
                 if self._gives_up(error):
                     return
                 self._num_refused += 1

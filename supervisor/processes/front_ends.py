@@ -109,7 +109,7 @@ class FrontEnds:
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
             roles.append(FrontEndRole("http", num_lanes, self._descriptors(endpoints, passed), self._tls("http")))
         if endpoints := [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]:
-            passed = {"SEND_FD": to_road}  # it is no client's connection, and never returns
+            passed = {"SEND_FD": to_road}  # a gRPC lane hands over no client's connection, so none returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
             roles.append(FrontEndRole("grpc", num_lanes, self._descriptors(endpoints, passed), self._tls("grpc")))
         lanes = self._http_lane_endpoints() + [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]

@@ -142,7 +142,7 @@ class Guests:
             self._star.descriptors.check_guest()
         except UnavailableError as error:
             self._refuse_to_join(member, error)
-            self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)  # as without descriptors, and for the log
+            self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)  # or a guest that retries would fill the log
             return
         self._connections.add(member)
         member.listen_only(table(on(GuestConnected, lambda _message: self._join(member))))

@@ -66,10 +66,10 @@ def bind(
     """A bound socket for each endpoint in use, by the endpoint's name: one of those `passed` by systemd if it has the
     endpoint's port, or the one `inherited` at an upgrade, else a new one, not listening yet.
 
-    Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
+    Raises OSError naming the address and the flag, or the files and the flags where TLS cannot be set up from them.
     """
     for protocol, files in options.tls.items():
-        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
+        from shoal.tls import server_context  # imported here: few servers have TLS, and importing ssl takes 15 ms
 
         server_context(*files, protocol)
     by_port = {each.getsockname()[1]: each for each in passed}

@@ -48,15 +48,15 @@ class Mps:
     """MPS's control daemon and its successors."""
 
     def __init__(self, loop: EventLoop, directory: Path | None) -> None:
-        """`directory` is made by each daemon's guard, and removed by it. Without one MPS is not wanted, and nothing is
-        ever done."""
+        """`directory` is made by each daemon's guard, and removed by it. None: MPS is not wanted, and `start` and
+        `stop` do nothing."""
         self._loop = loop
         self._directory = directory
         #: The variables by which processes find this MPS; none where it is not wanted.
         self.environment: Mapping[str, str] = (
             {} if directory is None else {PIPE_DIRECTORY: str(directory), LOG_DIRECTORY: str(directory / "log")}
         )
-        # Changed as it starts and ends.
+        # Changed as MPS starts and ends.
         self._child: Child | None = None
         self._is_stopping = False
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 #: Output of one worker that is passed on in a second; the rest is dropped and counted (ours: 5 GB a day at most).
 BYTES_PER_S = 64 * 1024
-#: A longer line is broken.
+#: A longer line is passed on in several lines.
 MAX_LINE_BYTES = 16 * 1024
 #: Bytes of stderr kept for the report of a death: a stack dump of faulthandler's has some 60 bytes per frame.
 TAIL_BYTES = 4096
@@ -66,7 +66,7 @@ class Lines:
         if len(lines) > most:
             admitted = lines[: lines.rfind(b"\n", 0, most) + 1]
             self.num_dropped += lines.count(b"\n", len(admitted))
-            self._num_left = len(admitted)  # one gap a second, not one at each long line
+            self._num_left = len(admitted)  # nothing more in this second: one gap, not one at each long line
         self._num_left -= len(admitted)
         return admitted
 

@@ -50,7 +50,7 @@ class OpenOrder:
     message: to_poller.Order
     read: Callable[[Answer, list[FoundModel]], Any]
     result: Future[Any]
-    moved_s: float  # when the process was last heard of this order, or of one before it, which it may wait for
+    moved_s: float  # when the process last sent something about this order, or about an earlier one
     found: list[FoundModel] = field(default_factory=list)
 
 

@@ -211,7 +211,7 @@ class ComparatorProcess(RingReaderProcess):
         self._on_compared = on_compared
 
     def _send_rules(self, batcher: Member) -> None:
-        if self._member is not None:  # first: answers of a pair without a rule are compared exactly
+        if self._member is not None:  # before the batcher: a pair whose rule is unknown is compared exactly
             self._member.send(to_comparator.ComparisonsChanged(self._plain_rules))
         super()._send_rules(batcher)
 

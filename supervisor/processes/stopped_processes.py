@@ -52,7 +52,7 @@ class Stops:
         due = [pid for pid, since_s in self._since_s.items() if now_s - since_s >= STOPPED_S]
         signals = {pid: signal.SIGKILL if pid in self._resumed_s else signal.SIGCONT for pid in due}
         for pid in due:
-            self._since_s[pid] = now_s  # it has the same time again before the next signal
+            self._since_s[pid] = now_s  # the next signal follows after STOPPED_S more
             self._resumed_s[pid] = now_s
         return signals
 

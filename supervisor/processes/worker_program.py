@@ -49,7 +49,7 @@ def worker_program(
     if own is None:
         kind = _kind(version)
     else:
-        from shoal.environments import enter  # these two here: few models have an environment of their own
+        from shoal.environments import enter  # imported here: few models have an environment of their own
         from shoal.environments.cache import cache_directory
 
         directory = cache_directory(options.environment_cache_directory, os.environ)

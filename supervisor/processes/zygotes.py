@@ -47,7 +47,8 @@ _WORKER = "shoal.workers.worker"
 TORCHSERVE_WITH_TORCH = "torchserve with torch"
 #: The kind whose zygote forks those of all other kinds.
 BASE = "base"
-#: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
+#: Kind → the modules that its zygote imports. A worker's kind is its backend. Backends that are missing here may start
+#: threads at import.
 MODULES = {
     # what front ends, workers of every backend and the batcher import, or all but one of these
     BASE: (
@@ -59,7 +60,7 @@ MODULES = {
         "shoal.batcher.main",
     ),
     "embedding": (_WORKER, "shoal.workers.backends.embedding.backend"),
-    "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
+    "fil": (_WORKER, "scipy.sparse"),  # not treelite: its OpenMP reads the environment once, in the child
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
@@ -75,9 +76,9 @@ MODULES = {
 }
 #: Kinds with so much in memory that no batcher should have it in its address space, and a fork takes longer.
 _LARGE = ("openvino", "pytorch", "tensorflow", TORCHSERVE_WITH_TORCH)
-#: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s, with torch 2 s, and 5 ms, but its
-#: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
-#: half a minute; beside two busy loops on two cores, torch a minute).
+#: A zygote whose imports or next fork take longer is killed (ours; imports usually take 0.3 s, with torch 2 s, and a
+#: fork 5 ms, but a zygote's priority is low: where six times as many processes run as there are cores, a fork was seen
+#: to take 0.7 s, and an exec half a minute; beside two busy loops on two cores, torch a minute).
 IMPORT_S, FORK_S = 300.0, 10.0
 #: Seconds after which the base zygote of a server that loads no more models ends, once the server serves (ours).
 BASE_S = 10.0
