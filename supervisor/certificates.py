@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 #: The protocols that may have TLS, for the log.
 NAMES = {"http": "HTTP", "grpc": "gRPC"}
 #: Days before a certificate expires on which the log begins to say so, once a day (ours: Let's Encrypt renews 30 days
-#: before, so something is wrong by then).
+#: before, so a renewal has failed by then).
 WARNING_DAYS = 14
 _DAY_S = 24 * 60 * 60
 
@@ -39,7 +39,8 @@ class Certificates:
             WatchedFiles(loop, files[:3], partial(self._read, protocol)) for protocol, files in options.tls.items()
         ]
         expiries = {protocol: self._read_expiry(protocol) for protocol in options.tls}
-        #: By protocol, when the certificate expires, in seconds since 1970, if it could be read. Changed as files are.
+        #: The time at which each protocol's certificate expires, in seconds since 1970; a certificate that could not be
+        #: read has none. Changed when its files have changed.
         self.expiries = {protocol: expires for protocol, expires in expiries.items() if expires is not None}
 
     def __bool__(self) -> bool:
@@ -52,12 +53,12 @@ class Certificates:
             self._loop.every(_DAY_S, lambda _late_s: self.warn())
 
     async def reload(self) -> bool:
-        """Read the files again, changed or not. False where that takes long."""
+        """Read the files again, even if they have not changed; returns False if reading takes too long."""
         return all(await gather(*[files.reload() for files in self._watched]))
 
     def _read(self, protocol: str) -> Callable[[], None]:
         """Read the files of a protocol; returns what the event loop is to call. Any thread may read."""
-        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
+        from shoal.tls import server_context  # imported here: few servers have TLS, and importing ssl takes 15 ms
 
         try:
             server_context(*self._files[protocol], protocol)
@@ -73,7 +74,7 @@ class Certificates:
         self._star.acknowledgements.announce(self._star.to_front_ends(CertificatesChanged()))
 
     def _read_expiry(self, protocol: str) -> int | None:
-        from shoal.certificate_expiry import expires_s  # here, as above
+        from shoal.certificate_expiry import expires_s  # imported here: it is needed with TLS only
 
         try:
             return expires_s(self._files[protocol][0])

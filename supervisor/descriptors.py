@@ -17,7 +17,7 @@ from shoal.open_files import MOST, RAISE, limit, num_open
 _log = logging.getLogger(__name__)
 
 #: Descriptors that one instance takes in the supervisor: its pidfd, two pipes, its connection, four for its memory and
-#: bell, and two for what is mapped of that (measured: 53 with one instance, 93 with five).
+#: bell, and two that mapping its memory takes (measured: 53 with one instance, 93 with five).
 PER_INSTANCE = 10
 #: Descriptors that one guest takes in the supervisor: its connection, its memory and its bell.
 PER_GUEST = 5

@@ -89,7 +89,7 @@ class EventLoop:
             self._loop.add_writer(fd, bound(callback))
 
     def pause(self, fd: int, delay_s: float) -> None:
-        """Stop reading `fd` for a while: no descriptor is left for what would be received or accepted."""
+        """Stop reading `fd` for `delay_s` seconds: no descriptor is left for what would be received or accepted."""
         callback = self._readable[fd]
         self._loop.remove_reader(fd)
 
@@ -192,7 +192,7 @@ async def first_awake(*futures: Future[Any], limit_s: float) -> set[Future[Any]]
     waited for did not run either."""
     left_s = limit_s
     while not (done := await first(*futures, limit_s=min(left_s, LOOK_S))) and left_s > LOOK_S:
-        left_s -= LOOK_S  # however late this look is
+        left_s -= LOOK_S  # however late this look is: meanwhile this process did not run
     return done
 
 

@@ -1,4 +1,5 @@
-"""Failure domains: the parts of the server of which an unexpected exception in the supervisor costs one.
+"""Failure domains: the parts of the server that contain errors. An unexpected exception in the supervisor ends one
+part.
 
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
 process, or the server itself. An exception in a callback ends that one thing, with its traceback in the log under the

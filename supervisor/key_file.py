@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_keys(path: str) -> tuple[ApiKey, ...]:
-    """The keys in the file. Raises InvalidArgumentError that says what is wrong with it."""
+    """The keys in the file. Raises InvalidArgumentError, which says what is wrong with the file."""
     try:
         return parse_keys(read(Path(path), MAX_FILE_BYTES + 1))
     except OSError as error:

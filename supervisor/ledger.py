@@ -78,7 +78,7 @@ def shared_bytes() -> int:
     for entry in os.scandir("/proc/self/fd"):
         try:
             target = os.readlink(entry.path)
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor with which scandir read the directory
             continue
         if target.startswith(("/memfd:shoal ", "/dev/shm/#")):
             status = entry.stat()

@@ -21,7 +21,7 @@ from shoal.placement import Gpu, Machine, format_cores
 
 _log = logging.getLogger(__name__)
 
-#: Paths of which one exists where NVIDIA's driver is loaded, most often: a sandbox may hide all. The last is WSL's.
+#: Paths of which one usually exists where NVIDIA's driver is loaded (a sandbox may hide all three). The last is WSL's.
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
 #: Lines of `nvidia-smi -L`: a GPU, and below it each of its parts.
@@ -45,7 +45,7 @@ class Listed(NamedTuple):
 def find_machine(
     options: ServerOptions, environ: Mapping[str, str], cores: Sequence[int], sys: Path = Path("/sys")
 ) -> Machine:
-    """The machine's resources, of `cores`. Raises InvalidArgumentError for a host policy that it cannot follow."""
+    """The machine's resources, of `cores`. Raises InvalidArgumentError for a host policy that cannot be followed."""
     policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
     gpus: list[Gpu] = []
     for number, listed in enumerate(list_gpus(environ)):
@@ -149,7 +149,7 @@ def _list_by_nvidia_smi() -> list[Listed]:
 
 
 def read_nvidia_smi(text: str, tree: str) -> Iterator[Listed]:
-    """The GPUs in nvidia-smi's answer to a query, a GPU with parts as these; a line that names none is skipped.
+    """The GPUs in nvidia-smi's answer to a query, a GPU with MIG as its parts; a line that names no GPU is skipped.
 
     `tree` is what `nvidia-smi -L` prints, which alone has the parts.
     """
@@ -182,7 +182,7 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
         else:
             matching = [gpu for gpu in listed if gpu.uuid.startswith(entry)]
         if len(matching) != 1:
-            break  # CUDA's rule
+            break  # as in CUDA, the entries from here on are ignored
         seen += matching
     return seen
 
@@ -209,7 +209,7 @@ def _why_torch_is_on_cpu() -> str:
 
 
 def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # costs each start 14 ms
+    from importlib.metadata import PackageNotFoundError, version  # imported here: the import takes 14 ms
 
     try:
         return version(distribution)

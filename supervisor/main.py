@@ -66,7 +66,7 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
             predecessor.fail(str(error))
         return EXIT_FAILED
     else:
-        trim_heap()  # as in shoal/zygote.py
+        trim_heap()  # memory that imports have freed goes back to the system
         return supervisor.run()
     finally:
         if pid_file is not None:

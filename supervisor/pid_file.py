@@ -1,5 +1,5 @@
 """The file with a server's pid: of --pid-file, or <tmp>/.model_server.pid for `torchserve --stop`. Its lock is held for
-as long as the server runs; at an upgrade the new server gets both."""
+as long as the server runs; at an upgrade the new server gets file and lock."""
 
 import fcntl
 import os
@@ -48,14 +48,14 @@ class PidFile:
             except BlockingIOError:
                 os.close(descriptor)
                 return None
-            os.close(descriptor)  # a server that has just ended has removed it
+            os.close(descriptor)  # a server that has just ended has removed this file: make another
 
     def write(self, pid: int) -> None:
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, str(pid).encode(), 0)
 
     def remove(self) -> None:
-        """Remove the file, before the lock goes with its process; a file that names another process is that one's."""
+        """Remove the file, before the lock goes with its process; a file that names another process stays."""
         if os.pread(self.descriptor, 20, 0) in (b"", str(os.getpid()).encode()):
             self._path.unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ LEAST_ADDRESS_SPACE_NBYTES = 512 << 20
 
 def num_tasks_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """How many processes and threads this user may have, or the control groups have left, where that is less; None:
-    no limit. The system's administrator has no limit of the user's."""
+    no limit. For root, only control groups have a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = [] if os.geteuid() == 0 or soft == resource.RLIM_INFINITY else [soft]
     for group in control_groups("pids", proc, cgroups):

@@ -123,7 +123,8 @@ class StateWriter(Generic[T]):
     """Replaces a state file's contents in a thread: a disk that is slow, or one over a network that hangs, must not
     hold up the event loop.
 
-    At an upgrade the file has one writer at a time: the old server, from the beginning none, and then the new one.
+    At an upgrade the file has one writer at a time: the old server until the upgrade begins, then none, then the new
+    server.
     """
 
     def __init__(self, file: StateFile[T], loop: EventLoop) -> None:

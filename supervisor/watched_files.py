@@ -15,7 +15,7 @@ from shoal.supervisor.memory.measuring import MeasuringThread
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks, and after which the log says that one has not ended (ours).
+#: Seconds between two looks; seconds after which the log says that a look has not ended (ours).
 LOOK_S, SLOW_S = 1.0, 5.0
 
 _Identity = tuple[tuple[int, int, int] | None, ...]

@@ -17,7 +17,7 @@ from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.questions.questions import Verb
 
-#: An ensemble has no batches.
+#: The answer for an ensemble, which has no batches.
 _ENSEMBLE = {"scheduler": "ensemble", "reasons": [], "last_batches": []}
 
 

@@ -38,11 +38,11 @@ from shoal.tolerance import read_tolerance
 
 _log = logging.getLogger(__name__)
 
-#: Keys of the batcher's counts: requests that were mirrored; and pairs dropped as the comparator was behind, to which
-#: those are added that cannot be read, or during whose comparison a comparator has ended.
+#: Keys of counts: requests that were mirrored; pairs that were dropped because the comparator was behind, could not
+#: read them, or ended while it compared them.
 _MIRRORED, _COMPARATOR = "mirrored", "comparator"
-#: Pairs that are mirrored no more whose figures and examples are kept, and rules of clients that wait for a version
-#: which is not served while its model serves others (ours).
+#: Most pairs that are no longer mirrored, and whose figures and examples are kept; most rules of clients that wait for
+#: a version which is not served, though others of its model are (ours).
 MAX_ENDED = 32
 #: Rules of clients that wait for a version which is not served, those of models that are not loaded included (ours).
 MAX_WAITING = 1024
@@ -75,10 +75,10 @@ class ShadowControl:
         self._star = star
         self._models = models
         self._file = file
-        self.writer = StateWriter(file, star.loop)  # held at an upgrade
+        self.writer = StateWriter(file, star.loop)  # writes nothing during an upgrade
         self.comparator = ComparatorProcess(star, control_address, self._on_compared)
         # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary,
-        # in the order of their requests; None: the configuration's is ended.
+        # in the order of their requests; None: a client has ended the configuration's rule.
         self._asked: dict[_Name, ShadowRule | None] = {}
         self._rules: list[ShadowRule] = []
         self._found: dict[Pair, _Found] = {}

@@ -1,6 +1,6 @@
 """The verb `trace_settings`: clients read and change trace settings, which front ends and the tracer apply in order.
 
-    change ─► front ends sample anew, and say so ─► the tracer writes what came under the old settings ─► answer
+    change ─► front ends sample by it, and acknowledge ─► the tracer writes what came under the old settings ─► answer
 
 So a client that has its answer finds the change in force in every process, and all traces from before in the files.
 Runs in the supervisor.

@@ -3,7 +3,7 @@
 Carried are models that were loaded and unloaded by request, with configurations and files that came with a load; the
 numbers of instances; registrations; log and trace settings; clients' regions of shared memory. Not carried are
 counters, the response cache, sequences under way, and models' own state (docs/operations.md). Runs in the supervisor:
-`models`, `settings`, `follow` and `restore_region` in the old server's, the others in the new one's.
+`models`, `settings`, `follow` and `restore_region` in that of the old server, the others in that of the new one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

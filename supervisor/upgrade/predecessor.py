@@ -3,8 +3,8 @@
     connect ─► the old server's state ─► models load ─► `settle`: the old server agrees ─► front ends listen
     ─► `take_over`: this is the server now ─► the old one answers what it has accepted, and ends
 
-Until it has taken over, this process is the old server's child and dies with it; it may wait for the old server as
-long as that lets it: the old one's time limit ends it. Runs in the supervisor.
+Until it has taken over, this process is the old server's child and dies with it; it waits for the old server without a
+time limit, since the old server's own limit ends it. Runs in the supervisor.
 """
 
 import json
@@ -96,7 +96,7 @@ class Predecessor:
         """Adopt the copies of files that came with loads, before anything else is begun: no process looks for them if
         both servers are killed first."""
         for position, (name, config, copy) in enumerate(self.given):
-            with suppress(OSError):  # what is the matter is logged by the load
+            with suppress(OSError):  # the load logs the error
                 if copy is not None:
                     adopted, lock = override_files.adopt(copy)
                     self.given[position] = name, config, adopted

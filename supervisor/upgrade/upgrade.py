@@ -297,7 +297,7 @@ class Upgrade:
         self.handed_over.set_result(pid)
         assert self.overtakes is not None
         self.overtakes.set_result(True)
-        if self._why_not:  # this server was told to stop meanwhile, and that is meant for the one that serves now
+        if self._why_not:  # this server was told to stop meanwhile: that order is for the server that serves now
             new.child.signal(signal.SIGTERM)
 
     async def _bring_up(self, new: NewServer) -> None:
