@@ -1,4 +1,5 @@
-"""Messages from a worker to the supervisor (supervisor/models/worker.py). Values may be anything (user code).
+"""Messages from a worker to the supervisor (supervisor/models/worker.py). Values of fields may be anything, since user
+code may have written them.
 
 WorkerConnected ─► [ModelIOFound] ─► ModelLoaded or Refused, which ends it ─► MemoryMapped ─► all others, at any time
 """

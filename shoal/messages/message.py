@@ -1,6 +1,6 @@
 """The base of all control messages, and their encoding: msgpack, with file descriptors beside it.
 
-    [name of the type, sequence number, field, field, …]      for a descriptor: whether there is one
+    [name of the type, sequence number, field, field, …]      a descriptor's field says whether there is one
 
 A receiver decodes only the types that it handles, and each field must have its declared type. Anything else is refused
 with one error, whether from an untrusted client or from a process of the server. A message whose sequence number is not

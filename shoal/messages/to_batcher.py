@@ -174,7 +174,8 @@ class RetireWorker(Message):
 
 
 class WorkerDied(Message):
-    """A worker is dead: published answers are passed on before this is acknowledged; others fail or run again."""
+    """A worker is dead: its published answers are passed on before this is acknowledged; its other requests fail or run
+    again."""
 
     owner: int
     reason: int  # a Reason and its detail, for replies
@@ -218,7 +219,7 @@ class CountSplit(Message):
 
 class CountMirrored(Message):
     """A request for the numbers of mirrored and dropped requests; RequestsMirrored answers before this is acknowledged,
-    for each pair of versions that has new ones. Without this message the batcher sends it once a second."""
+    for each pair of versions that has new ones. Without a request the batcher sends RequestsMirrored once a second."""
 
 
 class RecordingMade(Message):

@@ -4,9 +4,9 @@ guests.
     ClientWelcomed or GuestWelcomed, or Refused, which ends it ─► segments and models that there are ─► ModelsKnown
     then all others, at any time
 
-The welcome, ModelsKnown and announcements to all front ends are acknowledged: a front end does so after applying one in
-its loop, or under its lock. No process waits for a guest's acknowledgement, and only briefly for that of another client
-with users' code. Log, traces and clients' regions concern front ends; other clients ignore them.
+The welcome, ModelsKnown and announcements to all front ends are acknowledged: a front end acknowledges a message after
+applying it in its loop, or under its lock. No process waits for a guest's acknowledgement, and only briefly for that of
+another client with users' code. Log, traces and clients' regions concern front ends; other clients ignore them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ class ModelChanged(Message):
     is_polled: bool  # False: its configuration could not be read
     num_instances: int
     num_instances_up: int
-    config: shared.Config | None  # None until it is final: then as before
+    config: shared.Config | None  # sent once for each load, when it is final; None in other messages
     groups: list[str]  # names of its instance groups, by number
     labels: Mapping[str, Sequence[str]]  # label file's lines, by output
     load_seconds: float

@@ -40,7 +40,7 @@ class AnswersCompared(Message):
     primary_ns: int  # computation of all compared answers of the primary, and of the shadow
     shadow_ns: int
     examples: Sequence[Any]  # of disagreements, as of `recorder.disagreements.Example`, for clients as JSON
-    dropped: int  # not compared: one cannot be read, or a comparator has ended while it compared them
+    dropped: int  # pairs not compared: an answer cannot be read, or a comparator has ended meanwhile
 
 
 COMPARATOR_WELCOME = Kinds(ComparatorWelcomed)
