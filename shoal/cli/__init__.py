@@ -155,7 +155,7 @@ def _run(arguments: list[str]) -> int:
         print(f"shoal {__version__} ({interpreter.describe()})")
         return 0
     if arguments[0] not in _VERBS:
-        from difflib import get_close_matches  # here: for a verb that is wrong
+        from difflib import get_close_matches  # imported here: only a wrong verb needs it
 
         close = get_close_matches(arguments[0], _VERBS, n=1)
         meant = f" Did you mean '{close[0]}'?" if close else ""

@@ -1,8 +1,8 @@
 """The shapes of a server's answers, as far as verbs read them: `RemoteServer` checks each answer once, when it comes.
 
 A type stands for its values, a range for integers in it, a frozenset for its elements, None for null, a tuple for any
-of its shapes, a list for a list of its shape. A dict says the shapes of members, as far as they are there; that of the
-key `str` is the shape of all members.
+of its shapes, a list for a list of its shape. A dict gives the shapes of members, which may be missing in the answer;
+the shape of the key `str` is that of all members.
 """
 
 from typing import Any, TypeAlias

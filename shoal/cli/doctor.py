@@ -45,7 +45,7 @@ _DEV_SHM_NBYTES = 256 * _MIB
 _DESCRIPTORS = 4096
 #: One server of small models at rest and a large payload beside it (ours).
 _MEMORY_NBYTES = _GIB
-#: The least time in ns of reading a clock by a system call; without one it takes less than 100 (ours).
+#: The least time in ns of reading a clock by a system call; without a system call it takes less than 100 (ours).
 _SLOW_CLOCK_NS = 400
 
 

@@ -49,7 +49,7 @@ _FIELD = re.compile(r"[A-Za-z0-9-]+")
 class FleetServer(NamedTuple):
     """One of the servers."""
 
-    name: str  # unique among them
+    name: str  # unique among the servers
     host: str
     http_port: int
     grpc_port: int

@@ -1,5 +1,5 @@
-"""Help in lines as wide as the terminal. It is written for 120 columns; a narrower terminal would break words. And its
-printing."""
+"""Help in lines as wide as the terminal, and its printing. Help is written for 120 columns; a narrower terminal would
+break words."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ _LEAST_COLUMNS, _INDENT = 25, 6
 
 class HelpPrinter(argparse.ArgumentParser):
     """An ArgumentParser that raises OSError where its help cannot be written. argparse's own ignores that; until Python
-    3.11 the flush at the process's end failed once more, and told."""
+    3.11 the flush at the process's end failed once more, and printed that."""
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         """Print the help, to stdout unless a file is given."""
@@ -64,7 +64,7 @@ def _wrapped(part: list[str], columns: int) -> list[str]:
     is_beside = columns - len(head) >= _LEAST_COLUMNS
     indent = " " * (len(head) if is_beside else _INDENT)
     texts = [part[0][len(head) :], *map(str.strip, part[1:])]
-    mark = "# " if texts[0].startswith("# ") else ""  # of a comment, which each of its lines begins with
+    mark = "# " if texts[0].startswith("# ") else ""  # in a comment, each line begins with it
     words = " ".join([text.removeprefix(mark) for text in texts])
     width = max(1, columns - len(indent + mark))
     lines = textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)

@@ -112,7 +112,7 @@ def _row(model: FoundModel) -> dict[str, Any]:
         fault = torchserve_fault(str(model.error))
         return {"name": model.name, "error": str(model.error) if fault is None else fault.message}
     said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
-    num_waiting = said.get("ts_job_queue_size")  # of a model with sequences; others have it in their batching
+    num_waiting = said.get("ts_job_queue_size")  # with sequences; other models have the bound in their batching
     if num_waiting is None:
         num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
     return {

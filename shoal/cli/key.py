@@ -85,7 +85,7 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        pass  # it is made
+        pass  # written below, with mode 0600
     else:
         parse_keys(data)
         document, mode = json.loads(data), path.stat().st_mode & 0o777

@@ -50,7 +50,7 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
             return _from_elsewhere(arguments, server, sleep)
         path = _file_of(server)
         try:
-            if not path.is_file():  # nor read a terminal or a device, to which a server may log, too
+            if not path.is_file():  # a terminal or a device, to which a server may log, is not read
                 raise OSError(errno.ENOENT, "there is no such file")
             with path.open("rb") as file:
                 last = [_text(line) for line in deque(file, maxlen=arguments.lines)]

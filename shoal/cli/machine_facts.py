@@ -27,7 +27,7 @@ _FRAMEWORKS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorflow": (("tensorflow", "tensorflow-cpu"), "tensorflow"),
     "fil": (("treelite",), "fil"),
 }
-#: Looks at the clock of which the quickest counts.
+#: How often the clock is read; the quickest reading counts.
 _NUM_LOOKS = 1000
 
 

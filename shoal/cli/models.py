@@ -23,7 +23,8 @@ LEAST_NAME = 16
 _MIB = 1024 * 1024
 
 
-#: States of versions; a name may be one, too: the state is behind a version's number, or behind none.
+#: The colours of states. The state is the word behind a version's number, or behind `-` where no version is known: a
+#: model's name may be such a word, too.
 _COLOURS = {
     r"^.+?  (?:[0-9]+|-) +(READY)\b": GOOD,
     r"^.+?  (?:[0-9]+|-) +(UNAVAILABLE)\b": BAD,

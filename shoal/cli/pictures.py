@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-#: Endings of the files that are read so.
+#: Endings of the files that are read as pictures.
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
 #: What Pillow raises for a damaged file.
 _FAULTS = (OSError, ValueError, SyntaxError)
@@ -32,7 +32,7 @@ class Layout:
     height: int
     width: int
     is_channels_first: bool = False
-    shape: Sequence[int] | None = None  # of the tensor, where it has no dimension of channels; -1 as above
+    shape: Sequence[int] | None = None  # of the tensor, without a dimension of channels; -1: the picture's own size
 
 
 def split(text: str) -> tuple[Path, str]:

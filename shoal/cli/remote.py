@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import ssl
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: No server, not even a distant one, takes longer to accept a connection (ours).
+#: Seconds in which even a distant server accepts a connection (ours).
 CONNECT_TIMEOUT_S = 5.0
 
 Row = dict[str, Any]

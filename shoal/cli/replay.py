@@ -102,8 +102,8 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _resolve_target(arguments: argparse.Namespace) -> None:
-    """Read a version or a repository in --against as --version or --repo. Raises CommandLineError for one beside
-    these."""
+    """Read a version or a repository in --against as --version or --repo. Raises CommandLineError if that flag is
+    given, too."""
     target = arguments.against or ""
     is_version = target.isascii() and target.isdecimal()
     if not (is_version or (target and is_dir(Path(target)))):

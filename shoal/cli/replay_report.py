@@ -107,7 +107,7 @@ def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequ
 
 
 def _largest(unequal: "Sequence[Difference]", figure: str) -> dict[int, float]:
-    """Number of a request → the largest of its outputs' distances that is finite, for those that are the farthest."""
+    """Number of a request → the largest finite distance of its outputs, for the requests with the largest ones."""
     found: dict[int, float] = {}
     for each in unequal:
         if 0 < (value := getattr(each, figure)) < float("inf"):

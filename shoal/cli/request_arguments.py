@@ -64,8 +64,8 @@ def read_file(path: Path) -> bytes:
 
 
 def writable(text: str) -> Path:
-    """A file that is written at the end of a measurement. Raises ArgumentTypeError where it could not be: it is said
-    before the time is spent."""
+    """A file that is written at the end of a measurement. Raises ArgumentTypeError where it cannot be written, before
+    time is spent on the measurement."""
     path = Path(text)
     directory = path.absolute().parent
     if path.is_dir() or not directory.is_dir() or not os.access(path if path.exists() else directory, os.W_OK):

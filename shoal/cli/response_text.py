@@ -59,7 +59,7 @@ def as_text(response: PrintedResponse) -> str:
         lines.append(f"{name}  {datatype} {list(array.shape)}")
         with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
             lines += [f"  {line}" for line in str(array).splitlines()]
-    # Of an ensemble's responses, as of Triton's, these say each time that the request was in no sequence.
+    # An ensemble's responses, as in Triton, have these parameters even if the request was in no sequence.
     said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
     lines += [printable(f"{key} = {value}") for key, value in said.items()]
     return "\n".join(lines) or "a response without outputs"

@@ -221,7 +221,7 @@ class RequestParser:
             made_up = {spec.name: self._sample(spec, str(sample)) for spec in missing}
             inputs = {**request.inputs, **made_up}
             return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
-        except (MemoryError, OverflowError, ValueError):  # by numpy, the last two of sizes that no machine has
+        except (MemoryError, OverflowError, ValueError):  # numpy raises the last two for sizes that no machine has
             raise InputError("A request of this --shape and --batch-size does not fit into memory.") from None
 
     def _sample(self, spec: TensorSpec, sample: str) -> Array:

@@ -41,7 +41,7 @@ _BACKENDS = {".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".
 _PYTORCH = frozenset({".pt", ".pt2"})
 #: The ending of scikit-learn's models in skops's format.
 _SKOPS = ".skops"
-#: Ending → why files with it are not served, and what is.
+#: Ending → why files with it are not served, and what is served instead.
 _REFUSED = {
     **dict.fromkeys(
         (".pkl", ".pickle", ".joblib"),
@@ -179,8 +179,8 @@ def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether a file of a directory is a model. In Python one imports what Triton's models import; archives are not
-    looked for, since they have a store."""
+    """Whether a file of a directory is a model. A Python file is one if it imports what Triton's models import.
+    Archives are not looked for, since they have a store."""
     if path.suffix == ".py":
         return b"triton_python_backend_utils" in path.read_bytes()
     return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(forest(path))

@@ -65,7 +65,7 @@ Described = tuple[Config, str]
 def described(paths: Sequence[Path]) -> Mapping[Path, Described | NoShapesError]:
     """By file, the configuration of its model and the text of its model.py, or why there are none."""
     found = list[Any]()
-    while len(found) < len(paths):  # a file that ends the process leaves the rest to another
+    while len(found) < len(paths):  # a file that ends the process leaves the rest to another process
         found += _tried(paths[len(found) :])
     return {path: _described(path, each) for path, each in zip(paths, found, strict=True)}
 
@@ -87,7 +87,8 @@ def _dims(shape: list[int]) -> list[int | str]:
 
 
 def _tried(paths: Sequence[Path]) -> list[Any]:
-    """The findings of a trial about the first files, at least one; the last may be that of the file which ended it."""
+    """The findings of a trial about the first files, at least one; the last may be about the file that has ended the
+    trial."""
     from shoal.supervisor.memory.available_memory import available_nbytes  # a server's, which few commands need
 
     limit_s, why = _TIMEOUT_S * len(paths), ""

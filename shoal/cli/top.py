@@ -49,7 +49,7 @@ class _Column(NamedTuple):
 
     head: str
     short: str
-    rank: int = 0  # of the columns that a narrow terminal has no room for the highest goes first; 0: never
+    rank: int = 0  # where a terminal is too narrow, the highest rank is left out first; 0: never
     is_rare: bool = False  # says nothing of most servers, and is left out there
 
 

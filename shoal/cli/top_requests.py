@@ -15,7 +15,7 @@ NUM_SHOWN = 15
 _HEAD = ["MODEL", "VERSION", "ID"]
 _BAR_WIDTH, _LEAST_BAR = 30, 8
 _LEAST_ID = 12
-#: Characters of a model's words.
+#: The most characters that are shown of an error.
 _MAX_WORDS = 100
 
 

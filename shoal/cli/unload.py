@@ -31,7 +31,7 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
     def work(arguments: argparse.Namespace, server: RemoteServer) -> str:
         server.unload(arguments.model, unload_dependents=arguments.dependents)
         rows = _settled(server, arguments.model, arguments.timeout, pause)
-        if not rows and not arguments.json:  # the server takes an unknown name for done, as Triton does
+        if not rows and not arguments.json:  # as in Triton, an unknown model counts as unloaded
             return f"The server has no model '{arguments.model}', or not any more. 'shoal models' lists what it has."
         return show_models(server, rows, as_json=arguments.json)
 
@@ -43,7 +43,7 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
 
 def _settled(server: RemoteServer, model: str, timeout_s: float, pause: Callable[[float], None]) -> list[Row]:
     """The model's rows of the index when none is UNLOADING any more; the server itself answers as soon as it has begun.
-    Raises NoAnswerError after `timeout_s`."""
+    Raises NoResponseError after `timeout_s`."""
     for _ in range(int(timeout_s / INTERVAL_S) + 1):
         rows = [row for row in server.index() if row["name"] == model]
         if all(row.get("state") != "UNLOADING" for row in rows):

@@ -258,7 +258,7 @@ def choice(*words: str) -> ValueKind:
 
 
 BOOLEAN = ValueKind("<boolean>", _boolean, bare="true")
-RELOAD = ValueKind("", lambda _: 1, bare="true")  # a switch whose effect is a second between two looks
+RELOAD = ValueKind("", lambda _: 1, bare="true")  # a switch; its value is the seconds between two looks at files
 SWITCH = ValueKind("", _boolean, bare="true")
 INTEGER = ValueKind("<integer>", _integer)
 NUMBER = ValueKind("<number>", _number)

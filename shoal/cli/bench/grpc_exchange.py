@@ -38,14 +38,14 @@ class GrpcExchange:
             ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "shoal-bench"),
         ]  # fmt: skip
         # Changed by request and receive.
-        self._data = b""  # of a frame that is not whole
+        self._data = b""  # the beginning of a frame
         self._stream_id = -1
-        self._block = b""  # of headers or trailers that continue
+        self._block = b""  # the beginning of headers or trailers
         self._frames: list[tuple[int, bytes]] = []  # that wait for the server's windows: bytes of body, and all bytes
         self._initial_window = frames.DEFAULT_WINDOW
         self._frame_bytes = frames.DEFAULT_MAX_FRAME
         self._connection_window = self._stream_window = frames.DEFAULT_WINDOW
-        self._is_trailer = False  # of the block that is being received
+        self._is_trailer = False  # whether the block being received has trailers
         self._num_received = 0
         self.error: str | None = None
         self.is_last = False

@@ -11,11 +11,12 @@ from shoal.cli.bench.transport import Transport
 from shoal.cli.bench.window import Window, merged
 from shoal.cli.top import Figures, StatisticsSample, compare
 
-#: The windows that have to agree, as perf_analyzer's; these are the ones that are reported.
+#: How many windows in a row have to agree, as in perf_analyzer; these windows are reported.
 NUM_AGREEING = 3
-#: The share of a window that passes before a turn is measured: both ends wake up.
+#: The share of a window that passes before a turn is measured: client and server wake up.
 _SETTLING = 0.1
-#: The busy share above which a client is the bottleneck (ours): the rest is too little to hide its own queue.
+#: The busy share above which a client is the bottleneck (ours): beyond it, answers wait in the client, and latencies
+#: grow.
 BOTTLENECK = 0.85
 
 

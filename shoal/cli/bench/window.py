@@ -50,7 +50,7 @@ def merged(windows: Sequence[Window]) -> Window:
 
 
 def percentile_ms(ordered_ns: Sequence[int], percent: float) -> float | None:
-    """The nearest-rank percentile of ascending times in ns, in ms; None of no times."""
+    """The nearest-rank percentile of ascending times in ns, in ms; None if there are none."""
     if not ordered_ns:
         return None
     rank = max(1, math.ceil(percent / 100 * len(ordered_ns)))

@@ -125,12 +125,12 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
             ) from error
     sys.stdout.flush()
     sys.stderr.flush()
-    child = 0 if in_foreground else os.fork()  # before the supervisor's modules are there, and one thread
+    child = 0 if in_foreground else os.fork()  # before the supervisor's modules are imported, and with one thread
     if child:
         pid_file.write(child)
         return 0
     if not in_foreground:
-        pid_file.write(os.getpid())  # as its parent does, which may end before, or return first
+        pid_file.write(os.getpid())  # as the parent does, which may be killed before, or be later
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)

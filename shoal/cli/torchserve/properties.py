@@ -21,7 +21,7 @@ class PropertiesError(ValueError):
 
 def read_properties(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The values in a file, with their variables. Raises PropertiesError for a file that cannot be read or is too
-    large, and as the two functions below do."""
+    large, and as `parse_properties` and `with_variables` do."""
     try:
         raw = files.read(file, _MAX_FILE_BYTES + 1)
     except OSError as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.tune.trial_server import TrialModel
 
 EXIT_MISSED = 4
-#: Seconds of a window (ours): of a search that has time, and of the shortest.
+#: Seconds of a window (ours): the usual ones, and the least, for a search with little time.
 _WINDOW_S, _LEAST_WINDOW_S = 0.4, 0.1
 #: Bounds of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
@@ -224,7 +224,7 @@ def _try_out(
         wanted = model.load(settings)
     except RefusedError as error:
         if not earlier:
-            raise  # the model's own configuration
+            raise  # these are the model's own settings: without them there is nothing to compare with
         return search.Trial(settings, refusal=str(error))
     measure = partial(_measure, given, model, wanted)
     # The level that was best before is where to begin.

@@ -50,7 +50,7 @@ def fields(text: str) -> list[FieldPlace]:
 def replaced(text: str, values: Mapping[str, str | None]) -> str:
     """The text with fields as `values` has them, by name: their whole text, or None to remove them.
 
-    A field takes the place of the first with its name, and those that are not there come at the end.
+    A field takes the place of the first with its name; a field that the text does not have comes at the end.
     """
     places = fields(text)
     left = dict(values)
@@ -84,7 +84,7 @@ def inside(text: str, name: str) -> str:
 def with_parameter(text: str, key: str, value: str) -> str:
     """The text with a parameter of the model (`parameters { key: … value { string_value: … } }`) set to a value.
 
-    One that is there keeps its place; another comes at the end.
+    A parameter that the text has keeps its place; a new one comes at the end.
     """
     pattern = re.compile(
         rf"""(key\s*:\s*(["']){re.escape(key)}\2[\s,;]*value\s*:?\s*\{{\s*string_value\s*:\s*)(["'])[^"'\n]*\3"""

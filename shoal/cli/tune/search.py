@@ -20,8 +20,8 @@ _MOST_OF_GOAL = 0.5
 NUM_FINALISTS = 3
 #: The share of a search's time that trials have at least (ours).
 TRIALS_SHARE = 0.6
-#: The share of the best throughput that settings must be able to come to: the times of batches on a busy machine are
-#: that far off (ours).
+#: The share of the best throughput that settings must be able to reach, by the times of batches, to be tried: on a busy
+#: machine these times are that far off (ours).
 _REACH = 0.9
 
 
@@ -208,7 +208,7 @@ def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]
     """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others,
     at most so many.
 
-    A machine whose speed changes favours whatever was tried while it was fast. None where there is nothing to compare.
+    A machine whose speed changes favours whatever was tried while it was fast. Empty where there is nothing to compare.
     """
     others = sorted((each for each in trials[1:] if each.score), key=lambda each: -each.score)[:most]
     found = [trials[0], *others] if trials[0].score else others
@@ -217,8 +217,8 @@ def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The seconds of a search. Trials leave the turns that follow what these need, but keep TRIALS_SHARE of it; the
-    turns have as many settings as fit into the rest, two at least.
+    """The seconds of a search. Trials leave the time for the turns that follow, but have TRIALS_SHARE of the whole at
+    least; the turns measure as many settings as fit into the rest, two at least.
 
     `turns`: how often each is measured again; `level_s`: the seconds of one measurement.
     """
