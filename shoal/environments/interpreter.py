@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 MIN_VERSION = (3, 10)
 #: Variables of the server's own environment that would be wrong in another.
 _OURS = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
-#: A program for any version of Python. numpy is looked for, not imported: that takes as long as a whole start.
+#: A program for any version of Python. numpy is looked for, not imported: the import takes as long as a whole start.
 _QUESTION = """
 import sys
 try:

@@ -101,7 +101,7 @@ def _python_in(directory: Path) -> Path:
 
 def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The interpreter of an archive's environment, unpacked and adapted to its new place."""
-    from shoal.environments.archive import unpack  # here: with tarfile 0.5 MiB, which the supervisor has no use for
+    from shoal.environments.archive import unpack  # here: with tarfile 0.5 MiB, which the supervisor does not need
 
     cache.prepare()
 
@@ -146,7 +146,7 @@ def _install(
     _run(create, place, variables_of(base.path, environ), what, log)
     python = directory / "bin" / "python"
     if inherited:
-        # Behind the environment's own packages; with the .pth files that lie there, which a path alone would not read.
+        # In sys.path, the server's packages come behind the environment's own; addsitedir also reads their .pth files.
         (packages,) = directory.glob("lib/python*/site-packages")
         lines = [f"import site; site.addsitedir({each!r})\n" for each in inherited]
         (packages / "_shoal_inherited.pth").write_text("".join(lines))
@@ -164,7 +164,7 @@ def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) 
         create = [uv, "venv", "--allow-existing", "--python", path, str(directory)]
         return create, [uv, "pip", "install", "--python", python]
     create, pip = [path, "-m", "venv", str(directory)], ["-m", "pip", "--no-input", "--disable-pip-version-check"]
-    # From pip 22.3 on, the present one installs for others; to give each environment its own takes 7 s.
+    # From 22.3 on, this interpreter's pip installs into other environments; giving each its own pip takes 7 s.
     question = [path, *pip, "--python", path, "--version"]
     answer = run(question, env=variables_of(base.path, environ), stdin=DEVNULL, capture_output=True, check=False)
     if answer.returncode:

@@ -122,7 +122,8 @@ class LocalClient:
             return None
         if block is None or header is None:
             error = refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
-            # Not sent again, as a worker would: a test that unloads a model wants to see what happens to calls.
+            # A call is not sent again, as a worker would do: a test that unloads a model wants to see what happens to
+            # calls.
             return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
         if reply.status:
             return self._simulation.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))

@@ -76,8 +76,9 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     def run(self) -> None:
         """Run until every coroutine waits."""
         self._is_woken = False
-        # A test may itself be a coroutine, as every cell of a notebook is; so may a model that waits for this loop's.
-        # From Python 3.14 on a thread, not each loop, has a current task: no other could take a step meanwhile.
+        # This thread may be inside a coroutine of another loop: that of a test, as in every cell of a notebook, or of a
+        # model that waits for this loop's model. From Python 3.14 on the current task belongs to the thread, not to the
+        # loop: while it is set, no task of this loop could take a step.
         outer = asyncio._get_running_loop()
         task = asyncio.current_task(outer) if outer else None
         if outer and task:

@@ -109,7 +109,8 @@ class InlineInstance(Loop):
 
 
 class InlineOpenBatches(OpenBatches):
-    """A worker's batches with open senders. Work that senders leave to a thread is done by the next waiting one."""
+    """A worker's batches with open senders. Work that senders leave to a thread is done by the next thread that
+    waits."""
 
     def __init__(self, memory: Memory, simulation: Simulation) -> None:
         super().__init__(memory)

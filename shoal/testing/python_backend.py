@@ -23,8 +23,8 @@ from shoal.workers.backends.python.requests import ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
 
-#: Surroundings of the running models, the latest last: a model that calls another is suspended meanwhile. Models run in
-#: one thread at a time; threads that they start use the surroundings of that moment.
+#: The isolations of the running models, the latest last: a model that calls another is suspended meanwhile. Models run
+#: in one thread at a time; threads that they start use the isolation that is in force at that moment.
 _running: "list[ModelIsolation]" = []
 
 
@@ -46,7 +46,7 @@ class ModelIsolation:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Run the model's code in its surroundings: the body of the `with`."""
+        """Run the body of the `with`, the model's code, with the model's own modules, paths and runtime."""
         if _running:
             _running[-1]._take_away()
         _running.append(self)

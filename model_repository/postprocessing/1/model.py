@@ -33,6 +33,6 @@ class TritonPythonModel:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
+    """The probabilities of logits, over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))  # the largest power is 1: nothing overflows
     return powers / powers.sum(axis=-1, keepdims=True)

@@ -1,6 +1,6 @@
 """A pipeline of three models, written as plain code: Triton's business logic scripting (BLS).
 
-The tensors of one model go to the next where they lie; nothing is copied on the way through this one. `execute` is a
+The tensors of one model go to the next where they lie; nothing is copied on the way through this model. `execute` is a
 coroutine, so while one text waits for a model, this instance takes up others.
 """
 
