@@ -59,7 +59,7 @@ class ApiKey(NamedTuple):
     name: str
     digest: bytes
     scopes: tuple[str, ...]
-    models: tuple[str, ...] = ("*",)  # patterns of a shell, in upper and lower case
+    models: tuple[str, ...] = ("*",)  # shell patterns, case-sensitive
     limits: KeyLimits = NO_LIMITS
 
     @property

@@ -9,10 +9,11 @@ Array: TypeAlias = NDArray[Any]
 
 
 def values_of(words: Array) -> Array:
-    """The values, as float32, of an array of words; float32 stays as it is."""
+    """The values, as float32, of an array of words; an array of float32 is returned unchanged."""
     return (words.astype(np.uint32) << 16).view(np.float32) if words.dtype == np.uint16 else words
 
 
 def words_of(values: Array) -> Array:
-    """The words of an array of float32, which are cut off as in Triton's client; others stay as they are."""
+    """The words of an array of float32, truncated, not rounded, as in Triton's client; other arrays are returned
+    unchanged."""
     return (values.view(np.uint32) >> 16).astype(np.uint16) if values.dtype == np.float32 else values

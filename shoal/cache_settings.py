@@ -81,7 +81,7 @@ def cache_bytes(config: CacheConfig) -> int:
 
 
 def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSettings | None:
-    """The settings of Redis, if Redis is the cache; of the environment Triton's two variables count."""
+    """The settings of Redis, if Redis is the cache; from the environment only Triton's two variables are read."""
     if "redis" not in config:
         return None
     said = {

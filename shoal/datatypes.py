@@ -39,8 +39,8 @@ class Datatype:
 
 
 class _UnreadDtype:
-    """A stand-in for `Datatype.dtype` until one is read: that imports numpy, 80 ms of CPU and threads of its BLAS, and
-    sets all of them; from then on the attribute is an ordinary one."""
+    """Stands in for `Datatype.dtype` until the first read. The read imports numpy, which takes 80 ms of CPU and starts
+    BLAS's threads, and sets the dtypes of all datatypes; from then on they are ordinary attributes."""
 
     def __get__(self, datatype: Datatype, _kind: object = None) -> "np.dtype[Any]":
         import numpy as np

@@ -16,7 +16,7 @@ ALONE: Final = 4
 #: In the batcher: a shape key from here on is that of one request alone, whose key is in the lower bits. Clients' shape
 #: keys are words, and so smaller.
 ALONE_KEY: Final = 1 << 64
-#: Booleans, as HTTP and gRPC have them; texts, as query strings of generate and forwarded headers do.
+#: Values of the parameter: booleans in HTTP and gRPC, texts in query strings of `generate` and in forwarded headers.
 _MEANINGS = {True: ALONE, False: 0, "true": ALONE, "false": 0}
 
 

@@ -16,9 +16,9 @@
     ├── AlreadyExistsError     ALREADY_EXISTS   400   6 ALREADY_EXISTS
     └── CancelledError         CANCELLED        400   1 CANCELLED
 
-Raised where the fault is known, translated once at the rim (frontend/road/endpoints.py, workers/worker.py).
-Used in every process; imports nothing of Shoal. Source of the statuses: Triton's http_server.cc and
-grpc/grpc_utils.cc.
+An error is raised where the fault is known, and becomes a response in one place of each process
+(frontend/road/endpoints.py, workers/worker.py). Used in every process; imports nothing of Shoal. Source of the
+statuses: Triton's http_server.cc and grpc/grpc_utils.cc.
 """
 
 from typing import ClassVar

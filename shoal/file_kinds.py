@@ -1,6 +1,6 @@
-"""What lies at a path, with an OSError where the system cannot tell, as pathlib's methods of these names raise until
-Python 3.13. From 3.14 on those answer False: a folder that may not be entered, or that a failing disk does not show,
-would count as missing.
+"""Whether a path is a file or a directory, with an OSError where the system cannot tell. pathlib's methods of these
+names raise it up to Python 3.13. From 3.14 on they return False: a folder that may not be entered, or that a failing
+disk does not show, would count as missing.
 
 Used in every process.
 """

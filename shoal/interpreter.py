@@ -15,15 +15,15 @@ def is_profile_guided() -> bool:
     """Whether CPython was built with profile-guided optimisation (PGO), as by `configure --enable-optimizations`.
 
     Python's own images, Fedora, conda and uv configure it so; pyenv does not unless it is told to. The packages of
-    Debian and Ubuntu are built so too, but carry the build variables of their shared library, which is not: they are
-    known by `deb_system`, a scheme of installation that they alone have.
+    Debian and Ubuntu are built so too, but carry the build variables of their shared library, which is built without
+    PGO: they are recognised by `deb_system`, a scheme of installation that they alone have.
     """
     is_configured = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
     return is_configured or "deb_system" in sysconfig.get_scheme_names()
 
 
 def is_compiled() -> bool:
-    """Whether this Shoal is a compiled build (setup.py), in which one module stands for all: they share one library."""
+    """Whether this Shoal is a compiled build (setup.py), decided by one module, since all are in one library."""
     spec = importlib.util.find_spec("shoal.memo")
     return spec is not None and (spec.origin or "").endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
 

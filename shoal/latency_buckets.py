@@ -8,7 +8,7 @@ _MASK: Final = (1 << _BUCKET_BITS) - 1
 
 
 def bucket(latency_ns: int) -> int:
-    """The number of the bucket that a latency is counted in; of all below 64 ns the first one."""
+    """The number of the bucket that a latency is counted in; latencies below 64 ns are all in the first one."""
     latency_ns = max(latency_ns, 1 << _LEAST_BITS)
     shift = latency_ns.bit_length() - _LEAST_BITS
     return shift << _BUCKET_BITS | latency_ns >> shift & _MASK

@@ -16,8 +16,8 @@ from collections.abc import Callable
 #: The most ms that a process waits for its log's reader in any second (ours): a burst of lines is not lost to a reader
 #: that is slow for a moment, and a reader that has stopped costs the process a tenth of its time at most.
 PATIENCE_MS = 100
-#: The most bytes of one write: all of them. A line of one write is one piece among other processes' lines, in a file
-#: always and in a pipe that has room for it; a line of several writes (a ledger has 6 KB) had other lines within.
+#: The most bytes of one write: all of them. A line of one write stays in one piece, in a file always and in a pipe that
+#: has room for it; with several writes, other processes' lines came between the parts of a line (a ledger has 6 KB).
 _WHOLE = 1 << 30
 #: Bytes that a pipe with room takes without waiting (pipe(7)), though its descriptor blocks.
 _PART_THAT_DOES_NOT_BLOCK = select.PIPE_BUF

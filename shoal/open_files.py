@@ -44,7 +44,7 @@ def _size_tells() -> bool:
 
 
 def _num_listed() -> int:
-    return len(os.listdir(_OPEN)) - 1  # the listing's own is among them
+    return len(os.listdir(_OPEN)) - 1  # without that of the listing itself
 
 
 def explain(error: BaseException) -> str:

@@ -106,7 +106,7 @@ class ServerOptions:
     default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
-    http_use_ssl: bool = False  # these five as gRPC's; ours: Triton has no TLS for HTTP
+    http_use_ssl: bool = False  # these five are like gRPC's below; ours: Triton has no TLS for HTTP
     http_use_ssl_mutual: bool = False
     http_server_cert: str = ""
     http_server_key: str = ""

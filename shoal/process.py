@@ -50,7 +50,8 @@ def outlive_parent() -> None:
 def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 
-    A terminal and systemd send them to the whole group, and systemd any other that is meant for the supervisor.
+    A terminal and systemd send them to the whole group, and systemd sends there any other signal that is meant for the
+    supervisor.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
@@ -82,8 +83,8 @@ def trim_heap() -> None:
 def return_large_blocks() -> None:
     """Have the C library map each block of LARGE_BLOCK_BYTES on its own, which returns to the kernel when it is freed.
 
-    Its own limit grows to the largest block that was freed, up to 32 MiB, and from then on large blocks lie among small
-    ones that outlive them. MALLOC_MMAP_THRESHOLD_ has precedence.
+    The C library's own limit grows to the largest block that was freed, up to 32 MiB, and from then on large blocks lie
+    among small ones that outlive them. MALLOC_MMAP_THRESHOLD_ has precedence.
     """
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         with suppress(AttributeError):  # another library than glibc

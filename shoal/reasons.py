@@ -167,7 +167,8 @@ ALL_FAILED = (
     "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
     "how; they are tried again from time to time"
 )
-#: Triton's sentence for a request that left its queue unanswered; over the network a client knows that only by this.
+#: Triton's sentence for a request that left its queue unanswered; over the network, clients recognise that case by this
+#: sentence alone.
 TIMED_OUT = "Request timeout expired"
 _FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
 #: Triton's sentence, on which clients match, and the facts that it leaves out.

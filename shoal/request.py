@@ -187,7 +187,8 @@ def _packed(value: object) -> bytes:
 
 #: The options of a request that has none, which is usual.
 NO_OPTIONS = pack_options("", {})
-#: The options of a request that has an id alone, of at most 64 bytes, up to that id: by the size of all its options.
+#: The packed options, up to the id, of a request that has no option but an id of at most 64 bytes, by the size of all
+#: its packed options.
 _BEFORE_ID = {len(said): said[: -nbytes - 1] for nbytes in range(1, 65) if (said := pack_options(" " * nbytes, {}))}
 _NO_PARAMETERS = NO_OPTIONS[-1]
 #: Makes InferOptions of their four fields as a tuple: a third of the instructions.

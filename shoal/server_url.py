@@ -38,7 +38,7 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
         raise refused(f"begins with {parts.scheme}://")
     if not parts.hostname:
         raise refused("names no host")
-    if re.search(r"[\0-\x20\x7f]", parts.netloc):  # http.client's rule
+    if re.search(r"[\0-\x20\x7f]", parts.netloc):  # http.client refuses these
         raise refused("names a host that cannot be one")
     try:
         parts.hostname.encode("idna")  # as Python looks names up

@@ -75,7 +75,8 @@ def worst(examples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked_rule(rule: ShadowRule) -> ShadowRule:
-    """The rule itself. Raises InvalidArgumentError for one that cannot be: its text of a tolerance, or its versions."""
+    """Return the rule. Raises InvalidArgumentError where its tolerance cannot be read, or its versions cannot be a
+    pair."""
     if rule.primary == rule.shadow:
         raise InvalidArgumentError(f"version {rule.primary} of model '{rule.model}' cannot shadow itself")
     read_tolerance(rule.compare)

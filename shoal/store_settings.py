@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: The only entry of load_models that means every archive and folder of the store.
+#: The entry of load_models that means every archive and folder of the store, where it is the only one.
 ALL = "all"
 
 

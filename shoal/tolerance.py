@@ -5,8 +5,9 @@
     top1                        the largest value of the last axis has the same index
     cosine=0.999                rows along the last axis point the same way: their cosine is at least that
     none                        values are not compared
-    top1,logits:atol=1e-3       rules for one output, by its name, up to the next name; the others have those in front
-    python                      the function `compare` in compare.py of the model's directory decides; of shadows alone
+    top1,logits:atol=1e-3       rules for one output, from its name to the next name; rules before the first name are
+    for all others python                      the function `compare` in compare.py of the model's directory decides; of
+    shadows alone
 
 Texts and whole numbers are equal or not, except to `top1` and `cosine`, which compare whole numbers, too.
 """
@@ -52,8 +53,9 @@ class Tolerance(NamedTuple):
 
 
 def read_tolerance(text: str | None) -> Tolerance:
-    """The tolerance in a text as above; None and "" are exact. Raises InvalidArgumentError, with the syntax, for a
-    rule that does not exist, a name without a rule, and rules that exclude each other."""
+    """The tolerance in a text of the forms that this module's docstring lists; None and "" are exact. Raises
+    InvalidArgumentError, with the syntax, for a rule that does not exist, a name without a rule, and rules that exclude
+    each other."""
     given: dict[str, list[str]] = {}
     name = ""
     for part in text.split(",") if text and text.strip() else ():

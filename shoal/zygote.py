@@ -43,8 +43,8 @@ from shoal.process import die_with_parent, finish, ignore_group_signals, set_tit
 
 
 def main() -> int:
-    """Run a zygote, and each child that it forks; returns the exit status of whichever this process has become. The
-    arguments of the process are the zygote's kind, and the modules that it imports."""
+    """Run a zygote, and each child that it forks; returns the exit status of the zygote or, in a forked process, of the
+    child. The arguments of the process are the zygote's kind, and the modules that it imports."""
     _, name, *modules = sys.argv
     fd, supervisor = int(os.environ[ORDERS_VARIABLE]), int(os.environ[SUPERVISOR_VARIABLE])
     die_with_parent(supervisor)
@@ -52,9 +52,9 @@ def main() -> int:
     set_title(f"zygote {name}")
     ignore_group_signals()
     channel = Channel(socket.socket(fileno=fd))
-    gc.disable()  # garbage that it freed would be filled by the children, each in a copy of the page
+    gc.disable()  # freed garbage leaves holes, which each child would fill in a copy of the page
     reason = _preload(modules)
-    trim_heap()  # modules that were compiled, as there was no bytecode of them, leave holes
+    trim_heap()  # compiling modules without bytecode leaves free memory
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     try:
         channel.send(ZygoteUnfit(reason) if reason else ZygoteReady())
