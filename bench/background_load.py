@@ -1,7 +1,7 @@
 """Background load on a server that is measured: a crowd of connections, or large bodies again and again.
 
 Each is a context manager with a thread in this process, at the lowest priority: real clients would be elsewhere.
-Leaving it raises BenchmarkError where the server did not bear the whole load: then the figures mean nothing.
+Leaving the context raises BenchmarkError where the server did not bear the whole load: then the figures mean nothing.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from bench.errors import BenchmarkError
 from bench.server import ask
 from bench.workloads import Request
 
-SETTLE_S = 20.0  # at most
+SETTLE_S = 20.0  # the most seconds until the server has answered all openings
 #: Seconds before a client whose connection the server has closed comes again, so that closing causes no flood.
 RETURN_S = 5.0
 TICK_S = 0.05

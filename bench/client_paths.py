@@ -107,7 +107,7 @@ def measure_times(places: Places, every: Sequence[BenchModel], num_rounds: int) 
 
 
 def check(title: str, model: BenchModel, call: Call) -> None:
-    """Raise BenchmarkError unless the answers are right, from the second on, too."""
+    """Raise BenchmarkError unless three answers in a row are right: a client may reuse memory from the second on."""
     for _ in range(3):
         if not np.array_equal(call(), array_of(model) * 2):
             raise BenchmarkError(f"{title}: a wrong answer of {model.name}")
@@ -177,7 +177,7 @@ def cost(
     return Cost(title, server_s * 1e6 / num, client_s * 1e6 / num, num / num_executions)
 
 
-# -- what it came to ---------------------------------------------------------------------------------------------------
+# -- the results -------------------------------------------------------------------------------------------------------
 
 
 def document(times: Times, costs: Sequence[Cost]) -> str:

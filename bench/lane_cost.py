@@ -43,7 +43,7 @@ from shoal.shm.doorbell import Doorbell
 from shoal.star.place import Place
 from tests.frontend.lane_star import Star
 
-#: The star's own model in that form, with little and with much data.
+#: The model `same` of the tests' star (tests/frontend/lane_star.py) as a BenchModel: with little and with much data.
 SMALL = replace(IDENTITY_16, name="same", dims=(1, 16), input_names=("A",), output_names=("OUT_A",))
 LARGE = replace(SMALL, dims=(1, 3 * 224 * 224))
 #: The end of each output, which no input has: a client counts answers by it.
@@ -87,7 +87,7 @@ class LoadClient:
         self._socket.setblocking(False)
         self._model = model
         self._num_at_once = num_at_once
-        # Changed by ask and hear.
+        # Changed by ask and receive.
         self._num_waiting = 0
         self._unsent = memoryview(b"")
         self._end = b""  # of the received bytes: a mark may arrive in two pieces

@@ -107,8 +107,8 @@ def _watched(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
 
 
 def machine_cpu_s() -> float:
-    """CPU time of the whole machine in seconds, as `shoal tune` has it."""
-    from shoal.cli.tune.other_programs import machine_cpu_s as found_s  # --help has no package of Shoal's at hand
+    """CPU time of the whole machine in seconds, as `shoal tune` counts it."""
+    from shoal.cli.tune.other_programs import machine_cpu_s as found_s  # imported here: --help runs without Shoal
 
     return found_s()
 

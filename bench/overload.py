@@ -86,7 +86,7 @@ async def _exchange(port: int) -> str:
 
 
 async def _ask(port: int, patience_s: float | None, outcome: Outcome, from_s: float, until_s: float) -> None:
-    """One request; counted if it began within the time, or, of clients that wait, if it ended then."""
+    """One request; counted if it began within the time or, where clients wait, if it ended within it."""
     start_s = time.monotonic()
     try:
         verdict = await asyncio.wait_for(_exchange(port), patience_s)

@@ -26,8 +26,8 @@ _FLOAT_BYTES = 4
 def registered(server: Server, model: BenchModel) -> Iterator[Callable[[Mapping[str, str], bytes], None]]:
     """Regions of a running server, for as long as the block lasts; waits until the server registers them.
 
-    Yields a check of answers: it raises BenchmarkError unless the output lies in its region, and forgets it. Raises
-    BenchmarkError for a server that registers none.
+    Yields a check of answers: the check raises BenchmarkError unless the output lies in its region, and clears the
+    region. Raises BenchmarkError for a server that registers none.
     """
     values = model.values.tobytes()
     with ExitStack() as stack:

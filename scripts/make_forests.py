@@ -1,8 +1,8 @@
 """Makes the forests in tests/data/forests/, each with the framework whose file format it has, from scikit-learn's data.
 
 All files are committed, with inputs and the frameworks' own answers in answers.npz. The script needs an environment of
-its own, and runs twice: XGBoost 3 no longer writes its old binary format. treelite is the oldest that Shoal takes: each
-warns of a later one's checkpoint.
+its own, and runs twice: XGBoost 3 no longer writes its old binary format. treelite is the oldest that Shoal takes,
+since every version warns of a checkpoint by a later one.
 
     pip install treelite==4.4.1 scikit-learn lightgbm xgboost-cpu && python -m scripts.make_forests
     pip install 'xgboost-cpu<3' && python -m scripts.make_forests

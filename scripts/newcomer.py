@@ -25,7 +25,7 @@ sys.path.insert(0, f"{ROOT}")
 
 from tests.end_to_end.browser import Tab, browser, missing  # noqa: E402 - a script, like any newcomer, starts anywhere
 
-#: Seconds of all processors for all steps (the issue's bar), and for one step on a busy machine.
+#: Seconds of all processors for all steps, and seconds for one step on a busy machine (ours).
 LIMIT_S, DEADLINE_S = 60.0, 300.0
 
 

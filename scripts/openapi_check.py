@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         address = f"http://{server.url}/openapi.json"
         asked = [f"--checks={CHECKS}", f"--max-examples={given.examples}", f"--seed={given.seed}", *FLAGS]
         with (
-            tempfile.TemporaryDirectory(prefix="openapi-check-") as folder,  # it keeps its findings where it runs
+            tempfile.TemporaryDirectory(prefix="openapi-check-") as folder,  # schemathesis writes where it runs
             subprocess.Popen([str(PROGRAM), "run", address, *asked], cwd=folder) as running,
         ):
             while running.poll() is None:

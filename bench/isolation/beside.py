@@ -22,10 +22,11 @@ def beside(probe: Probe, load: Crowd, loaded_s: float = LOADED_S) -> Measure:
 
 
 def beside_either(probe: Probe, reading: Crowd, load: Crowd) -> Measure:
-    """Measure a probe beside a crowd that reads, in place of quiet, then beside one that asks alike and does not.
+    """Measure a probe beside a crowd that reads, in place of quiet, then beside a crowd that asks the same and does not
+    read.
 
-    A crowd that reads keeps the model busy for seconds. So a request may take longer than those, and one that is lost
-    beside that crowd does not count: the row is about the crowd that does not read.
+    A crowd that reads keeps the model busy for seconds. So a request may take longer than those seconds, and a request
+    that is lost beside that crowd does not count: the row is about the crowd that does not read.
     """
     with warm(probe):
         with reading:

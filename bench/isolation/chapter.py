@@ -20,7 +20,7 @@ def measure(situations: Sequence[Situation], checkouts: Sequence[Checkout], num_
     for round_number in range(num_rounds):
         print_line(f"== round {round_number + 1} of {num_rounds}")
         for situation in situations:
-            # A B B A: neither is always the first.
+            # A B B A: no checkout is always the first.
             for checkout in checkouts if round_number % 2 == 0 else checkouts[::-1]:
                 _visit(rows[situation, checkout], checkout, folder)
     return list(rows.values())

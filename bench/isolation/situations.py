@@ -137,7 +137,7 @@ def stopped_lane(site: Site) -> Measure:
 
 
 def _spread(site: Site) -> tuple[list[int], HttpProbe]:
-    """Connections made one after another; how many each lane has."""
+    """Make connections one after another; returns how many each lane has, and the probe that holds the connections."""
     probe = HttpProbe(site.http_port, infer("quick", [1.0]), NUM_CONNECTIONS)
     begin_s = time.monotonic()
     for number in range(NUM_CONNECTIONS):
@@ -158,7 +158,7 @@ def lanes_shared(site: Site) -> Measure:
 
 
 def lanes_busy(site: Site) -> Measure:
-    """Clients beside such connections that ask every 20 ms, with 20,000 floats in JSON each time."""
+    """A probe on connections spread over the lanes, beside clients that ask every 20 ms, with 20,000 floats in JSON."""
     counts, probe = _spread(site)
     measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
     return replace(measure, note=f"{measure.note}; connections of each lane: {_by_lane(counts)}")

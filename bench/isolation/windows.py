@@ -9,7 +9,7 @@ from bench.isolation.probe import message
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4  # RFC 9113, section 6
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
-_INITIAL_WINDOW_SIZE = 4  # a setting
+_INITIAL_WINDOW_SIZE = 4  # the number of a setting: RFC 9113, section 6.5.2
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LIVE_S = 0.3
 _NUM_LIVE = 200

@@ -1,1 +1,1 @@
-"""A check on a GPU, in rows that know nothing of each other (run through scripts/gpu-check)."""
+"""A check on a GPU, in rows that do not depend on each other (run through scripts/gpu-check)."""

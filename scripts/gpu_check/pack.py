@@ -1,6 +1,7 @@
 """The wheels that Shoal needs and a machine with PyTorch for GPUs lacks, collected where there is a package registry.
 
-Such machines are lent without one, and take along little: these wheels are 3 MB. Run through scripts/gpu-check --pack.
+A machine with a GPU often has no access to a registry, and little can be copied to it: these wheels are 3 MB. Run
+through scripts/gpu-check --pack.
 """
 
 import argparse
