@@ -23,8 +23,8 @@ def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
         if not (mark and other_mark) or (controllers and controller not in controllers.split(",")):
             continue
         top = cgroups / controller if controllers else cgroups
-        # In a container the path may be the host's while `top` is the container's own group: groups that do not exist
-        # are skipped by callers.
+        # In a container `path` may be that of the host while `top` is the container's own group: callers skip groups
+        # that do not exist.
         own = top / path.lstrip("/")
         yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
 

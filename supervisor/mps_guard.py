@@ -69,7 +69,7 @@ def quit_daemon(daemon: "subprocess.Popen[bytes]") -> None:
 
 
 def end_children() -> None:
-    """Kill all processes below this one, and wait for them: children of a dead one become this one's."""
+    """Kill all processes below this one, and wait for them: children of a dead process become children of this one."""
     while True:
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             with suppress(ProcessLookupError):

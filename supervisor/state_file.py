@@ -199,8 +199,8 @@ class StateWriter(Generic[T]):
 
 
 def state_path(given: str, environ: Mapping[str, str], port: int, name: str) -> Path | None:
-    """The path of a state file: `given` if a flag names one, else NAME-PORT.json in the state directory; None without
-    one, and for a server whose HTTP port is 0, which is one that the kernel chooses, or none."""
+    """The path of a state file: `given` if a flag names one, else NAME-PORT.json in the state directory; None without a
+    state directory, and for a server whose HTTP port is 0: the kernel chooses the port, or there is none."""
     if given:
         return Path(given).absolute()
     directory = state_directory(environ)

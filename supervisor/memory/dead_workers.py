@@ -1,9 +1,9 @@
 """Dead workers whose last answers may still be read. Runs in the supervisor, part of the star (star.py).
 
 The batcher forwards a dead worker's last answers. A batcher that dies before that is followed by a successor, which
-must know these workers, too: their memory says which requests they had begun, which may not be executed again, and
-which they had answered. So dead workers are announced to a successor like living ones, and their deaths are announced
-once clients have sent their open requests again.
+must know these workers, too: their memory says which requests they had begun, and so must not be executed again, and
+which requests they had answered. So dead workers are announced to a successor like living ones, and their deaths are
+announced once clients have sent their open requests again.
 
 Then clients read these answers. Some clients ask for a worker's segment only when an answer names it (loans.py). So a
 dead worker's segment is lent until all clients have acknowledged its end.

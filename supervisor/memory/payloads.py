@@ -98,7 +98,7 @@ class Payloads:
         return [_announcement(each) for each in self.segments.written_by(worker.owner) if each.is_mapped]
 
     def requests_of_batcher(self) -> list[Message]:
-        """The messages that announce those requests which the batcher reads itself to another batcher."""
+        """The messages that announce, to another batcher, the requests that the batcher reads itself."""
         return [
             _announcement(each)
             for each in self.segments.mapped()

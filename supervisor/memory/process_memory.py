@@ -2,8 +2,8 @@
 
 A process's share of the host's memory is its proportional set size, as the kernel counts it: pages that several
 processes map, as zygotes' children do, count in equal parts, so that the figures of all processes add up. The memory on
-a GPU is what NVIDIA's library says of the process; it says nothing of a process that it knows by another number, as it
-does in most containers. Runs in the supervisor.
+a GPU is what NVIDIA's library says of the process; the library says nothing of a process that it knows by another
+number, as in most containers. Runs in the supervisor.
 """
 
 from collections.abc import Collection, Iterable

@@ -135,7 +135,8 @@ class Star:
 
     def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the
-        batcher what was sent to it before: it might read a request that follows sooner than those messages.
+        batcher has applied what was sent to it before: the batcher might read a request that follows sooner than those
+        messages.
 
         Models that call others are waited for briefly, guests not at all. Such a client may still ask for a segment or
         model that is gone: it is refused, and asks again when it has applied the messages.
@@ -230,7 +231,7 @@ class Star:
         """Let the successor serve once it has acknowledged all clients and workers; then announce it to them."""
         await shared(introduced)
         if self.batcher is not successor:
-            return  # dead already; the next one has an introduction of its own
+            return  # the successor is dead already; the next one gets an introduction of its own
         successor.send(Resume())
         self.dead_workers.report_to(successor)
         for client in late:
@@ -316,7 +317,7 @@ class Star:
             if worker.is_joined:
                 client.member.send(SegmentAnnounced(worker.owner, worker.read_only_fd))
                 self.loans.lend(worker.member, client.owner, client.read_only_fd)
-        for result in self.payloads.segments.read_by(RESULT):  # it may hold this client's next answer
+        for result in self.payloads.segments.read_by(RESULT):  # the client's next answer may lie there
             client.member.send(SegmentAnnounced(result.owner, result.read_only_fd))
 
     def leave_client(self, client: Participant) -> None:

@@ -10,8 +10,8 @@ host) observations say nothing about the load, and no decision is made. Runs in 
 from typing import NamedTuple
 
 #: Busy shares: above the first there are too few instances; where one instance less would stay below the second, there
-#: is one too many. They lie so far apart that neither decision leads to the other while the load stays: once half as
-#: many again have come, one less would be busy for more than 0.53 of its time (ours, as all figures here).
+#: is one too many. They lie so far apart that neither decision leads to the other while the load stays: after an
+#: increase by half, one instance less would still be busy for more than 0.53 of the time (ours, as all figures here).
 BUSY_ABOVE, BUSY_BELOW = 0.8, 0.5
 #: For how long all observations must agree before a decision: more instances are urgent, less memory is not.
 OVERLOADED_NS, IDLE_NS = 1_000_000_000, 30_000_000_000

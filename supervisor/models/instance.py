@@ -179,7 +179,7 @@ class Instance:
             return worker.begin_thread(first_worker)
         if self._leaving.done():
             return None
-        return worker.begin(self.placement, has_low_priority=not self.has_been_up)  # one that comes back is urgent
+        return worker.begin(self.placement, has_low_priority=not self.has_been_up)  # a restart is urgent
 
     async def _bring_up(self, worker: Worker) -> None:
         """Take a worker from its connection to its first batch; cancelled where its process ends before."""

@@ -141,8 +141,8 @@ class Registrations:
             await self.look_again()
 
     async def look_again(self) -> None:
-        """Load again, one after the other, versions whose archives in the store have changed; the old ones serve until
-        the new ones do, and go on where these fail, which is logged."""
+        """Load again, one after the other, versions whose archives in the store have changed. An old version serves
+        until the new one does, and goes on where the new one fails, which is logged."""
         for name, rows in tuple(self._rows.items()):
             for row in tuple(rows.values()):
                 request = {**row.request, "url": row.url, "model_name": name}

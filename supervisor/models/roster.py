@@ -112,7 +112,7 @@ class Roster:
 
     def watch(self) -> None:
         """End workers that exceed the execution limit; check again soon while any of them executes."""
-        next_s = 1.0  # after an error
+        next_s = 1.0  # the pause after an unexpected error
         try:
             next_s = self._look()
         finally:

@@ -91,7 +91,7 @@ class ServedVersion:
         """Start the instances; returns when all are up. Raises ShoalError: one failed, and the version ends."""
         version = self.version
         try:
-            if self.is_ending:  # it was unloaded after it was created
+            if self.is_ending:  # the version was unloaded after its creation
                 raise UnavailableError(f"{self.title} is unloaded")
             _log.info("loading: %s:%d", version.identifier, version.version)
             self._started_s = self._context.loop.now_s()

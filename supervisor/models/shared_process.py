@@ -60,7 +60,7 @@ class SharedProcess:
         while not (leaving.done() or self.is_first(instance)):
             starter = self._instances[0]
             serves = starter.state is InstanceState.UP or self._at_last is not None
-            if serves and starter.worker.pid:  # without a pid it is known to be dead
+            if serves and starter.worker.pid:  # without a pid the process is known to be dead
                 return starter.worker
             await first(self._changed, leaving)
         return None

@@ -68,7 +68,7 @@ class Traffic:
         if not ended:
             self._send(model, division)
         await self._announce(model)
-        # Only now may the batcher's division change: until they applied the announcement, clients used the split's id.
+        # Only now may the batcher's division change: until clients applied the announcement, they used the split's id.
         self._send(model, division)
 
     def pin(self, model: Model, stable: int, fresh: Iterable[ServedVersion]) -> None:

@@ -48,7 +48,7 @@ class FrontEndRole:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def prefixed(self, variable: str) -> str:
-        """The variable's name for the arbiter, which has those of all roles."""
+        """The variable's name for the arbiter, which has the variables of all roles."""
         return f"SHOAL_{self.name.upper()}_{variable}"
 
 

@@ -128,7 +128,7 @@ class Batchers:
         return self._stopping.done()
 
     async def stop(self) -> None:
-        """Close the connections of both batchers, which they take as the end. Returns when the active one has ended."""
+        """Close the connections of both batchers, which makes them end. Returns when the active one has ended."""
         self._stopping.set_result(None)
         pid = 0 if self.active is None else self.active.pid
         for member in (self._standby, self.active):

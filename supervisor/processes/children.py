@@ -27,7 +27,8 @@ if sys.version_info >= (3, 11):
 else:
     _popen = partial(subprocess.Popen, preexec_fn=os.setpgrp)
 
-#: Children that run and have not been waited for, of this process, by pid: the kernel has one list of them, too.
+#: Children of this process that run and have not been waited for, by pid: one table, as the kernel has one list of
+#: them.
 _RUNNING: "dict[int, Child]" = {}
 
 

@@ -86,7 +86,7 @@ class Hangs:
             return known
         if known is not None and known.aborted_ns and known.execution.number == execution.number:
             return known  # after SIGABRT a late response changes nothing
-        # The time stands in memory that a model's code can write: one in the future is taken for now.
+        # The time stands in memory that a model's code can write: a time in the future counts as now.
         return _Watched(execution, min(execution.began_ns, now_ns) or now_ns)
 
 

@@ -148,7 +148,7 @@ class Member:
             if self.is_open and not self._channel.is_hung_up():
                 signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
-            pass  # it has just ended
+            pass  # the process has just ended
         finally:
             os.close(pidfd)
         return True

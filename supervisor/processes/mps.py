@@ -141,5 +141,5 @@ def _kill_leftovers(directory: Path) -> None:
                 variables = (process / "environ").read_bytes().split(b"\0")
                 if variable in variables:
                     os.kill(int(process.name), signal.SIGKILL)
-        except OSError:  # it has ended meanwhile, or is another user's
+        except OSError:  # the process has ended meanwhile, or is another user's
             continue

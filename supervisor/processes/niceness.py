@@ -36,8 +36,8 @@ def _set(pid: int, steps: int) -> None:
 def _can_restore() -> bool:
     """Whether the system lets a process that has lowered its priority raise it again.
 
-    It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So it is
-    tried, in a thread, which has a niceness of its own.
+    It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So a thread,
+    which has a niceness of its own, tries it out.
     """
     tried: list[bool] = []
     thread = threading.Thread(target=lambda: tried.append(_try_to_restore()))

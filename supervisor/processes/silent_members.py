@@ -1,5 +1,6 @@
 """Silent members: announcements wait for the batcher and for all front ends, so those that owe an acknowledgement for
-too long are killed. The batcher is pinged while it owes none, as no request is served while it stands still.
+too long are killed. The batcher is pinged while it owes no acknowledgement, as no request is served while it stands
+still.
 
 Both run only Shoal's own code, and acknowledge within a millisecond. One that is stopped, or stands still, is killed
 after SILENT_S; a standby takes the batcher's place, and the arbiter forks another front end. One that only waits for a

@@ -83,5 +83,5 @@ def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process (state T of proc_pid_stat(5)); False where it has ended."""
     try:
         return stat_fields(Path(f"/proc/{pid}/stat"))[:1] == ["T"]
-    except OSError:  # it has ended, or no descriptor is left: the next look may tell
+    except OSError:  # the process has ended, or no descriptor is left: the next look may tell
         return False

@@ -64,7 +64,7 @@ MODULES = {
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
-    "python": (_WORKER, "shoal.workers.backends.python.backend"),  # and no user's module
+    "python": (_WORKER, "shoal.workers.backends.python.backend"),  # no user's module is imported
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch.backend"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
     "torchserve": (_WORKER, "shoal.workers.backends.torchserve"),
@@ -148,9 +148,9 @@ class Zygotes:
             zygote.lower_priority()
 
     def end_base(self) -> None:
-        """End the base zygote after BASE_S, unless no other could take its place: all processes run. It takes 6 MiB,
-        pages of which all others have copies. A batcher or an arbiter that is started from now on is forked by a
-        worker's zygote, which has the base's modules and its pages."""
+        """End the base zygote after BASE_S, unless no other zygote could take its place: all processes run. The base
+        takes 6 MiB, in pages of which all other processes have copies. A batcher or an arbiter that is started from now
+        on is forked by a worker's zygote, which has the base's modules and its pages."""
         if BASE in self._zygotes:
             self._is_base_to_end = True
             self._loop.call_after(BASE_S, self._end_base)

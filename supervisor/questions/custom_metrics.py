@@ -243,7 +243,7 @@ def _read(name: Any, kind: Any, description: Any, series: Any) -> _Report:
 
 
 def _read_labels(pairs: Any, kind: str) -> Labels:
-    labels = tuple(sorted(dict(pairs).items()))  # each once
+    labels = tuple(sorted(dict(pairs).items()))  # each label once
     for name, value in labels:
         _check(_LABEL.fullmatch(name) and isinstance(value, str), "label")
         _check(name != "le" or kind != "histogram", "label")

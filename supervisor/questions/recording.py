@@ -59,7 +59,7 @@ class RecordingControl:
         self.verbs: dict[str, Verb] = {"record": self.record}
 
     async def check(self) -> None:
-        """Raise UnavailableError if the folder of --record takes no file. One whose disk hangs, which concerns the
+        """Raise UnavailableError if the folder of --record takes no file. A folder whose disk hangs, which concerns the
         recorder alone, is logged."""
         if not self._options.record or not (why := await self._why_unwritable(self._folder())):
             return

@@ -46,8 +46,8 @@ M = TypeVar("M", bound=Message)
 
 #: How long a new server that has closed its connection may take to end (ours).
 HANG_UP_S = 5.0
-#: The verbs that change what a new server takes over from the old one at its start, or reads of its files; and those
-#: that do so where they have this argument.
+#: The verbs that change what a new server takes over from the old one at its start, or reads of its files; and the
+#: verbs that do so only with a certain argument.
 _CHANGES = frozenset(
     {
         "load", "unload", "register", "unregister", "scale", "log_settings",
