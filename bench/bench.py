@@ -39,7 +39,7 @@ class Bench:
             for peer in dict.fromkeys(row.peer for row in rows if not row.fault):
                 mine = [row for row in rows if row.peer is peer]
                 with _faults_go_to(mine):
-                    stack.enter_context(_faults_go_to(mine))  # and faults of the server's end
+                    stack.enter_context(_faults_go_to(mine))  # also for faults while the server is stopped
                     running[peer] = stack.enter_context(self._running(peer, mine[0].workload))
             for workload in dict.fromkeys(row.workload for row in rows):
                 self._measure([row for row in rows if row.workload is workload and not row.fault], running)

@@ -292,7 +292,7 @@ class Run:
             self._counter.close()
 
     def is_alive(self) -> bool:
-        """Called by the lane between passes: counts the last one, plays the other processes; False ends the lane."""
+        """Called by the lane between passes: counts the last pass, plays the other processes; False ends the lane."""
         if self.num_answers >= self._num_calls:
             self._world.reply_to_all()
             return False

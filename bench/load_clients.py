@@ -115,8 +115,8 @@ def by_perf_analyzer(port: int, situation: Situation, prefix: list[str], program
 
 @contextmanager
 def serving(folder: Path, model: BenchModel, cores: str) -> Iterator[Server]:
-    """A server of this model on these cores, with one lane: which of several gets a connection is chance, and lanes
-    that share a core cost it more than one."""
+    """A server of this model on these cores, with one lane: chance decides which of several lanes gets a connection,
+    and several lanes on one core cost more than one."""
     os.sched_setaffinity(0, set(map(int, cores.split(","))))
     with launch_shoal(folder, model, "binary", flags=["--http-process-count=1"]).running(
         v2_request(model, "binary")

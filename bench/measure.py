@@ -84,7 +84,7 @@ def pss_bytes(root: int) -> int:
     total = 0
     for stat in process_tree(root):
         try:
-            total += memory(stat.pid).get("Pss", 0)  # none of one that has ended and was not waited for
+            total += memory(stat.pid).get("Pss", 0)  # a process that has ended and was not waited for has none
         except (FileNotFoundError, ProcessLookupError):
             continue
     return total

@@ -134,7 +134,8 @@ async def load(port: int, rate: float, patience_s: float | None, seconds: float)
 
 
 async def peak(port: int, seconds: float) -> float:
-    """Answers per second of clients that ask one request after the other, enough of them for no pause."""
+    """Answers per second of clients that send one request after the other: so many clients that the model never
+    pauses."""
     until_s = time.monotonic() + seconds
 
     async def ask_on() -> int:

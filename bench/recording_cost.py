@@ -1,8 +1,8 @@
 """Whether a recording is whole: python -m bench.recording_cost [COUNT]
 
-So many requests, all different, are recorded at the rate that comes about, and counted: those that the server has
-answered, those that it has given to the recorder, dropped or lost, and those that are in the files. What a recording
-costs is compared by scripts/bench --flat record record-others.
+At least COUNT requests, all different, are recorded at the rate that comes about. Then three numbers are compared:
+requests that the server has answered; requests that it has given to the recorder, dropped or lost; and requests in the
+files. What a recording costs is compared by scripts/bench --flat record record-others.
 """
 
 import argparse
@@ -24,7 +24,8 @@ REQUEST = v2_request(IDENTITY_16, "binary")
 
 
 def count(folder: Path, body: Path, number: int) -> None:
-    """Record so many requests, and print how many are where. Raises BenchmarkError if any is missing or there twice."""
+    """Record at least `number` requests, and print the numbers. Raises BenchmarkError if any is missing or there
+    twice."""
     files, sent = folder / "counted", 0
     seconds = 0.0
     flags = (f"--record={files}", "--record-config=max-size=8GiB")

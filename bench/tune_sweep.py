@@ -2,11 +2,11 @@
 
 `shoal tune` searches first. Then every combination of the settings that it chooses from is loaded and measured by short
 windows at a few levels of load, and the best of these, with tune's choice and the configuration's own, are measured
-again in turns by longer windows. Every other turn chooses the best of them; by the rest, the throughput of tune's
-choice under the goal is compared with the best's, and the median of these shares is the result. (A best that were
-chosen by the very turns that it is compared by would be one that was lucky in them: of five equal settings whose turns
-have a standard deviation of 15 %, tune's would have a share of 0.93.) A turn of a setting in which other programs took
-more than MOST_FOREIGN of the machine is measured again.
+again in turns by longer windows. Every other turn decides which setting is the best. In the rest of the turns, the
+throughput of tune's choice under the goal is taken as a share of the best's, and the median of these shares is the
+result. (If the same turns chose the best and compared it, luck would choose it: of five equal settings whose turns have
+a standard deviation of 15 %, tune's would have a share of 0.93.) A turn of a setting in which other programs took more
+than MOST_FOREIGN of the machine is measured again.
 """
 
 import argparse

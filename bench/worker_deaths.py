@@ -50,7 +50,7 @@ def kill_worker(server: Server, request: Request, pid: int) -> float:
             if ask(server.port, request)[0] == HTTPStatus.OK:
                 return time.perf_counter() - start_s
         except (OSError, http.client.HTTPException):
-            pass  # it is asked again, until the deadline
+            pass  # the request is sent again, until the deadline
         time.sleep(0.0005)
     raise BenchmarkError(f"no answer {passed_s:.0f} s after a worker's death")
 

@@ -36,5 +36,5 @@ def end_session(session: int) -> None:
         try:
             if os.getsid(int(entry)) == session:
                 os.kill(int(entry), 9)
-        except ProcessLookupError:  # it has ended meanwhile
+        except ProcessLookupError:  # the process has ended meanwhile
             continue

@@ -90,7 +90,8 @@ def environment(directory: Path, wheels: Path | None, *, on_cpu: bool) -> dict[s
 
 
 def install(wheels: Sequence[Path], site: Path) -> None:
-    """Unpack wheels into a folder, each by itself: one that does not suit this Python leaves out its package alone."""
+    """Unpack wheels into a folder. A wheel that does not suit this Python is left out, and named; the others are
+    unpacked."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     chosen = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade", f"--target={site}"]
     if subprocess.run([*pip, *chosen, *map(str, wheels)], check=False).returncode:

@@ -16,7 +16,7 @@ class Verdict(Enum):
 
     RIGHT = "right"
     WRONG = "WRONG"
-    REFUSED = "refused"  # as documented: not there yet
+    REFUSED = "refused"  # by Shoal, as documented: the feature is missing
     NOT_RUN = "not run"  # something that it needs is missing
 
 

@@ -22,7 +22,7 @@ from scripts.gpu_check.measure import (
 )
 from shoal.supervisor.mps_guard import PROGRAM
 
-_JIT: Any = torch.jit  # it has no types
+_JIT: Any = torch.jit  # this module has no type annotations
 WIDTHS = (1024, 4096, 1000)
 SHARED = ' parameters { key: "instances_share_process" value { string_value: "true" } }'
 CONFIG = """backend: "pytorch" default_model_filename: "%s" max_batch_size: %d dynamic_batching { }

@@ -187,7 +187,7 @@ class RemoteServer:
 
         def cut() -> None:
             is_late.set()
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # the connection has ended by itself
                 connection.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(self._timeout_s, cut)

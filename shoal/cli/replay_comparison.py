@@ -32,7 +32,7 @@ class Answer:
     responses: list[dict[str, Array]] = field(default_factory=list)
     error: ShoalError | None = None
     time_ns: int = 0
-    late_ns: int = 0  # it was asked so much later than the recording's spacing wants
+    late_ns: int = 0  # how much later it was sent than the recording's spacing wants
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def _write(arguments: argparse.Namespace) -> int:
         with as_file(files("shoal").joinpath("model_repository")) as installed:
             copy_models(installed, directory)
     except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)  # it was not there before
+        shutil.rmtree(directory, ignore_errors=True)  # the directory was not there before
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # of the first of many files
         raise CommandLineError(f"'{directory}' cannot be written: {why}") from None
     models = sorted(path.name for path in directory.iterdir() if path.is_dir())

@@ -118,7 +118,7 @@ def top(
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
         model = arguments.model or arguments.shown or ""
         earlier, num_left = None if arguments.requests else sample(server, model), arguments.count
-        if earlier is not None and model and not earlier.rows:  # later it may be between an unload and a load
+        if earlier is not None and model and not earlier.rows:  # later the model may be between unload and load
             raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         while True:
             is_terminal = sys.stdout.isatty() and not arguments.json

@@ -73,7 +73,7 @@ def _tried(path: Path) -> Config:
         raise NoShapesError(f"a trial on zeros took more than {_TIMEOUT_S:g} s") from None
     try:
         found = dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):  # it ended within the file's code
+    except (IndexError, TypeError, ValueError):  # the trial has ended within the file's code
         found = {}
     if "inputs" not in found:
         why = found.get("error") or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -160,7 +160,7 @@ def run_verb(
         return work(parser.parse_args(list(argv)))
     except FailedError as error:
         return complain(error.code, str(error), *error.advice)
-    except TimedOutError as error:  # before others: it is an OSError, too
+    except TimedOutError as error:  # before the next clause: a TimedOutError is an OSError, too
         return complain(EXIT_NO_ANSWER, str(error))
     except wrong as error:
         if isinstance(error, OSError) and error.filename is None and not isinstance(error, expected):

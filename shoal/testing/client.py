@@ -41,7 +41,7 @@ class OpenRequest:
 class LocalClient:
     """The only client of its star."""
 
-    #: Calls of models have only their clients' deadlines: one that can never be answered is a StuckError.
+    #: Calls of models have no timeout but their clients' deadlines: a call that can never be answered is a StuckError.
     request_timeout_s = 1e9
     #: Loads and unloads models for other models. Set before a model is loaded.
     ask: Ask

@@ -50,7 +50,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         """The time on the test's clock, in seconds."""
         return self._now_ns() / 1e9
 
-    def call_soon_threadsafe(  # type: ignore[override]  # as always, whatever else its arguments are
+    def call_soon_threadsafe(  # type: ignore[override]  # the base class names more arguments
         self, callback: Callable[..., object], *arguments: Any, **options: Any
     ) -> asyncio.Handle:
         """Schedule a callback as any loop does, and wake the threads that wait."""

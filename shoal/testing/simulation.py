@@ -75,7 +75,7 @@ class Simulation(ABC):
         Finalizers call this, at any point of any thread, so it never waits.
         """
         self._left.append(work)
-        if self.changed.acquire(blocking=False):  # else the thread that has it looks again
+        if self.changed.acquire(blocking=False):  # else the thread that holds the lock looks again
             self.changed.notify_all()
             self.changed.release()
 

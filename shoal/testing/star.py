@@ -241,7 +241,8 @@ class SimulatedStar(Simulation):
 
     def _execute(self, instance: InlineInstance) -> None:
         try:
-            # A model that is executed while another waits must not be taken for part of that one's calls.
+            # In a context of its own: a model that is executed while another model waits is no part of the other's
+            # calls.
             copy_context().run(instance.execute)
         finally:
             with self.changed:

@@ -109,7 +109,7 @@ def _workers() -> Iterator[tuple[int, int]]:
                 is_worker = file.read().startswith(b"shoal worker")
             with open(f"/proc/{entry}/statm", "rb") as file:
                 pages = int(file.read().split()[1])
-        except (OSError, IndexError):  # it has ended meanwhile
+        except (OSError, IndexError):  # the process has ended meanwhile
             continue
         if is_worker:
             yield int(entry), pages * os.sysconf("SC_PAGE_SIZE")

@@ -49,7 +49,7 @@ class MemoryTransport:
                 self._failure = UnreachableError(str(refused))
             error = f"{refused.words}: {refused}"
         self._answered.append((slot, time.perf_counter_ns(), error))
-        if self._is_waiting:  # and not while another request is abandoned
+        if self._is_waiting:  # the loop also runs while a request is abandoned: then it must go on
             self._loop.stop()
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
@@ -78,7 +78,7 @@ class MemoryTransport:
         if task is not None:
             task.cancel()
             self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            self._answered = [each for each in self._answered if each[0] != slot]  # it may just have been answered
+            self._answered = [each for each in self._answered if each[0] != slot]  # the answer may have just come
 
     def close(self) -> None:
         """Like `Transport.close`."""

@@ -130,7 +130,7 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
         pid_file.write(child)
         return 0
     if not in_foreground:
-        pid_file.write(os.getpid())  # as the parent does, which may be killed before, or be later
+        pid_file.write(os.getpid())  # the parent writes it, too, perhaps later or never
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
