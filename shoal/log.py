@@ -6,8 +6,8 @@
 Times are UTC. With `to_file` all lines go to the end of a file. A message is one line, quoted and escaped as a JSON
 string, since it may have text from a client; only tables and tracebacks have several lines. If the log is a pipe
 without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
-and whenever the settings change, then logs to `logger` or its children. Nothing on the path of a request logs, but for
-the access log. With the format "json" a line is an object:
+and whenever the settings change, then logs to `logger` or its children. Code on the path of a request must not log, but
+for the access log. With the format "json" a line is an object:
 
     {"time":"2024-05-20T20:03:25.829575Z","level":"info","process":"worker","pid":3355,"model":"simple","version":"1",
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}

@@ -140,8 +140,8 @@ def _threads(pid: int | str) -> set[str]:
 def stat_fields(stat: Path) -> list[str]:
     """The fields of a process's or a thread's stat file (proc_pid_stat(5)) from the state on.
 
-    The name before them may have blanks and brackets in it, and is the first 15 bytes of a process's title: of a model
-    whose name is not ASCII it may end within a character.
+    The name before them may have blanks and brackets in it, and is the first 15 bytes of a process's title: where a
+    model's name is not ASCII, the cut may be within a character.
     """
     return stat.read_bytes().rpartition(b") ")[2].decode("ascii").split()
 

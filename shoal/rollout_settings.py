@@ -89,7 +89,7 @@ def read_plan(said: Mapping[str, Any]) -> RolloutPlan:
     version = said.get("version")
     if isinstance(version, str) and version.isdecimal() and len(version) < 19:
         version = int(version)
-    if type(version) is not int or not 0 < version < 1 << 63:  # it travels in msgpack
+    if type(version) is not int or not 0 < version < 1 << 63:  # the number travels in msgpack
         raise InvalidArgumentError('a rollout needs the number of the new version, as in "version": 3')
     every_s, every_requests = read_every(_text(said, "every", DEFAULT_EVERY))
     min_requests, retries = said.get("min_requests", DEFAULT_MIN_REQUESTS), said.get("retry", True)

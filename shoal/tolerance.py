@@ -5,9 +5,8 @@
     top1                        the largest value of the last axis has the same index
     cosine=0.999                rows along the last axis point the same way: their cosine is at least that
     none                        values are not compared
-    top1,logits:atol=1e-3       rules for one output, from its name to the next name; rules before the first name are
-    for all others python                      the function `compare` in compare.py of the model's directory decides; of
-    shadows alone
+    top1,logits:atol=1e-3       rules for one output, from its name to the next; rules in front are for all others
+    python                      the function `compare` in compare.py of the model's directory decides; of shadows alone
 
 Texts and whole numbers are equal or not, except to `top1` and `cosine`, which compare whole numbers, too.
 """

@@ -22,7 +22,8 @@ RENEWED = ("management", "inference")
 #: Bytes of a key: eight characters of URL-safe base64, as TorchServe's.
 _KEY_BYTES = 6
 _MAX_FILE_BYTES = 1 << 16
-#: How long a renewal waits for others, which take less than a millisecond each, and how long between two looks (ours).
+#: How long a renewal waits for other renewals, each of which takes less than a millisecond; seconds between two looks
+#: (ours).
 _LOCK_S, _LOOK_S = 5.0, 0.005
 
 

@@ -4,7 +4,7 @@ supervisor."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The version of TorchServe that answers of its protocol name.
+#: The version of TorchServe that is named in answers of its protocol.
 TORCHSERVE_VERSION = "0.12.0"
 #: The values of `metrics_mode`, TorchServe's.
 METRICS_MODES = ("log", "prometheus", "legacy")

@@ -104,7 +104,7 @@ def _serve(channel: Channel) -> Fork:
         except OSError as error:
             log.put(
                 sys.stderr, f"a zygote cannot fork: {explain_start(error)}\n"
-            )  # it has no log settings; its stderr is the server's
+            )  # a zygote has no log settings; its stderr is the server's
         close_descriptors(order)
 
 

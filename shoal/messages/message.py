@@ -161,7 +161,8 @@ _LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int], list[tuple[int, An
 
 def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int], list[tuple[int, Any]]]:
     """The classes that msgpack may yield for the sequence number and for each field, () for any; which fields are
-    descriptors, of which the body only says whether there is one; and which are NamedTuples, lists on the way."""
+    descriptors, of which the body only says whether there is one; and which are NamedTuples, which msgpack carries as
+    lists."""
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
