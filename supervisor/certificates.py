@@ -17,7 +17,7 @@ from shoal.supervisor.watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
-#: The protocols that may have TLS, for the log.
+#: The protocols that may have TLS → their names in the log.
 NAMES = {"http": "HTTP", "grpc": "gRPC"}
 #: Days before a certificate expires on which the log begins to say so, once a day (ours: Let's Encrypt renews 30 days
 #: before, so a renewal has failed by then).
@@ -26,7 +26,7 @@ _DAY_S = 24 * 60 * 60
 
 
 class Certificates:
-    """The files of TLS of each protocol that has it; `wall_s` is the time in seconds since 1970."""
+    """The files of each protocol that has TLS; `wall_s` returns the time in seconds since 1970."""
 
     def __init__(
         self, loop: EventLoop, options: ServerOptions, star: Star, wall_s: Callable[[], float] = time.time

@@ -1,8 +1,8 @@
 """File descriptors: how many the server may open, and whether enough are left for another instance or client.
 
 The supervisor needs the most: for each instance, pipes, a connection and shared memory; every other process holds one
-descriptor for each segment that it maps. What would take the last ones is refused before anything is started: an
-instance, a guest, the segment of a large payload. So an instance or a front end that has died can always be started
+descriptor for each segment that it maps. An instance, a guest or a segment of a large payload that would take the last
+descriptors is refused before anything is started. So an instance or a front end that has died can always be started
 again. Runs in the supervisor.
 """
 

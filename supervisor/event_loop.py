@@ -151,7 +151,7 @@ class EventLoop:
             task.exception()  # asyncio takes it as seen
 
     def after(self, future: Future[Any], callback: Callback) -> None:
-        """Call back once a future is done: for a wait that one statement follows."""
+        """Call back once a future is done: in place of a flow, where a single statement follows the wait."""
         future.add_done_callback(bound(lambda _: callback()))
 
     def run(self) -> None:

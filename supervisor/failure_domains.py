@@ -59,7 +59,8 @@ def contained(domain: FailureDomain) -> Iterator[None]:
 
 
 def report(domain: FailureDomain, error: Exception) -> ShoalError:
-    """The error for those who wait for what an exception has ended; an unexpected one is logged with its traceback."""
+    """The error for those who wait for a domain that an exception has ended; an unexpected exception is logged with its
+    traceback."""
     if not isinstance(error, ShoalError):
         _log_own(domain, error)
     return own_error(error)

@@ -2,7 +2,7 @@
 
 The resources are read once, when the server starts. GPUs, and their parts under MIG, are listed by NVIDIA's library
 (nvidia-ml-py, the extra gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where nothing of the
-driver is there. Neither makes a CUDA context. Runs in the supervisor.
+driver is there. Neither way makes a CUDA context. Runs in the supervisor.
 """
 
 import logging
@@ -201,7 +201,7 @@ def _why_onnxruntime_is_on_cpu() -> str:
 
 
 def _why_torch_is_on_cpu() -> str:
-    """Why PyTorch cannot use CUDA; empty where it can. Its version counts, not the packages that it requires."""
+    """Why PyTorch cannot use CUDA; empty where it can. PyTorch's version decides, not the packages that it requires."""
     version = _version("torch")
     if not version:
         return "the package torch is not installed"

@@ -74,7 +74,8 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
 
 
 def _prepare(options: ServerOptions, log_settings: LogSettings, origin: Origin) -> Supervisor:
-    """The supervisor, with all that a start may fail for lack of. Raises OSError, ShoalError."""
+    """Make the supervisor, after everything that may fail at a start: limits, GPUs, keys, sockets. Raises OSError,
+    ShoalError."""
     passed = passed_sockets(os.environ, os.getpid())
     notifier = Notifier.take(os.environ, os.getpid())
     if origin.predecessor is not None:

@@ -1,5 +1,5 @@
 """The limits of processes and of address space: where they are so low that no model could be served, a server says so
-before it starts anything. What it says of a limit that is reached later is in shoal/open_files.py.
+before it starts anything. The sentences about a limit that is reached later are in shoal/open_files.py.
 
 Runs in the supervisor, and in `shoal doctor`.
 """
@@ -15,7 +15,7 @@ from shoal.supervisor.control_groups import CGROUPS, PROC, control_groups
 #: Processes and threads of a server with one instance: 14 at rest (measured), and those that live for a moment at its
 #: start.
 LEAST_TASKS = 24
-#: Bytes that the largest process of such a server, its batcher, maps: 457 MiB (measured).
+#: Bytes that the batcher, the largest process of a server with one instance, maps: 457 MiB (measured).
 LEAST_ADDRESS_SPACE_NBYTES = 512 << 20
 
 

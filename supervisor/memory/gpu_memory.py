@@ -51,7 +51,7 @@ class GpuMemory:
 
     def use_of(self, gpu: Gpu, loop: EventLoop) -> "Future[MemoryUse | None]":
         """A future of a GPU's memory; None where the driver does not say, without NVIDIA's library, and where no thread
-        can ask. It stays open as long as the driver does not answer."""
+        can ask. The future stays open as long as the driver does not answer."""
         if self._nvml is not None:
             with suppress(OSError):
                 return self._thread.answer(lambda: self._use(gpu), loop)

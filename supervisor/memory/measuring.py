@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class MeasuringThread:
-    """The thread, and its questions, answered one after the other. It is started by a question and ends when none is
-    left: while nothing is measured, the process has one thread."""
+    """The thread, and its questions, answered one after the other. A question starts the thread, which ends when none
+    is left: while nothing is measured, the process has one thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,8 +47,8 @@ class MeasuringThread:
         return True
 
     def answer(self, measure: Callable[[], T], loop: EventLoop) -> "Future[T]":
-        """A future of what `measure`, which raises nothing, returns in the thread. It stays open as long as that takes.
-        Raises OSError where no descriptor is left, or no thread starts."""
+        """A future of what `measure`, which raises nothing, returns in the thread. The future stays open until
+        `measure` returns. Raises OSError where no descriptor is left, or no thread starts."""
         future: Future[T] = loop.future()
         answers: list[T] = []
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -77,7 +77,7 @@ class Star:
         self.clients: dict[int, Participant] = {}
         self.workers: dict[int, Participant] = {}
         self.nbytes = 0
-        #: `promised_nbytes` of the old server at an upgrade, until that has ended.
+        #: `promised_nbytes` of the old server at an upgrade, until the old server has ended.
         self.promised_elsewhere_nbytes = 0
         #: The requests of TorchServe's protocol that ended front ends had answered (layout.ANSWERED_WORD), and their
         #: other counters (layout.NOTED_WORD).
@@ -172,7 +172,7 @@ class Star:
         member.send(batcher_activated(self.options, self.log_settings, *fds, is_successor=is_successor))
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)
-        elif self.options.cache_bytes or self.payloads.ensembles:  # an ensemble may have come while none ran
+        elif self.options.cache_bytes or self.payloads.ensembles:  # an ensemble may have come while no batcher ran
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:
@@ -207,8 +207,8 @@ class Star:
         announces the successor to them, and ends when it serves or is dead.
 
         The successor skips the records in clients' rings as it maps them, so no client may send its open requests again
-        before that. It waits for no client: a client's requests are put off until the client has sent them again
-        (ClientCaughtUp).
+        before that. The successor waits for no client: a client's requests are put off until the client has sent them
+        again (ClientCaughtUp).
         """
         successor = self.batcher
         assert successor is not None
@@ -248,7 +248,7 @@ class Star:
     async def _await_client(self, client: Participant, successor: Member, acknowledged: Future[None]) -> None:
         """Await that a client has sent a successor its open requests and held replies, and report that to it."""
         await acknowledged
-        # If not, the client stays late until the next batcher, or is dead.
+        # A client for which this does not hold is dead, or stays late until the next batcher.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))
@@ -330,7 +330,7 @@ class Star:
         self.loop.start(self._free_client(client, forgotten))
 
     async def _free_client(self, client: Participant, forgotten: Future[None]) -> None:
-        """Workers unmap a dead client's segments once the batcher has forgotten its requests."""
+        """Have workers unmap a dead client's segments once the batcher has forgotten its requests."""
         await forgotten
         self.loans.send_end(client.owner)
         self.payloads.release_all(client)

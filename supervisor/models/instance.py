@@ -261,7 +261,8 @@ class Instance:
         return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and num_completed <= 1)
 
     def _heed_quarantine(self, verdict: Verdict, now_s: float, *, is_loss: bool) -> Verdict:
-        """The verdict on a worker's end, unless its GPU is in quarantine for longer. `is_loss`: it has lost the GPU."""
+        """The verdict on a worker's end; where the worker's GPU is in quarantine for longer than the pause, with that
+        longer pause. `is_loss`: it has lost the GPU."""
         gpu, quarantine = self.placement.gpu, self._context.quarantine
         if gpu is None:
             return verdict

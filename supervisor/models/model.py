@@ -85,7 +85,8 @@ class Model:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a version of this model serves or should: only then an ambiguous name may mean it."""
+        """Whether a version of this model serves or should. Of models with the same name, only such a model can be
+        meant by it."""
         return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property

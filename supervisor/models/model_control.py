@@ -4,9 +4,8 @@
     explicit  what --load-model names at start, then what clients request
     poll      everything at start, then every change of the repositories
 
-A model that is loaded only because an ensemble needs it is remembered as such: where the client asks for that, it is
-unloaded with the last ensemble that needs it. Runs in the supervisor. The rules and sentences are those of Triton's
-model management.
+A model that was loaded only because an ensemble needs it is unloaded with the last such ensemble, where the client asks
+for that (`unload_dependents`). Runs in the supervisor. The rules and sentences are those of Triton's model management.
 """
 
 import json
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 Arguments = dict[str, Any]
 #: A load that came with a configuration: name of the model, configuration as JSON, directory of its files, if any.
 Given = tuple[str, str, str | None]
-#: How long a poll waits for copies from a cloud before it has what else has changed loaded (ours).
+#: How long a poll waits for copies from a cloud before the other changes are loaded (ours).
 COPY_PATIENCE_S = 2.0
 #: The value of --load-model that means every model of the repositories, where it is the only one.
 ALL = "*"

@@ -53,7 +53,7 @@ def with_default(config: Config, *, is_default: bool) -> Config:
 
 
 def merged(name: str, rows: Iterable[Registration]) -> FoundModel:
-    """All versions of a model as one, each with its own configuration."""
+    """One model with all registered versions, each with its own configuration."""
     versions = {row.number: FoundVersion(row.directory, row.modified_ns, row.config) for row in rows}
     first = versions[min(versions)]
     assert first.config is not None

@@ -286,7 +286,8 @@ class Rollouts:
         self._keep()
 
     async def _end(self, model: Model, rollout: Rollout) -> None:
-        """Give all requests to the version that has come off better: the batcher at once, then clients themselves."""
+        """Give all requests to the version that has won: the batcher sends them there at once, and clients do so from
+        then on."""
         identifier, plan = model.identifier, rollout.plan
         self._compared.pop(identifier, None)
         if rollout.phase is Phase.PROMOTED:

@@ -1,9 +1,9 @@
 """The process that the instances of a group on one device share, where the model says so.
 
 The first instance starts the process and has its main thread; each of the others is a thread that the process starts
-once the first is up, and a worker like any other: with a connection, memory, rings and batches of its own. A death of
-the process is the death of all. The first then starts another process, by its own restarts; the others follow it. The
-first ends last. Runs in the supervisor.
+once the first is up, and a worker like any other: with a connection, memory, rings and batches of its own. When the
+process dies, all its instances do. The first instance then starts another process, by its own restarts, and the others
+start their threads in it. The first instance ends last. Runs in the supervisor.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class SharedProcess:
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        # Changed by add and remove; the first is the first instance.
+        # Changed by add and remove; the first element is the first instance.
         self._instances: list[SharingInstance] = []
         # Changed as the process comes up and ends, and by remove; the future is done when the first instance has come
         # up, or an instance has been removed, so that another one may be the first.
@@ -44,8 +44,8 @@ class SharedProcess:
         self._instances.append(instance)
 
     def remove(self, instance: SharingInstance) -> None:
-        """Forget an instance that has ended for good; no effect the second time: one that never was up is removed
-        twice."""
+        """Forget an instance that has ended for good. An instance that never was up is removed twice: the second time
+        has no effect."""
         if instance in self._instances:
             self._instances.remove(instance)
             self._wake()
@@ -55,8 +55,8 @@ class SharedProcess:
         return bool(self._instances) and self._instances[0] is instance
 
     async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:
-        """The worker of the first instance, once that is up, or stopping and only waiting for the others' threads; None
-        where `instance` is the first, or becomes so, or `leaving` is done before."""
+        """Wait until the first instance is up, or is stopping and only waits for the others' threads; returns its
+        worker. None where `instance` is or becomes the first instance, or `leaving` is done before."""
         while not (leaving.done() or self.is_first(instance)):
             starter = self._instances[0]
             serves = starter.state is InstanceState.UP or self._at_last is not None
@@ -93,7 +93,7 @@ class SharedProcess:
         return worker.thread is not None or any(each.child is worker.child for each in others)
 
     def fail(self) -> None:
-        """Mark the other instances as failed, which wait for the first."""
+        """Mark the other instances, which wait for the first one, as failed."""
         for each in self._instances[1:]:
             each.is_failed = True
 

@@ -18,7 +18,7 @@ from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
 
-#: Hundredths of a percent, the unit of shares in messages, in a percent.
+#: The unit of shares in messages is a hundredth of a percent: so many make a percent.
 _PER_PERCENT = 100
 
 

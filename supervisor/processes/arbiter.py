@@ -1,7 +1,7 @@
 """gunicorn's arbiter as the supervisor sees it: started early, opened when models are ready, started again.
 
-One arbiter runs for all kinds of front ends: HTTP lanes, gRPC lanes, the road (frontend/arbiter.py). It imports what
-they need while models load, and waits for one byte before it opens its sockets.
+One arbiter runs for all kinds of front ends: HTTP lanes, gRPC lanes, the road (frontend/arbiter.py). The arbiter
+imports what front ends need while models load, and waits for one byte before it opens its sockets.
 """
 
 import json

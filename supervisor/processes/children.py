@@ -20,7 +20,8 @@ from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
 
-#: Starts a process that leads a group: a terminal's signals to the group of the server are the supervisor's alone.
+#: Starts a process in a process group of its own: signals that a terminal sends to the server's group reach the
+#: supervisor alone.
 _popen: Callable[..., Any]
 if sys.version_info >= (3, 11):
     _popen = partial(subprocess.Popen, process_group=0)
@@ -36,7 +37,8 @@ _RUNNING: "dict[int, Child]" = {}
 class ChildProgram:
     """The command of a child process: `python -m module…`, with `environment` added to the supervisor's own.
 
-    The child has its own copies of `descriptors`; the variables of these names say which, separated by commas.
+    The child gets duplicates of `descriptors`, a mapping from environment variables; each of these holds the numbers of
+    the child's duplicates, separated by commas.
     """
 
     role: str
@@ -77,13 +79,13 @@ class Child:
         #: The return code (negative: the signal that ended it), or an OSError where the child could not be started.
         self.exited: Future[int] = loop.future()
         self._ended_here = bound(self._ended)
-        #: The child's largest resident memory, known once it has ended. It starts with that of its parent.
+        #: The child's largest resident memory, known once it has ended. The figure begins with that of its parent.
         self.peak_rss_bytes = 0
         # Changed by was_killed_for_memory.
         self._was_killed_for_memory: bool | None = None
 
     def was_killed_for_memory(self, claim: Callable[[], bool]) -> bool:
-        """Whether the kernel has killed the child for want of memory; `claim` says so, and is asked once, however many
+        """Whether the kernel has killed the child for want of memory; `claim` decides, and is called once, however many
         instances share the process."""
         if self._was_killed_for_memory is None:
             self._was_killed_for_memory = claim()

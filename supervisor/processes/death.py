@@ -22,7 +22,7 @@ from shoal.reasons import (
 )
 
 _MIB = 1 << 20
-#: What follows the exit of a process that the OOM killer has ended.
+#: The words behind the exit of a process that the OOM killer has ended.
 OUT_OF_MEMORY = " by the kernel, which had run out of memory (OOM killer)"
 #: How many last lines are logged where none of them begins a report.
 _NUM_LAST_LINES = 10

@@ -2,7 +2,8 @@
 
     need ─► spawned ─joined, welcomed─► working ─it dies─► pause ─► spawned …
 
-It takes orders from the supervisor alone (shoal/process_start.py), and is started again as long as there is need.
+The process takes orders from the supervisor alone (shoal/process_start.py), and is started again as long as there is
+need.
 """
 
 import logging
@@ -94,7 +95,7 @@ class OutsideProcess(ABC):
                 self._pause(f"the {self._role} (pid {child.pid}) {describe_exit(code)}")
 
     def _hang_up(self) -> None:
-        """Close the connection, which the process takes as its end if it has not ended."""
+        """Close the connection, which ends the process if it runs."""
         self._child = None
         member, self._member = self._member, None
         if member is not None:

@@ -2,7 +2,7 @@
 
     first rule ─► ring for the batcher, process starts ─joined, sent the rings─► reading ─last rule ends─► …
     a batcher dies ─► its successor has a ring of its own; the dead one's goes when the process has drained it
-    the process dies ─► another is started, after a pause, and goes on where that one was
+    the process dies ─► another is started, after a pause, and goes on where the dead one was
 
 A server without rules has neither process nor ring. Once started, the process stays until the server ends: by its
 rules, the batcher decides what it writes into the ring.
@@ -198,8 +198,8 @@ class RecorderProcess(RingReaderProcess):
 
 
 class ComparatorProcess(RingReaderProcess):
-    """The comparator's process and its successors, behind all others in their turn for a core; `on_compared` is called
-    with what it finds."""
+    """The comparator's process and its successors, with a priority below all others; `on_compared` is called with its
+    results."""
 
     ring_made = to_batcher.ComparisonRingMade
     rules_changed = to_batcher.ShadowsChanged

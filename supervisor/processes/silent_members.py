@@ -2,9 +2,10 @@
 too long are killed. The batcher is pinged while it owes no acknowledgement, as no request is served while it stands
 still.
 
-Both run only Shoal's own code, and acknowledge within a millisecond. One that is stopped, or stands still, is killed
-after SILENT_S; a standby takes the batcher's place, and the arbiter forks another front end. One that only waits for a
-core is not to blame (silence.py), nor one whose acknowledgement has come and is not read yet. Runs in the supervisor.
+Both run only Shoal's own code, and acknowledge within a millisecond. A member that is stopped, or stands still, is
+killed after SILENT_S; a standby takes the batcher's place, and the arbiter forks another front end. A member that only
+waits for a core is not to blame (silence.py), nor a member whose acknowledgement has come and is not read yet. Runs in
+the supervisor.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The supervisor's figures for /metrics: each instance, and how full rings and slabs are. Collected on request.
 
 Runs in the supervisor, which reads words of other processes' segments and writes none. A worker's words stand in memory
-that a model's code may write: a figure may be wrong, and does no other harm.
+that a model's code may write: such a figure may be wrong, which does no other harm.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Log settings, changed while the server runs: in force in every process when the client has its answer.
+"""Log settings, changed while the server runs: in force in front ends and the batcher when the client has its answer.
 
 The supervisor has one dict of these settings, which every process is sent as it joins. The dict is changed in place, so
 a process that joins later, or is sent its memory later, gets the settings of that moment. The front end that asks has

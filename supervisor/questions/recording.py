@@ -43,8 +43,8 @@ def why_unwritable(folder: Path) -> str:
 
 
 class RecordingControl:
-    """The rules in force, and the recorder that they call for. Rules of clients come before that of the command line,
-    the last one first."""
+    """The rules in force, and the recorder that they call for. Rules of clients count before that of the command line,
+    the latest before earlier ones."""
 
     def __init__(self, star: Star, control_address: str, options: ServerOptions) -> None:
         self._loop = star.loop

@@ -70,8 +70,8 @@ class Predecessor:
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
-        """The old server whose place this process is to take, connected; None where there is none. Removes the
-        variables. Raises UpgradeFailedError."""
+        """The old server whose place this process is to take, connected; None where there is none. Removes its
+        variables from `environ`. Raises UpgradeFailedError."""
         text, fds = environ.pop(VARIABLE, ""), environ.pop(DESCRIPTORS_VARIABLE, "")
         if not text:
             return None
@@ -205,6 +205,6 @@ class Predecessor:
         self._send(messages.NewServerFails(reason))
 
     async def await_end(self, limit_s: float) -> None:
-        """Return when the old server has ended, or after a while; at once where this one has not taken over."""
+        """Return when the old server has ended, or after `limit_s`; at once where this one has not taken over."""
         if not self.is_the_server:
             await first(*self._gone, limit_s=limit_s)

@@ -189,8 +189,8 @@ class Upgrade:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a new server is being brought up or has taken over, or this one has yet to: what clients change here
-        would be lost with a server that is ended."""
+        """Whether a new server is being brought up or has taken over, or this server has yet to take over: what clients
+        change here would be lost with a server that is ended."""
         return self._new is not None or not self._has_place
 
     def allow(self) -> None:
