@@ -46,7 +46,8 @@ class Peer:
     runs_python: bool = False  # runs a model.py unchanged
 
     def can_serve(self, model: BenchModel, encoding: str) -> bool:
-        """Whether the peer can serve this model, asked so. Those that run a model.py speak Triton's protocol."""
+        """Whether the peer can serve this model to requests of this encoding. Those that run a model.py speak Triton's
+        protocol."""
         return self.runs_python or not (model.is_python or encoding == "regions")
 
 
@@ -97,7 +98,7 @@ def shoal_version(_port: int, python: Path = SHOAL_PYTHON) -> str:
 
 
 def shoal_build(python: Path) -> str:
-    """The output of `shoal --version` in the environment of this interpreter: how both were built."""
+    """The output of `shoal --version` in the environment of this interpreter: how interpreter and Shoal were built."""
     command = [f"{python.with_name('shoal')}", "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -10,12 +10,13 @@ from shoal.errors import InvalidArgumentError
 #: The name of a cache → its settings, as text; {} without a cache.
 CacheConfig = Mapping[str, Mapping[str, str]]
 
-#: The smallest response cache is about Triton's; the largest one and the blocks of ensembles fill a segment.
+#: The smallest response cache is about as small as Triton's; the largest one and the blocks of ensembles fill a
+#: segment.
 MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1000, (1 << 32) - (17 << 20)
 #: Bytes of answers in Redis that a server also keeps itself, where `size` is not given (ours: Triton keeps none).
 REDIS_CACHE_BYTES = 64 << 20
-#: Redis's timeouts: for replies, for which requests wait, and for a connection, for which none waits. Triton's default
-#: for both is for ever; its wait for a free connection of the pool is 100 ms.
+#: Redis's timeouts: for replies, for which requests wait, and for a connection, for which no request waits. Triton's
+#: default for both is for ever; its wait for a free connection of the pool is 100 ms.
 DEFAULT_SOCKET_TIMEOUT_MS, DEFAULT_CONNECT_TIMEOUT_MS = 100, 1000
 REDIS_PORT = 6379  # Redis's own; Triton has no default
 

@@ -1,8 +1,8 @@
 """The parameter `deterministic` of a request: the request is executed in a batch of its own, so that no other request
 has any effect on the bits of its answer. Pure.
 
-In a request's record it is the flag ALONE, beside those of sequences; the model sees the parameter as any other. What a
-model's configuration says about determinism is in shoal/model_config/determinism.py.
+In a request's record the parameter is the flag ALONE, beside the flags of sequences; the model sees the parameter as
+any other. What a model's configuration says about determinism is in shoal/model_config/determinism.py.
 """
 
 from collections.abc import Mapping

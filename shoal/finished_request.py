@@ -31,8 +31,8 @@ class FinishedRequest(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """From the last bytes of the request to its answer, in ns, as `timing` counts it: a batcher reads its clock
-        once a pass, so the times of a worker whose answer came within the pass may be later than `end_ns`."""
+        """The time from the last bytes of the request to its answer, in ns, as `timing` counts it. The answer is the
+        latest point: the batcher reads its clock once a step, so a worker's times may be later than `end_ns`."""
         return max(self.points) - self.points.start_ns
 
     def error(self, model: str, version: int, groups: Sequence[str]) -> ShoalError | None:

@@ -14,7 +14,7 @@ import sysconfig
 def is_profile_guided() -> bool:
     """Whether CPython was built with profile-guided optimisation (PGO), as by `configure --enable-optimizations`.
 
-    Python's own images, Fedora, conda and uv configure it so; pyenv does not unless it is told to. The packages of
+    Python's own images, Fedora, conda and uv configure CPython so; pyenv does not unless it is told to. The packages of
     Debian and Ubuntu are built so too, but carry the build variables of their shared library, which is built without
     PGO: they are recognised by `deb_system`, a scheme of installation that they alone have.
     """

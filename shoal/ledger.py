@@ -29,7 +29,7 @@ def connections() -> int:
     found = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # no socket, or closed meanwhile
-            # Not by a socket object: making one may set the descriptor to non-blocking, for all that share it.
+            # No socket object is made for this: it might set the descriptor to non-blocking, for all that share it.
             is_tcp = os.getxattr(int(name), "system.sockprotoname") in (b"TCP\0", b"TCPv6\0")
             found += is_tcp and os.fstat(int(name)).st_ino not in listening
     return found

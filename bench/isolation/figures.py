@@ -24,7 +24,7 @@ class PacedRequest:
 
     @property
     def time_s(self) -> float:
-        """Seconds since the request was due: so a client that asked late hides nothing."""
+        """Seconds from the time at which the request was due to its answer: so a late client hides no delay."""
         return self.end_s - self.due_s
 
 

@@ -126,7 +126,7 @@ def _most_rows(rows: int | str | None, ranges: Any) -> int:
     bounds = ranges.get(name) or {}
     least, most = bounds.get("min_val") or 0, bounds.get("max_val")
     if least > 1:
-        return 0  # a lone request would be refused
+        return 0  # the program takes no batch of 1, so a lone request would fail
     return most if isinstance(most, int) and 1 < most <= _MOST_ROWS else DEFAULT_MAX_BATCH_SIZE
 
 

@@ -30,7 +30,7 @@ class Goal:
 
 
 def goal(text: str) -> Goal:
-    """A goal. Raises ArgumentTypeError for any other text."""
+    """The goal in a flag's value. Raises ArgumentTypeError for a text that is no goal."""
     found = _GOAL.fullmatch(text)
     if found is not None:
         percent, number, unit = found.groups()
@@ -43,7 +43,7 @@ def goal(text: str) -> Goal:
 
 
 def latency_goal(text: str) -> Goal:
-    """A goal for a latency. Raises ArgumentTypeError for any other text."""
+    """Like `goal`, of latencies alone: raises ArgumentTypeError for a goal of throughput, too."""
     parsed = goal(text)
     if parsed.least_per_s:
         raise argparse.ArgumentTypeError(f"a latency is wanted, as in p99=20ms, not '{text}'")

@@ -204,7 +204,8 @@ def _measured(
     level: "Level",
     plan: "Plan",
 ) -> "list[Measured]":
-    """A level's figures, by target, on connections of its own; its windows are shown on a terminal as they end."""
+    """Measure a level of load on connections of its own; returns its figures, by target. Windows are shown on a
+    terminal as they end."""
     from shoal.cli.bench.measurement import measure
 
     with ExitStack() as stack:
