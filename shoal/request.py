@@ -191,7 +191,7 @@ NO_OPTIONS = pack_options("", {})
 #: its packed options.
 _BEFORE_ID = {len(said): said[: -nbytes - 1] for nbytes in range(1, 65) if (said := pack_options(" " * nbytes, {}))}
 _NO_PARAMETERS = NO_OPTIONS[-1]
-#: Makes InferOptions of their four fields as a tuple: a third of the instructions.
+#: Makes InferOptions from a tuple of their four fields, with a third of the constructor's instructions.
 _make_options: Callable[[tuple[str, Parameters, Sequence, RecordedHeaders]], InferOptions] = partial(
     tuple.__new__, InferOptions
 )

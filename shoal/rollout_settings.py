@@ -5,7 +5,7 @@ every   10m, or 500requests         how long a step lasts: a time, or requests t
 guard   p99=+10%                    at most a tenth slower than the stable version: p50, p90, p95 or p99, of the time
                                     from a request's acceptance to its answer; p99=+5ms likewise
         p99<50ms                    at most so slow, whatever the stable version is
-        errors=+0.1%, errors<1%     of its requests, those that it failed, and the stable version answered
+        errors=+0.1%, errors<1%     of its requests, those that it failed; not those that the stable version failed, too
         disagree<0.5%               of the requests compared by shadow, those with another answer
 """
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 
-#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). Its
-#: block would take at least half of what all share, and would have to wait until that much is free in one piece.
+#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). The
+#: block of such a payload would take at least half of the slab, and would have to wait until so much is free in one
+#: piece.
 SLAB_PARTS = 4
 #: The largest payload in bytes: references and spans in shared memory count less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096

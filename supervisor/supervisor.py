@@ -321,7 +321,7 @@ class Supervisor:
         for reader in self._observation.ring_readers:  # last, so that nothing that batchers left in rings is lost
             await reader.close()
         await shared(upgrade_ends)
-        if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
+        if self._predecessor is not None:  # when the main process ends, systemd kills the old server, too
             await self._predecessor.await_end(self._options.exit_timeout_secs)
 
     # --- joining ---

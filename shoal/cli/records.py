@@ -110,7 +110,7 @@ def read(
 
 
 def complain(recording: "Recording") -> bool:
-    """Print on stderr where a recording is damaged; whether it is."""
+    """Print on stderr where a recording is damaged; returns whether it is."""
     for path, damage in recording.damage.items():
         print(f"{path}: {damage.why}; it was read up to byte {damage.offset}", file=sys.stderr)
     return bool(recording.damage)

@@ -58,7 +58,7 @@ def _width(text: str) -> int:
 
 
 def _narrow(head: list[str], rows: list[list[str]], columns: int) -> tuple[list[str], list[list[str]]]:
-    """A table whose names and ids are cut, unless it has as few columns as it is."""
+    """A table whose names and ids are cut, unless it fits into so many columns as it is."""
     if _fits(table(head, rows), columns):
         return head, rows
     short = [[cut(printable(model), LEAST_NAME), version, cut(printable(number), _LEAST_ID), *more]

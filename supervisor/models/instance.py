@@ -3,7 +3,8 @@
     start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─all have acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
                                                            too many deaths (restarts.py)─► FAILED ─pause─► STARTING …
 
-A worker that cannot load reports why and exits. Before the first UP that fails the version; later, it is tried again.
+A worker that cannot load reports why and exits. Before the first UP that fails the version; later, the instance starts
+another worker.
 """
 
 import logging
@@ -162,7 +163,7 @@ class Instance:
                     )
                 )
             return await shared(exited)
-        except UnavailableError as refused:  # its environment has no place
+        except UnavailableError as refused:  # there is no directory for the model's Python environment
             worker.error = refused
             return 0
         except OSError as refused:  # at once, or when a zygote has failed to fork the process

@@ -315,7 +315,8 @@ class Model:
     # --- unload ---
 
     async def unload(self) -> None:
-        """Accept no more requests; returns when all clients have applied that. Accepted requests are still answered."""
+        """Accept no more requests; returns when all clients have applied the change. Accepted requests are still
+        answered."""
         if self.is_loading:
             _log.info("an unload of model '%s' waits: an earlier load of the model is under way", self.identifier)
         leaving: Sequence[ServedVersion] = ()

@@ -82,7 +82,7 @@ class Registrations:
         return row
 
     def _mark_default(self, name: str) -> None:
-        """Announce the default version of a model to clients that hold another for it. The configuration is not
+        """Announce the default version of a model, if it has changed, to clients. The configuration is not
         changed: a version with a changed configuration would be loaded again."""
         changed = []
         for row in self._rows.get(name, {}).values():
@@ -210,7 +210,7 @@ class Registrations:
         ]
 
     def _config_of(self, name: str, row: Registration) -> Config:
-        """A version's configuration with the number of instances of now."""
+        """A version's configuration with its present number of instances."""
         served = self._serving(name, row)
         groups = (row if served is None else served.version).config["instance_group"]
         return {**row.config, "instance_group": groups}
@@ -240,7 +240,8 @@ class Registrations:
     # --- what clients ask ---
 
     async def _register(self, arguments: Arguments) -> Mapping[str, Any]:
-        """Register an archive; `synchronous` (by default true): once its workers are up, or have failed."""
+        """Register an archive; with `synchronous`, the default, answered once its workers are up or have failed, else
+        at once."""
         is_synchronous = arguments.get("synchronous", True) in (None, True)
         request = {key: value for key, value in arguments.items() if key != "synchronous" and value is not None}
         found = await self._repository.register(request)

@@ -169,7 +169,7 @@ class Rollout:
         if guard.is_relative and not self.plan.retries and stable.num_requests:
             bound += (
                 stable.num_errors / stable.num_requests
-            )  # with retries, only what the stable version answered counts
+            )  # with retries, a request that the stable version fails, too, is no error of the canary's
         if not is_improbable(canary.num_errors, canary.num_requests, bound):
             return ""
         failed = _share(canary.num_errors, canary.num_requests)

@@ -63,7 +63,7 @@ class Rollouts:
         # Changed by the verbs, and as rollouts go on.
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
-        #: Rollouts in the file that could not be taken up, as of a model that has failed to load.
+        #: Rollouts in the file that could not be resumed, such as that of a model that has failed to load.
         self._unresumed: dict[ModelIdentifier, SavedRollout] = {}
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
         self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
@@ -223,7 +223,7 @@ class Rollouts:
         while rollout.phase.is_open:
             await sleep(max(_MIN_LOOK_S, pause_s))
             if not rollout.phase.is_open or self._models.is_stopping:
-                return  # a server that starts again goes on
+                return  # a server that starts again resumes the rollout
             try:
                 if await self._observe(model, rollout):
                     return
@@ -232,7 +232,7 @@ class Rollouts:
                 await self._end(model, rollout)
 
     async def _observe(self, model: Model, rollout: Rollout) -> bool:
-        """Act upon the figures of now; whether the rollout has ended."""
+        """Act upon the present figures; returns whether the rollout has ended."""
         if reason := _not_ready(model, rollout.plan.version):
             rollout.roll_back(reason)
             await self._end(model, rollout)
@@ -366,7 +366,7 @@ class Rollouts:
             await self._follow(identifier, plan)
 
     async def _resume(self, identifier: ModelIdentifier) -> None:
-        """Go on with the rollout of before the restart that a model has in the file, if it has one."""
+        """Resume the rollout that was open before the restart, if the file has one of this model."""
         if (kept := self._unresumed.get(identifier)) is None or identifier in self._rollouts:
             return
         model, phase = self._models.models.get(identifier), Phase(kept.phase)

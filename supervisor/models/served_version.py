@@ -229,7 +229,7 @@ class ServedVersion:
             self.fail(error)
 
     def _on_state(self, instance: Instance) -> None:
-        """Handle that an instance has come up, has died, or is FAILED, before other processes are sent that."""
+        """Handle that an instance has come up, has died, or is FAILED, before other processes learn of it."""
         if instance.state is InstanceState.UP:
             self._on_up(instance)
         elif instance.state is InstanceState.FAILED:
@@ -289,7 +289,7 @@ class ServedVersion:
 
     def resize(self, groups: list[Config]) -> Future[None]:
         """Serve with other instance groups; instances that are in both go on. The future is done when the new ones are
-        up; it fails once the previous groups are restored.
+        up, or fails when the previous groups are restored.
 
         Raises ShoalError, and changes nothing, where the groups cannot be placed, or no model file is left.
         """
@@ -407,7 +407,8 @@ class ServedVersion:
             self._end()
 
     def stop(self) -> None:
-        """End this version as the server stops: no request is open any more. One not yet published is UNAVAILABLE."""
+        """End this version as the server stops: no request is open any more. A version that is not published yet
+        becomes UNAVAILABLE."""
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._end()

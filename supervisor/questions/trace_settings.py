@@ -40,7 +40,7 @@ class TraceControl:
         self._send_to_tracer()
 
     async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A model's settings, or those of all models if none is named, after the requested changes."""
+        """Apply the requested changes; returns a model's settings, or those for all models if none is named."""
         model, changes = arguments["model"] or GLOBAL, arguments["changes"]
         if changes is not None:
             self.settings.change(model, changes)
@@ -75,7 +75,7 @@ class TraceControl:
         return TraceSettingsChanged(settings, self.tracer.inlet() if is_on else None)
 
     def _on_collected(self, revision: int, count: int) -> None:
-        """Count traces collected under a setting; when its count is reached, front ends are sent that."""
+        """Count traces collected under a setting; when its count is reached, front ends are sent the settings anew."""
         if self.settings.collected(revision, count):
             for client in self._star.front_ends:
                 self.send_to(client)

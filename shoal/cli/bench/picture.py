@@ -45,8 +45,9 @@ def svg(
     unit: str = "ms",
     marks: Mapping[float, str] | None = None,
 ) -> str:
-    """The picture: throughput, or what `across` says, to the right, latency, or a figure with another unit, upwards on
-    a logarithmic axis. With `marks`, which are named, the axis to the right is logarithmic, too, and ends at these."""
+    """The picture. To the right: throughput, or what `across` says; upwards, on a logarithmic axis: latency, or a
+    figure with another unit. With `marks`, which have names, the axis to the right is logarithmic, too, and ends at
+    these."""
     points = [point for each in series for point in each.points if point[1] > 0]
     most_x = _nice(max((x for x, _, _ in points), default=1.0))
     steps = [most_x * number / (_MARKS - 1) for number in range(_MARKS)]

@@ -65,7 +65,7 @@ class Exchange(Protocol):
 
     @property
     def error(self) -> str | None:
-        """The sentence of the error in the last whole answer; None where it was none."""
+        """The sentence of the error in the last whole answer; None where that answer was no error."""
         ...
 
     @property

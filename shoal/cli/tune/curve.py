@@ -15,11 +15,11 @@ class BatchCurve:
     ms: Mapping[int, float] = field(default_factory=dict)
 
     def most_rows_per_s(self, max_batch: int) -> float | None:
-        """The most rows that an instance that never waits executes per second in batches of at most so many rows; None
-        where nothing is known.
+        """The most rows that an instance which never waits executes per second in batches of up to `max_batch` rows;
+        None where nothing is known.
 
-        Sizes between two that were executed have times between theirs; those below the smallest take its time per row
-        at least, and those above the largest that of its rows.
+        The time of a size that was not executed is interpolated between two that were. Below the smallest executed
+        size, a row takes as long as in that size; above the largest, a batch takes as long as the largest.
         """
         sizes = sorted(self.ms)
         if not sizes:
@@ -48,8 +48,8 @@ def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
 
 
 def as_text(curve: BatchCurve, num_skipped: int) -> str:
-    """The curve in a sentence, of sizes that double and the largest, and how many settings it has saved; "" for an
-    empty one."""
+    """The curve in a sentence, with sizes that double and the largest size, and how many settings were not tried for
+    its sake; "" for an empty curve."""
     if not curve.ms:
         return ""
     sizes: list[int] = []
