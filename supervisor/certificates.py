@@ -57,7 +57,8 @@ class Certificates:
         return all(await gather(*[files.reload() for files in self._watched]))
 
     def _read(self, protocol: str) -> Callable[[], None]:
-        """Read the files of a protocol; returns what the event loop is to call. Any thread may read."""
+        """Read the files of a protocol; returns a function for the event loop to call, which puts them in force or logs
+        why they cannot be. Any thread may read."""
         from shoal.tls import server_context  # imported here: few servers have TLS, and importing ssl takes 15 ms
 
         try:

@@ -148,7 +148,7 @@ class EventLoop:
     def _ended(self, task: Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio takes it as seen
+            task.exception()  # asyncio then takes the error as seen
 
     def after(self, future: Future[Any], callback: Callback) -> None:
         """Call back once a future is done: in place of a flow, where a single statement follows the wait."""
@@ -211,4 +211,4 @@ def reject(future: Future[Any], error: Exception) -> None:
     """Set a future's error, unless its outcome is known. A future that is not awaited by any flow causes no warning."""
     if not future.done():
         future.set_exception(error)
-        future.exception()  # asyncio takes it as seen
+        future.exception()  # asyncio then takes the error as seen

@@ -40,7 +40,8 @@ class KeyFile:
         return None if self.keys is None else [list(key) for key in self.keys]
 
     def read(self) -> Callable[[], None]:
-        """Read the file again; returns what the event loop is to call with its keys. Any thread may read."""
+        """Read the file again; returns a function for the event loop to call, which puts the keys in force or logs why
+        they cannot be. Any thread may read."""
         try:
             return partial(self._admit, read_keys(self._path))
         except InvalidArgumentError as error:

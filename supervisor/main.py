@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
-    """Serve until a signal ends it, or until a new server has taken over; returns the exit code. `pid_file` is that of
-    the options if the caller has taken it already."""
+    """Serve until a signal ends the server, or until a new server has taken over; returns the exit code. `pid_file` is
+    that of the options if the caller has taken it already."""
     log_settings = LogSettings(
         log_verbose=options.log_verbose,
         log_info=options.log_info,

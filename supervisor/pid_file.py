@@ -29,7 +29,8 @@ def default_path() -> Path:
 
 
 class PidFile:
-    """A server's pid file, locked. Inherited by no exec'd process but a new server; a forked one shares the lock."""
+    """A server's pid file, locked. Inherited by no exec'd process but a new server; a forked process shares the
+    lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

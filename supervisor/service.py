@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 #: The variables of a service of systemd's. They are meant for one process, and gunicorn would answer them, too.
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-#: systemd reads at once. Another manager that does not must not stop the supervisor's loop for longer (ours).
+#: systemd reads at once. A service manager that does not must not stop the supervisor's loop for longer (ours).
 SEND_TIMEOUT_S = 1.0
 #: Rounds of the watchdog within the time that systemd waits: three may fail before systemd ends the server (ours).
 ROUNDS = 4

@@ -47,8 +47,8 @@ class StateFile(Generic[T]):
     def read(self) -> list[T]:
         """The values in the file; none if there is no file. A malformed row is logged and left out.
 
-        An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
-        that the next `write` does not destroy a file that can be repaired by hand.
+        An unreadable file is logged and counts as empty. A file that is not in this format is renamed to NAME.damaged,
+        so that the next `write` does not destroy a file that can be repaired by hand.
         """
         found = []
         for row in self._rows():
@@ -178,7 +178,7 @@ class StateWriter(Generic[T]):
 
     def close(self) -> None:
         """Write what has not been written yet: the event loop has ended. A disk that hangs is waited for briefly. A
-        file that is held is another server's."""
+        held file is left alone: it is another server's."""
         if self._written.done() or self.is_held:
             return
         if not self._thread.close():

@@ -73,7 +73,7 @@ class WatchedFiles:
                 return
 
     def _read_if_changed(self, seen: _Identity | None) -> tuple[_Identity, Callable[[], None]]:
-        """The files' identity now, and what the event loop is to call. Runs in the thread."""
+        """The files' identity now, and a function for the event loop to call. Runs in the thread."""
         identity = self._identity()
         if identity == seen:
             return identity, lambda: None

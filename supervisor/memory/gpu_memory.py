@@ -1,8 +1,9 @@
 """GPU memory: what is in use, and what the end of a worker gives back, measured and logged. Runs in the supervisor.
 
-The figure is the difference of what the whole GPU has in use before and after, since the driver knows a container's
-processes by other numbers; memory that other processes take or free meanwhile is in the figure. NVIDIA's library is
-called in a thread, since a sick GPU may answer late; only a load under --model-load-gpu-limit waits for an answer.
+What a worker gives back is the difference of what the whole GPU has in use before and after, since the driver knows a
+container's processes by other numbers; memory that other processes take or free meanwhile is counted, too. NVIDIA's
+library is called in a thread, since a sick GPU may answer late; only a load under --model-load-gpu-limit waits for an
+answer.
 """
 
 import logging

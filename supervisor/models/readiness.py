@@ -16,7 +16,7 @@ from shoal.supervisor.memory.participant import Participant
 
 _log = logging.getLogger(__name__)
 
-#: An instance that has not answered by then is not ready (Triton's).
+#: Seconds after which an instance that has not answered is not ready (Triton's).
 LIMIT_S = 5.0
 
 

@@ -73,7 +73,7 @@ NO_FIGURES = Figures(VersionFigures(), VersionFigures())
 
 
 class Phase(str, Enum):
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -198,8 +198,8 @@ class Rollout:
 
 
 def is_improbable(num_bad: int, num: int, share: float) -> bool:
-    """Whether so many of `num` requests are bad that this would hardly ever come about if their share were the true
-    one. By Chernoff's bound of the binomial distribution's tail, which is a little stricter."""
+    """Whether `num_bad` bad ones among `num` requests would hardly ever occur if `share` were the true share of bad
+    ones. By Chernoff's bound of the binomial distribution's tail, which is a little stricter."""
     if not num or num_bad <= share * num:
         return False
     if share <= 0:

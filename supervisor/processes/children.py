@@ -178,7 +178,7 @@ class Child:
             self.exited.exception()  # `exited` may be awaited by no flow: asyncio must not warn
         self._close_outputs()
         self.close_passed()
-        if self._process is not None and self._pidfd < 0:  # its end would go unnoticed
+        if self._process is not None and self._pidfd < 0:  # without a pidfd the child's end would go unnoticed
             self._process.kill()
             self._process.wait()
 

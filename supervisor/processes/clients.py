@@ -85,7 +85,7 @@ class Clients:
                 front_end.member.send(message)
 
     async def join_caller(self, member: Member) -> None:
-        """Take in a worker whose model calls another for the first time; only the call fails without memory."""
+        """Take in a worker whose model calls another for the first time; without memory, only the call fails."""
         try:
             caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:

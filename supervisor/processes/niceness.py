@@ -1,9 +1,9 @@
 """Priorities: processes that start or end have a lower one than those that serve.
 
-A start takes tens of milliseconds of CPU, or with some frameworks many seconds. At the priority of all others it delays
-a request by milliseconds each time that the next process on the request's way is woken, and the road, which is nice
-itself, far longer. Before the server serves, priorities are not lowered: a start would wait for everything else on the
-machine. Runs in the supervisor.
+A start takes tens of milliseconds of CPU, or with some frameworks many seconds. At the priority of all others a start
+delays a request by milliseconds each time that the next process on the request's way is woken, and the road, which is
+nice itself, far longer. Before the server serves, priorities are not lowered: a start would wait for everything else on
+the machine. Runs in the supervisor.
 """
 
 import functools

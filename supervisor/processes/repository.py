@@ -142,8 +142,8 @@ class RepositoryPoller:
     # --- questions ---
 
     def poll(self, names: Collection[str] | None, patience_s: float | None = None) -> Future[PollResult]:
-        """A poll of all models; only those in `names` (None: all) are read. With `patience_s`, those are left to a
-        later poll whose copy from a cloud takes longer."""
+        """A poll of all models; only those in `names` (None: all) are read. With `patience_s`, models whose copy from a
+        cloud takes longer are left to a later poll."""
         order = to_poller.Poll(next(self._numbers), None if names is None else list(names), patience_s)
         return self._order(order, _read_poll)
 
@@ -274,7 +274,7 @@ class RepositoryPoller:
     def _end_if_idle(self) -> None:
         if self._orders or self._member is None or self._loop.now_s() - self._answered_s < IDLE_S:
             return
-        self._member.hang_up()  # which the process takes as its end
+        self._member.hang_up()  # which ends the process
         self._child = self._member = None
 
     def _on_refused(self, answer: to_poller.OrderRefused) -> None:

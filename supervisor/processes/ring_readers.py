@@ -65,7 +65,7 @@ def _make_ring() -> list[int]:
 
 
 class RingReaderProcess(OutsideProcess):
-    """The process of one kind, and its successors."""
+    """The process that reads batchers' rings in one role, and its successors."""
 
     #: The messages that give a batcher its ring, and the rules.
     ring_made: Callable[[int, int], Message]

@@ -42,8 +42,8 @@ from shoal.supervisor.processes.restarts import Pauses
 _log = logging.getLogger(__name__)
 
 _WORKER = "shoal.workers.worker"
-#: The kind of TorchServe's workers whose handlers use torch (repository/torchserve/torch_use.py): others do without its
-#: memory.
+#: The kind of TorchServe's workers whose handlers use torch (repository/torchserve/torch_use.py): other workers do
+#: without torch's memory.
 TORCHSERVE_WITH_TORCH = "torchserve with torch"
 #: The kind whose zygote forks those of all other kinds.
 BASE = "base"
@@ -361,9 +361,9 @@ class Zygote:
         return has_lower
 
     async def _await_fork(self, child: Child, link: socket.socket, *, was_raised: bool) -> None:
-        """Begin a child once its pid is known. It has FORK_S for that from the order on or, since a zygote forks one
-        child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote killed.
-        With `was_raised`, the zygote's priority is lowered again."""
+        """Begin a child once its pid is known. The zygote has FORK_S for the fork, from the order on or, since a zygote
+        forks one child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote
+        killed. With `was_raised`, the zygote's priority is lowered again."""
         ordered_s, is_forked = self._loop.now_s(), self._loop.future()
         self._loop.on_readable(link.fileno(), lambda: resolve(is_forked, None))
         while (left_s := max(ordered_s, self._forked_s) + FORK_S - self._loop.now_s()) > 0:

@@ -94,7 +94,8 @@ class ShadowControl:
             _log.error("requests are not mirrored: %s", error)
 
     def restore(self) -> None:
-        """Take up what clients of the server before this one had asked for; to be called before models are loaded."""
+        """Take up the rules that clients of the server before this one had asked for; to be called before models are
+        loaded."""
         self._asked.update(self._file.read())
 
     def begin(self, rule: ShadowRule) -> None:
