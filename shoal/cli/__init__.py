@@ -105,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(work: Callable[[], int], *, serves: bool) -> int:
-    """Run a command with standard streams that are open; returns its exit code. One that serves handles pipes, and
-    signals once it has begun, by itself."""
+    """Run a command with standard streams that are open; returns its exit code. A command that serves handles broken
+    pipes itself, and signals as soon as its server has begun."""
     _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack characters of names, as ASCII does
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
@@ -116,12 +116,12 @@ def _command(work: Callable[[], int], *, serves: bool) -> int:
         finally:
             if not serves:
                 sys.stdout.flush()
-    except KeyboardInterrupt:  # of a server: it has not begun to handle signals
+    except KeyboardInterrupt:  # also of a server that does not handle signals yet
         return 128 + signal.SIGINT
     except OSError as error:
         if serves or error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        reader_has_gone = error.errno == errno.EPIPE  # as `head` does
+        reader_has_gone = error.errno == errno.EPIPE  # the reader has closed the pipe, as `head` does
         if not reader_has_gone:
             print(f"The output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter must not flush at its end

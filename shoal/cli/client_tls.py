@@ -1,4 +1,5 @@
-"""The flags by which a command checks a server that it asks by https://, and shows a certificate; and their context."""
+"""Flags for a server that is asked by https://: how its certificate is checked, and the client's own certificate; and
+the TLS context that they make."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -43,7 +43,7 @@ _MIB, _GIB = 1024**2, 1024**3
 _DEV_SHM_NBYTES = 256 * _MIB
 #: A server without models has 30 descriptors open, an instance takes about ten (supervisor/descriptors.py).
 _DESCRIPTORS = 4096
-#: One server of small models at rest and a large payload beside it (ours).
+#: Bytes for one server of small models at rest, and a large payload beside it (ours).
 _MEMORY_NBYTES = _GIB
 #: The least time in ns of reading a clock by a system call; without a system call it takes less than 100 (ours).
 _SLOW_CLOCK_NS = 400
@@ -191,7 +191,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Row]:
 # -- the server's places ----------------------------------------------------------------------------------------------
 
 
-#: By errno of the attempt to listen; {0} is the service's name. A default server listens on 127.0.0.1.
+#: Remedies, by the errno of the attempt to listen; {0} is the service's name. A default server listens on 127.0.0.1.
 _REMEDIES = {
     errno.EADDRNOTAVAIL: "no network interface has 127.0.0.1: ip link set lo up, or another --{0}-address=<address>",
     errno.EACCES: "ports below 1024 are for root: --{0}-port=<port>",

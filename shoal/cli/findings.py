@@ -47,7 +47,7 @@ from shoal.workers.warmup import check_files
 
 ERROR, WARNING = "error", "warning"
 _MODEL_CLASS = "TritonPythonModel"
-#: The place of a fault in a text proto, as the sentence about it has it.
+#: The place of a fault in a text proto, in the sentence about the fault.
 _POSITION = re.compile(r"\bline (\d+), column \d+")
 
 
@@ -58,7 +58,7 @@ _SETTINGS: dict[str, Callable[[BackendModel, Device], object]] = {
     "pytorch": pytorch_options.settings,
     "tensorflow": tensorflow_options.tensorflow_settings,
 }
-#: A directory of backends that has none.
+#: A directory of backends in which there is none.
 _NOWHERE = Path("/nonexistent")
 
 
@@ -331,7 +331,7 @@ class _WarningTexts(logging.Handler):
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """The warnings that the repository's reader logs inside, in place of the log."""
+    """Collect the warnings that the repository's reader logs within the `with`, and keep them out of the log."""
     log, kept = logging.getLogger("shoal"), _WarningTexts()
     log.addHandler(kept)
     was, log.propagate = log.propagate, False

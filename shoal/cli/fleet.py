@@ -118,8 +118,8 @@ def haproxy_configuration(servers: Sequence[FleetServer], arguments: argparse.Na
     return _HAPROXY.format(http=http, grpc=grpc, **vars(arguments))
 
 
-#: A server that is no longer ready keeps the requests that it has: one that is stopped answers them. Braces of
-#: HAProxy's own are doubled.
+#: A server that is no longer ready keeps the requests that it has: a server that is being stopped answers them. Braces
+#: of HAProxy's own are doubled.
 _HAPROXY = """\
 # Written by `shoal fleet haproxy`. Check with `haproxy -c -f FILE`.
 global

@@ -21,8 +21,8 @@ _LEAST_COLUMNS, _INDENT = 25, 6
 
 
 class HelpPrinter(argparse.ArgumentParser):
-    """An ArgumentParser that raises OSError where its help cannot be written. argparse's own ignores that; until Python
-    3.11 the flush at the process's end failed once more, and printed that."""
+    """An ArgumentParser that raises OSError where its help cannot be written. argparse's own parser ignores that; until
+    Python 3.11 the flush at the process's end failed once more, and printed that."""
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         """Print the help, to stdout unless a file is given."""

@@ -32,9 +32,9 @@ Options of this verb:
   --lines <count>        how many of the last lines (default: 20)
   --follow, -f           go on with what is written from now on; with --json a line {"log_file", "lines": […]} for each
 """
-#: Between two looks at the file (ours), in s.
+#: Seconds between two looks at the file (ours).
 _INTERVAL_S = 0.2
-#: Between two questions to a server elsewhere (ours), in s; and the most lines of an answer.
+#: Seconds between two questions to a server elsewhere (ours); the most lines of an answer.
 _ASK_S, _MOST_LINES = 1.0, 1000
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -93,7 +93,7 @@ def _shown(file: str, lines: Sequence[str], *, as_json: bool) -> str:
 
 
 def coming(file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
-    """The lines that are written to a file after its position; one that was cut short is read from its beginning."""
+    """The lines that are written to a file after its position; a file that was cut short is read from its beginning."""
     rest = b""
     while True:
         if os.fstat(file.fileno()).st_size < file.tell():  # logrotate's copytruncate

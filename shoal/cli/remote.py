@@ -227,8 +227,8 @@ class _Answered(Row):
 
 
 def answered(value: Any, shape: Any, url: str, name: str = "") -> Any:
-    """The JSON that `url` has answered, whose objects name a member that they lack. Raises UnreachableError where it is
-    not of the `shape` (answers.py). `name` is that of the member."""
+    """The JSON that `url` has answered, with objects that raise an error naming a member which they lack. Raises
+    UnreachableError where the JSON is not of the `shape` (answers.py). `name` is that of the member."""
     if isinstance(shape, tuple):
         fitting = [each for each in shape if _is_like(value, each)]
         shape = fitting[0] if fitting else shape
@@ -248,7 +248,7 @@ def answered(value: Any, shape: Any, url: str, name: str = "") -> Any:
 
 
 def _is_like(value: Any, shape: Any) -> bool:
-    """Whether a value is of a shape, as far as this can be seen without the values in it."""
+    """Whether a value is of a shape, without a look at the values in it."""
     if isinstance(shape, tuple):
         return any(_is_like(value, each) for each in shape)
     if isinstance(shape, type):

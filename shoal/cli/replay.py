@@ -1,4 +1,5 @@
-"""The verb `replay`: a recording is asked again, of another server, version or configuration, and compared."""
+"""The verb `replay`: sends a recording's requests again, to another server, version or configuration, and compares
+answers."""
 
 import argparse
 import json

@@ -69,7 +69,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _latencies(pairs: "Sequence[tuple[RecordedRequest, Answer]]") -> str:
-    """The picture of latency by the share of the requests that had no more, recorded and replayed."""
+    """The picture of latency by the share of the requests that took no longer, recorded and replayed."""
     from shoal.cli.replay_comparison import quantile_ms
 
     sides = (

@@ -79,8 +79,8 @@ class RunningServer:
             return {}
 
     def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
-        """The answer to a request, once that `before` it in its sequence has come. `due_ns`: when it was to be sent,
-        monotonic; 0: at any time."""
+        """The answer to a request, which is sent once the answer `before` it in its sequence has come. `due_ns`: when
+        it was to be sent, monotonic; 0: at any time."""
         if before is not None:
             before.result()
         arguments = {**_arguments(request), "version": self._version}

@@ -50,7 +50,7 @@ def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file, or of a pipe or device. Raises OSError, also for one of these that has more than
+    """The bytes of a file, or of a pipe or device. Raises OSError, also for a pipe or device with more than
     MAX_PIPED_NBYTES: /dev/zero has no end."""
     with path.open("rb") as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -52,7 +52,7 @@ class CommandLine(NamedTuple):
 def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> int:
     """Run a server until it ends; returns its exit code, or 1 at once where the command line is wrong.
 
-    That of `shoal serve` may begin with paths of repositories, models and model files (served_paths.py).
+    The command line of `shoal serve` may begin with paths of repositories, models and model files (served_paths.py).
     """
     takes_paths = prog == TAKES_PATHS
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
@@ -187,7 +187,7 @@ class Parser(HelpPrinter):
             completing.answer(self)
 
     def format_help(self) -> str:
-        """The help, which begins as that of verbs whose help is a text."""
+        """The help; its first lines look like those of verbs whose help is a text."""
         return super().format_help().replace("usage: ", "Usage: ", 1)
 
     def error(self, message: str) -> NoReturn:
@@ -285,7 +285,7 @@ def _repositories(
 ) -> dict[str, Any]:
     """The options that --model-store means: TorchServe's store beside --models, else one more of Triton's repositories.
 
-    Raises CommandLineError where there are models without one store in a directory.
+    Raises CommandLineError where --models is given without a single store in a directory.
     """
     if load_models is None:
         if not stores:

@@ -235,7 +235,7 @@ def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
         directory = path.absolute().parent
         name = (directory.parent if is_version_name(directory.name) else directory).name or name
     if path.suffix in _PYTORCH:
-        from shoal.cli.torch_files import NoShapesError, tensors_of  # here and below: 0.6 MiB, which a server keeps
+        from shoal.cli.torch_files import NoShapesError, tensors_of  # only where needed: 0.6 MiB, which a server keeps
 
         try:
             tensors = tensors_of(path)

@@ -52,7 +52,7 @@ class TritonPythonModel:
         found = getattr(self.model, method)(rows)
         return found.reshape(len(rows), -1).astype(kind)
 '''
-#: Datatype → the kind of numpy's arrays as which model.py sends it.
+#: Datatype → the numpy type of the arrays in which model.py sends it.
 _KINDS = {"BOOL": "bool", "INT64": "int64", "FP64": "float64", "STRING": "object"}
 #: Output → the method of the model that computes it.
 _METHODS = {"label": "predict", "probabilities": "predict_proba"}

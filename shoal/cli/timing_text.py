@@ -66,5 +66,5 @@ def batch_text(request: Mapping[str, Any]) -> str:
 
 
 def ms(time_ns: int) -> str:
-    """A time for a reader."""
+    """A time in ms, as text."""
     return f"{time_ns / 1e6:.3f} ms"

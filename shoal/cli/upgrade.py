@@ -46,7 +46,7 @@ server has ended.
 #: An abstract address of a supervisor in /proc/net/unix, which begins with its pid.
 _ADDRESS = re.compile(rf"@({ADDRESS_PREFIX}([0-9]+)-[0-9a-f]{{32}})$")
 _SOCKETS = Path("/proc/net/unix")
-#: What the server may take beyond its own time limit: it ends the new server first (ours).
+#: Seconds that the server may take beyond its own time limit, to end the new server before it answers (ours).
 SLACK_S = 120.0
 
 
@@ -136,8 +136,8 @@ def _messages(channel: Channel) -> Iterator[Message]:
 
 
 def _follow(pid: int, messages: Iterator[Message], *, as_json: bool) -> int:
-    """Print what becomes of an upgrade of the server `pid`; returns the exit code. Raises FailedError where there is
-    none."""
+    """Print what becomes of an upgrade of the server `pid`; returns the exit code. Raises FailedError where the upgrade
+    fails."""
 
     def show_event(text: str, **event: Any) -> None:
         print(json.dumps(event) if as_json else text, flush=True)

@@ -53,14 +53,15 @@ class FailedError(Exception):
 
 
 def is_json(argv: Sequence[str]) -> bool:
-    """Whether a command asks for JSON, also one that is wrong and has no parsed arguments. The flag may be shortened.
-    What follows `--` belongs to another command."""
+    """Whether a command asks for JSON; also for a wrong command, which has no parsed arguments. The flag may be
+    shortened. What follows `--` belongs to another command."""
     return any(len(word) > 2 and "--json".startswith(word) for word in takewhile(lambda word: word != "--", argv))
 
 
 @contextmanager
 def models_on_stderr(*, as_json: bool) -> Iterator[TextIO]:
-    """While models run in this process: stdout. With JSON, what they print goes to stderr."""
+    """Yields stdout, for the time in which models run in this process. With JSON, what the models print goes to
+    stderr."""
     stdout = sys.stdout
     if not as_json:
         yield stdout
@@ -75,8 +76,8 @@ def show(document: Any, text: str, *, as_json: bool) -> None:
 
 
 def show_before(step: Callable[[], object], document: Any, text: str, *, as_json: bool) -> None:
-    """Print the result of a verb that has one step left, which may fail. People see the result before the step. JSON
-    comes after it: a document as of `show`, or, where the step raises, a line before that of the error."""
+    """Print the result of a verb that has one step left, which may fail. People see the result before the step. JSON is
+    printed after the step: a document as by `show`, or, where the step raises, a line before that of the error."""
     if not as_json:
         print(text)
     try:
@@ -126,7 +127,7 @@ class VerbParser(Parser):
 
 
 def not_empty(question: str, kind: Callable[[str], T]) -> Callable[[str], T]:
-    """A kind of argument for argparse that is never "", which a shell's unset variable is; `question` is the error."""
+    """A kind of argument for argparse that is never "", as a shell's unset variable is; `question` is the error."""
 
     def read(text: str) -> T:
         if not text:

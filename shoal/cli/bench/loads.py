@@ -73,7 +73,7 @@ class Load:
         """
         clock, transport, opened = self._clock, self._transport, self._open
         is_open_loop = self._gaps is not None
-        if not opened:  # drop connections that the server has closed while another one had its turn
+        if not opened:  # drop connections that the server has closed while another server had its turn
             list(transport.wait(0, is_exact=is_open_loop))
         window = Window()
         start_ns = clock()

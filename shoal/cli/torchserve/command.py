@@ -219,8 +219,8 @@ def _snapshots(environ: Mapping[str, str]) -> Path:
 
 
 def _properties_of_snapshots(given: Mapping[str, str], arguments: argparse.Namespace) -> str:
-    """The properties in each snapshot: those of the file in force, with the flags that say what is served; models are
-    those of the moment."""
+    """The properties in each snapshot: those of the file in force, with the flags that say what is served; the models
+    are those at the time of the snapshot."""
     flags = {
         key: value
         for key, value in _flags(arguments).items()

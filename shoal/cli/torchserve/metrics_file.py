@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from shoal.cli.torchserve.properties import PropertiesError
 
 _KINDS = ("counter", "gauge", "histogram")
-#: Short names of units, and those that are shown.
+#: Short names of units → the names that are shown.
 UNITS = {
     "ms": "Milliseconds", "s": "Seconds", "percent": "Percent", "count": "Count",
     "MB": "Megabytes", "GB": "Gigabytes", "kB": "Kilobytes", "B": "Bytes",

@@ -227,7 +227,7 @@ def _try_out(
             raise  # these are the model's own settings: without them there is nothing to compare with
         return search.Trial(settings, refusal=str(error))
     measure = partial(_measure, given, model, wanted)
-    # The level that was best before is where to begin.
+    # Begin at the level that was best before.
     best = max(earlier, key=lambda trial: trial.score, default=None)
     first = best.best.concurrency if best is not None and best.best is not None else min(4, given.concurrency)
     points = search.climb(measure, given.goal.most_ms, first, given.concurrency, is_over)
@@ -241,7 +241,7 @@ def _measure(
     config: dict[str, Any],
     concurrency: int,
 ) -> "Point":
-    """One level of load."""
+    """Measure one level of load."""
     from shoal.cli.bench.measurement import Plan
     from shoal.cli.tune.search import Point
 
@@ -328,8 +328,8 @@ def _group(text: str) -> str:
 
 
 def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, text: str, changed: str) -> None:
-    """Write the configuration, and have the running server load it. Raises RefusedError or NoResponseError, after the
-    file is as it was."""
+    """Write the configuration, and have the running server load it. Raises RefusedError or NoResponseError; the file
+    then has its old contents again."""
     url = given.url or environ.get("SHOAL_URL") or DEFAULT_URL
     try:
         with closing(RemoteServer(url, timeout_s=600, headers={})) as server:

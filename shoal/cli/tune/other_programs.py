@@ -20,7 +20,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """The times of now. Children that still run are strangers, so their servers are stopped first."""
+    """The times so far. Children that still run count as other programs, so servers are stopped before."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return Reading(time.monotonic(), machine_cpu_s(), sum(each.ru_utime + each.ru_stime for each in used))
 

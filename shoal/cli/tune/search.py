@@ -37,7 +37,7 @@ THREADS = {
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings that are tuned. `delay_us` None: no dynamic batching. `threads` of each instance; 0: one for each
-    core; None: they are no setting of this model."""
+    core; None: the model has no such setting."""
 
     instances: int
     max_batch: int
@@ -172,7 +172,7 @@ def search(
     is_over: Callable[[], bool],
     may_win: Callable[[Settings, Collection[Trial]], bool] = lambda _settings, _trials: True,
 ) -> Iterator[Trial]:
-    """Try settings, one dimension after the other from the best so far, until none gains or the time is over.
+    """Try settings, one dimension after the other from the best so far, until no change gains or the time is over.
 
     The configuration's own come first. Delays and batches are tried together with each other by a second round.
     Settings that cannot win by the trials so far are left out.
@@ -206,7 +206,7 @@ def winner(trials: Sequence[Trial]) -> Trial:
 
 def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]:
     """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others,
-    at most so many.
+    at most `most`.
 
     A machine whose speed changes favours whatever was tried while it was fast. Empty where there is nothing to compare.
     """
@@ -228,7 +228,7 @@ class Budget:
     level_s: float
 
     def trials_are_over(self, elapsed_s: float) -> bool:
-        """Whether no trial begins after so long."""
+        """Whether no further trial begins after `elapsed_s`."""
         turns_s = (1 + NUM_FINALISTS) * self.turns * self.level_s
         return elapsed_s >= max(self.seconds - turns_s, self.seconds * TRIALS_SHARE)
 
@@ -242,7 +242,7 @@ def best_of_turns(turns: Sequence[Sequence[float]], finalists: Sequence[Trial]) 
     """Which finalist but the first was best, and its throughput in each turn as a share of the first one's; `turns` has
     the throughput of all finalists, turn by turn.
 
-    Of those that are equal but for noise it is the one with the fewest instances, each of which takes memory.
+    Of finalists that are equal but for noise, it is the one with the fewest instances, each of which takes memory.
     """
     shares = [[turn[index] / max(turn[0], 1e-9) for turn in turns] for index in range(len(turns[0]))]
     medians = [median(each) for each in shares]
@@ -260,7 +260,7 @@ def is_gain(ratios: Sequence[float]) -> bool:
 def climb(
     measure: Callable[[int], Point], goal_ms: float, first: int, most: int, is_over: Callable[[], bool]
 ) -> list[Point]:
-    """Levels of concurrency: doubled from `first` while that gains under the goal, or halved until it is met."""
+    """Levels of concurrency: doubled from `first` while that gains under the goal, or halved until the goal is met."""
     points = [measure(first)]
     if not points[0].meets(goal_ms):
         while points[-1].concurrency > 1 and not points[-1].meets(goal_ms) and not is_over():

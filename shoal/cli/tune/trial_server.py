@@ -1,4 +1,4 @@
-"""A server of its own for trials: the model's repository, a free port, and one model that is loaded again and again."""
+"""A server for trials alone: the model's repository, a free port, and one model that is loaded again and again."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ _STARTED = "Started HTTPService at "
 def trial_server(repository: Path, model: str) -> Iterator[RemoteServer]:
     """A server that has loaded the model, and that is stopped at the end. Raises NoResponseError if it does not start.
 
-    It reads the repository, and changes nothing there: each trial's configuration comes with its load.
+    The server reads the repository, and changes nothing there: each trial's configuration comes with its load.
     """
     flags = ["--model-control-mode=explicit", f"--load-model={model}", "--http-port=0"]
     flags += ["--allow-grpc=false", "--allow-metrics=false", f"--model-repository={repository}"]
@@ -55,7 +55,8 @@ def trial_server(repository: Path, model: str) -> Iterator[RemoteServer]:
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Where the server listens, once it does. Raises NoResponseError with the end of its log if it does not start."""
+    """The server's URL, once the server listens. Raises NoResponseError with the end of its log if it does not
+    start."""
     end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -79,7 +80,7 @@ class TrialModel:
     requests: Sequence[RunRequest]
 
     def load(self, settings: Settings) -> dict[str, Any]:
-        """Load the model with these settings; returns its configuration then. Raises RefusedError if it cannot be
+        """Load the model with these settings; returns its configuration. Raises RefusedError if it cannot be
         loaded."""
         wanted = applied(self.config, settings)
         self.server.load(self.config["name"], json.dumps(wanted))
