@@ -52,7 +52,7 @@ class Channel:
         return self._socket.fileno()
 
     def setblocking(self, blocking: bool) -> None:
-        """Make this channel blocking or not; one that is not raises BlockingIOError where there is no message."""
+        """Make this channel blocking or not; a channel that is not raises BlockingIOError where there is no message."""
         self._socket.setblocking(blocking)
 
     def set_deadline(self, deadline_s: float | None) -> None:

@@ -158,5 +158,5 @@ def decode_bytes_tensor(buffer: memoryview) -> list[bytes]:
         offset = start + unpack_from(data, offset)[0]
         append(data[start:offset])
     if offset != end:
-        count_bytes_tensor(buffer)  # raises, with the position
+        count_bytes_tensor(buffer)  # raises TruncatedBytesError
     return elements

@@ -13,8 +13,9 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Distances(NamedTuple):
-    """The absolute distance of each element, and the largest absolute and relative one. Relative to the larger of the
-    two values, so it is at most 2; both are infinite where an infinity or NaN is in one tensor alone."""
+    """The absolute distance of each element, and the largest absolute and relative one. The relative distance refers to
+    the larger of the two values, so it is at most 2; both are infinite where an infinity or NaN is in one tensor
+    alone."""
 
     absolute: Array
     max_absolute: float

@@ -215,8 +215,8 @@ class _Switches(logging.Filter):
 
 
 class PatientHandler(TextHandler):
-    """A handler that never waits long for its stream: if its reader stops, or the disk is full, lines are lost, and
-    counted."""
+    """A handler that never waits long for its stream: if the stream is not read, or the disk is full, lines are lost
+    and counted."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

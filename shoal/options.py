@@ -79,7 +79,7 @@ class ServerOptions:
     store: StoreSettings | None = None  # TorchServe's model store, beside or instead of repositories
     model_load_retry_count: int = 0  # further attempts to load a version that has failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
-    model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
+    model_load_timeout_secs: int = 600  # s from the start of a process to a warm model; ours: a large engine
     model_execution_timeout_secs: int = (
         60  # s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0
     )
@@ -97,7 +97,7 @@ class ServerOptions:
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     max_control_bytes: int = MIB  # bytes of a body that is neither for a model nor a load; ours
     max_expansion: int = 100  # times its size that a compressed body may have, beyond 1 MiB; 0 = any; ours: JSON has 10
-    max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of the memory at the start, or 64; ours
+    max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of memory at the start, 64 at least; ours
     upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     openai_port: int | None = (
@@ -133,12 +133,12 @@ class ServerOptions:
     grpc_server_key: str = ""
     grpc_root_cert: str = ""
     grpc_keepalive_time: int = 7_200_000  # ms of silence, then a ping; Triton's
-    grpc_keepalive_timeout: int = 20_000  # ms for its answer, then the connection ends; Triton's
+    grpc_keepalive_timeout: int = 20_000  # ms for a ping's answer, then the connection ends; Triton's
     grpc_keepalive_permit_without_calls: bool = False  # pings without open calls, too; Triton's
     grpc_http2_max_pings_without_data: int = 2  # the server's pings in a row; 0 = no limit; Triton's
     grpc_http2_min_recv_ping_interval_without_data: int = 300_000  # ms; sooner, a client's ping is a strike; Triton's
     grpc_http2_max_ping_strikes: int = 2  # strikes before the connection ends; 0 = never; Triton's
-    grpc_max_connections: int = 0  # of one process, then idle ones make room; 0 = 10,000, or as descriptors allow; ours
+    grpc_max_connections: int = 0  # per process; beyond, idle ones close; 0 = 10,000, or as descriptors allow; ours
     grpc_max_connection_age: int = 0  # ms after which a connection takes no more calls; 0 = never; Triton's
     grpc_max_connection_age_grace: int = 0  # ms for the calls that are open then; 0 = no limit; Triton's
 

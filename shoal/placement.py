@@ -55,7 +55,7 @@ class Placement(NamedTuple):
 
     @property
     def process(self) -> tuple[str, str, int]:
-        """The fields that the placements of instances have in common which share a process."""
+        """The fields that placements of instances in one process have in common."""
         return self.group, self.kind, self.device_id
 
     @property

@@ -50,8 +50,8 @@ def outlive_parent() -> None:
 def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 
-    A terminal and systemd send them to the whole group, and systemd sends there any other signal that is meant for the
-    supervisor.
+    A terminal and systemd send them to the whole group, to which systemd sends the other signals for the supervisor,
+    too.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
         signal.signal(number, signal.SIG_IGN)

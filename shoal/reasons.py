@@ -41,8 +41,8 @@ class Reason(IntEnum):
     NO_STEP_MEMORY = 20
 
 
-#: The REASON of a reply that is an answer like any other, and no refusal: it is that of the version whose number is
-#: DETAIL, since the request named none (batcher/splits.py). Not a Reason: it has no sentence.
+#: The REASON of a reply that is an answer like any other, and no refusal: DETAIL is the number of the version that has
+#: answered, since the request named none (batcher/splits.py). Not a Reason: it has no sentence.
 OTHER_VERSION = 64
 
 
@@ -64,7 +64,7 @@ class PoisonRefusedError(errors.InvalidArgumentError):
 class WorkerDiedError(errors.InternalError):
     """The instance that executed the request has died, or was ended because it took too long."""
 
-    #: Whether the kernel or an operator has killed it (SIGKILL).
+    #: Whether the kernel or an operator has killed the worker (SIGKILL).
     was_killed: bool = False
 
 

@@ -18,7 +18,7 @@ class StoreSettings:
     load_models: tuple[str, ...] = ()  # loaded at start: ("all",), or each "[NAME=]FILE", "[NAME=]URL"
     allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)  # regular expressions, of whole URLs in any case
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # name → version → settings
-    default_workers_per_model: int = 0  # 0: at start as many as GPUs or else cores, later none
+    default_workers_per_model: int = 0  # 0: at start one for each GPU, or else each core; later none
     default_response_timeout: int = 120  # s for one batch
     default_startup_timeout: int = 120  # s for a worker to load the model
     job_queue_size: int = 100  # requests of a model version that wait

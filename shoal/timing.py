@@ -96,8 +96,8 @@ def timing(
     version: str = "",
     steps: Sequence[tuple[str, int]] = (),
 ) -> Timing:
-    """The phases between the points, each raised to the latest of those before it: processes read their clocks at
-    different moments of one pass. `groups` are the names of the model's instance groups."""
+    """The phases between the points. Each point is raised to the latest of those before it: processes read their clocks
+    at different moments of one pass. `groups` are the names of the model's instance groups."""
     begun_ns, *later = [*accumulate((points.begun_ns or points.start_ns, *points[1:]), max)]
     start_ns, queue_ns, compute_start_ns, *_, end_ns = later
     phases = {"receive": start_ns - begun_ns} if points.begun_ns else {}

@@ -6,7 +6,7 @@
     cosine=0.999                rows along the last axis point the same way: their cosine is at least that
     none                        values are not compared
     top1,logits:atol=1e-3       rules for one output, from its name to the next; rules in front are for all others
-    python                      the function `compare` in compare.py of the model's directory decides; of shadows alone
+    python                      the function `compare` in compare.py of the model's directory decides; for shadows only
 
 Texts and whole numbers are equal or not, except to `top1` and `cosine`, which compare whole numbers, too.
 """

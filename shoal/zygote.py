@@ -1,12 +1,15 @@
-"""A zygote has imported the modules of one kind of process, and forks one on request. `python -m shoal.zygote`.
+"""A zygote has imported the modules of one kind of process, and forks such a process on request.
+
+Run as `python -m shoal.zygote`.
 
     supervisor ── module, environment; a socket of the child's own, its stdout and stderr ──► zygote
     zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's
     child ── its pid ──► supervisor ── descriptors, go ──► child: runs the module's main(), as `python -m` would have
 
-The supervisor is a subreaper, so the child becomes its own and is waited for, watched and ended with it like one that
-was exec'd. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork and Python's, which know what must
-be repaired afterwards. Whatever fails here, the child's socket closes, and the supervisor execs the program instead.
+The supervisor is a subreaper, so the child becomes its own: it is waited for and watched like a child that was exec'd,
+and ends with the supervisor as that does. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork and
+Python's, which know what must be repaired afterwards. Whatever fails here, the child's socket closes, and the
+supervisor execs the program instead.
 
 A child may be a zygote itself, which imports more: so processes of several kinds share the pages of what all import.
 

@@ -64,7 +64,7 @@ class Cache:
 
     def get(self, key: str, make: Callable[[Path], None], log: Callable[[str], None]) -> Path:
         """The directory of the environment `key`: made before, or now by `make`, which fills an empty directory. `log`
-        is called where another process is making it, which is waited for.
+        is called where another process makes it, and is waited for.
 
         Raises the errors of `make`. Call `prepare` before.
         """

@@ -22,7 +22,8 @@ _NO_SOURCE = re.compile(r"\..*|build|__pycache__|.*\.egg-info")
 
 
 def contents(requirements: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
-    """All contents on which the environment depends, in order. `digest` is of a file's contents. Raises OSError."""
+    """All contents on which the environment depends, in order. `digest` returns the digest of a file's contents. Raises
+    OSError."""
     seen, files = {requirements.resolve()}, [requirements]
     for file in files:  # the list grows meanwhile
         text = file.read_bytes()
@@ -56,8 +57,8 @@ def _paths(line: str, place: Path) -> Iterator[Path]:
 
 
 def _tree(path: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
-    """A file's digest; or those of a directory's files with their names, and its path, which an editable project never
-    leaves."""
+    """A file's digest; or the digests of a directory's files with their names, and the directory's path, since an
+    editable project is used where it lies."""
     if path.is_file():
         yield digest(path).encode()
         return

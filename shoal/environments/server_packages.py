@@ -3,7 +3,7 @@
 <directory>/
 ├── __main__.py                     worker.py: `<interpreter> <directory>` runs it, and looks here for modules first
 ├── shoal, triton_python_backend_utils
-└── .behind/msgpack                 looked at last: an environment's own may have a C part that fits its Python
+└── .behind/msgpack                 looked at last: an environment's own has a C part that fits its Python
 """
 
 import hashlib

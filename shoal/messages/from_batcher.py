@@ -1,6 +1,6 @@
 """Messages from the batcher to the supervisor (supervisor/supervisor.py), besides acknowledgements.
 
-BatcherConnected first: it stands by, with all its imports done
+BatcherConnected comes first: the batcher stands by, with all its imports done.
 """
 
 from collections.abc import Sequence

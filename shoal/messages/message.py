@@ -52,9 +52,9 @@ class MessageError(ValueError):
 class Message:
     """A control message. Its annotations are its fields, in order; values of the class are their defaults.
 
-    Raises TypeError if a field is missing, unknown, or given twice. Neither a NamedTuple nor a dataclass, which take
-    ten and sixty times as long to define (50 and 360 µs), in each process that starts; and messages of two types are
-    never equal.
+    Raises TypeError if a field is missing, unknown, or given twice. A message is neither a NamedTuple nor a dataclass:
+    these take ten and sixty times as long to define (50 and 360 µs), in each process that starts. Messages of two types
+    are never equal.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()

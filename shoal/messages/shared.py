@@ -42,7 +42,8 @@ class Acknowledged(Message):
 
 
 class Ping(Message):
-    """Sent by the supervisor: its acknowledgement shows that the receiver's loop runs, and has applied all before."""
+    """Sent by the supervisor: its acknowledgement shows that the receiver's loop runs, and has applied all messages
+    before."""
 
 
 class LogChanged(Message):

@@ -1,8 +1,8 @@
 """The common base of a test's star: the clock, the segments, and the causes of errors.
 
 The clock stands still until a thread waits for an answer: the test, or a model in the middle of its `execute` that has
-called another one. That thread then runs due work; when none is due, the clock jumps to the next time at which some is.
-No code of a model is called with the lock held, so threads of a model may submit, answer and wait, too.
+called another one. That thread then runs due work; when none is due, the clock jumps to the next time at which work is
+due. No code of a model is called with the lock held, so threads of a model may submit, answer and wait, too.
 """
 
 import heapq
