@@ -3,7 +3,7 @@
 Each way asks one ONNX model at every size, one request at a time, in turns, and the median counts; then the server's
 cost is read where sixteen requests are open at once. Triton, where .venv-bench has it, is asked through regions of
 shared memory as Shoal is. --write puts the table into docs/client.md and the picture beside it. On a busy machine
-compare only within one run, and rather the stable figures: instructions, and the quickest calls.
+compare only within one run, and prefer the stable figures: instructions, and the quickest calls.
 """
 
 import argparse

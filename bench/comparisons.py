@@ -51,7 +51,7 @@ class Comparison:
 def _guests(
     model: BenchModel, part: Callable[[bytes], bytes] = bytes, size: int = NUM_GUESTS, **how: bool
 ) -> Callable[[int], QuietConnections]:
-    """Connections that each send a part of a request to a model; `how` as of QuietConnections."""
+    """Connections that each send a part of a request to a model; `how` is passed on to QuietConnections."""
     return lambda port: QuietConnections(port, size, part(raw(v2_request(model, "binary"))), **how)
 
 

@@ -19,7 +19,7 @@ from shoal.workers import backends
 
 Array: TypeAlias = NDArray[np.float32]
 NUM_CPUS = len(os.sched_getaffinity(0))  # available to this process
-INPUT, OUTPUT = "input__0", "output__0"  # as forests must have them, and PyTorch may
+INPUT, OUTPUT = "input__0", "output__0"  # names that forests must have, and PyTorch may
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ def request_of(port: int, model: BenchModel) -> Request:
 
 
 def together(folder: Path, situation: Situation, num_turns: int) -> tuple[list[Seen], list[Seen]]:
-    """Turns in which both ask at once. `shoal bench` is its loop, in this process, on the core that wrk has, too."""
+    """Turns in which both ask at once. The loop of `shoal bench` runs in this process, on the core that wrk has,
+    too."""
     found: tuple[list[Seen], list[Seen]] = ([], [])
     cores = "0" if situation.is_apart else "0,1"
     with serving(folder, situation.model, cores) as server, ExitStack() as stack:

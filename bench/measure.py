@@ -68,8 +68,8 @@ def cpu_s(root: int) -> float:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """The sizes in a process's smaps_rollup in bytes, as Rss, Pss and Private_Dirty. Raises OSError for one that has
-    ended."""
+    """The sizes in a process's smaps_rollup in bytes, as Rss, Pss and Private_Dirty. Raises OSError for a process that
+    has ended."""
     return sizes(Path("/proc", str(pid), "smaps_rollup").read_text())
 
 
@@ -91,8 +91,8 @@ def pss_bytes(root: int) -> int:
 
 
 def quiet_turn(turn: Callable[[], T], most_foreign: float) -> tuple[T, bool]:
-    """The result of a measurement, and whether other programs took no more than a share of the machine meanwhile. It
-    begins when they have taken no more for half a second, or after MOST_WAIT_S."""
+    """The result of a measurement, and whether other programs took no more than a share of the machine meanwhile. The
+    measurement begins when they have taken no more for half a second, or after MOST_WAIT_S."""
     end_s = time.monotonic() + MOST_WAIT_S
     is_quiet = False
     while not is_quiet and time.monotonic() < end_s:

@@ -4,7 +4,8 @@
 
 A model sleeps for 20 ms, so the cores are no bound. Requests come at random times (open loop), each on a connection of
 its own. An answer is good if it comes before its client gives up; goodput is good answers per second as a share of the
-peak, which sixteen clients get that ask one after the other. Each figure is of one run with the server's defaults.
+peak, which sixteen clients get that each send one request after the other. Each figure is of one run with the server's
+defaults.
 """
 
 import argparse

@@ -46,7 +46,7 @@ class Peer:
     runs_python: bool = False  # runs a model.py unchanged
 
     def can_serve(self, model: BenchModel, encoding: str) -> bool:
-        """Whether the peer can serve this model to requests of this encoding. Those that run a model.py speak Triton's
+        """Whether the peer can serve this model to requests of this encoding. Peers that run a model.py speak Triton's
         protocol."""
         return self.runs_python or not (model.is_python or encoding == "regions")
 

@@ -68,7 +68,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a moment of Shoal's may be."""
+    """A limit that a figure of Shoal's moments must not exceed."""
 
     title: str
     figure: Callable[[Moments], float]

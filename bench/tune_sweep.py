@@ -35,8 +35,8 @@ from shoal.cli.tune.trial_server import TrialModel, trial_server
 #: Levels and seconds of a combination's windows in the sweep, and of those that are measured again.
 SWEEP_LEVELS, SWEEP_S = (8, 64), 0.12
 FINAL_LEVELS, FINAL_S, NUM_FINALISTS = (8, 32, 64), 0.4, 5
-#: The largest share of the machine's time that other programs may take in a turn of a setting, and how often it is
-#: measured at most (ours).
+#: The largest share of the machine's time that other programs may take in a turn of a setting, and how often such a
+#: turn is measured at most (ours).
 MOST_FOREIGN, MOST_TRIES = 0.06, 4
 
 

@@ -36,7 +36,7 @@ _TASK = """
             time.sleep(seconds)
         return self.answer(numbers[:1].copy())
 """
-#: Has called another model, and then holds its GIL in native code for that many seconds.
+#: Calls another model, and then holds its GIL in native code for as many seconds as the first number of the input says.
 _HOLDER = """
     def one(self, request, numbers):
         seconds = int(numbers[0])

@@ -1,4 +1,5 @@
-"""A paced client: asks at even times, with its last request answered or not, and notes when each was answered."""
+"""A paced client: asks at even times, whether its last request has been answered or not, and notes when each was
+answered."""
 
 import socket
 import time
@@ -206,7 +207,8 @@ def paced(
 ) -> list[PacedRequest]:
     """All requests that were due in so many seconds, answered or not; `event` is called after the first few.
 
-    A late request is sent at once. One that could not be sent before the last one's time is over has failed.
+    A late request is sent at once. A request that could not be sent before the time of the last request was over has
+    failed.
     """
     answers: list[PacedRequest] = []
     begin_s = time.monotonic()

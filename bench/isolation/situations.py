@@ -169,7 +169,8 @@ def _by_lane(counts: Sequence[int]) -> str:
 
 
 def large_request(site: Site) -> Measure:
-    """Requests of 16 MiB to a model with two instances, one of which executes; further apart than a segment is kept."""
+    """Requests of 16 MiB to a model with two instances, one of which executes; they come at longer intervals than a
+    segment is kept."""
     floats = LARGE_REQUEST_FLOATS
     request = binary_request("task", {"INPUT0": ("FP32", [floats], bytes(4 * floats))}, ["OUTPUT0"])
     probe = HttpProbe(site.http_port, raw(request))
@@ -182,9 +183,10 @@ def large_request(site: Site) -> Measure:
 
 
 def uneven(site: Site) -> Measure:
-    """One client whose requests take 0.3 s beside fast ones, of which four clients ask without a pause.
+    """One client whose requests take 0.3 s, beside four clients that send fast ones without a pause.
 
-    It runs long enough that the first slow request, which is not foreseen, is less than a hundredth of all.
+    The measurement runs long enough that the first slow request, which is not foreseen, is less than a hundredth of
+    all.
     """
     with site.guests(("task", [0.0]), count=4):
         return beside(site.http("task", [0.0]), site.guests(("task", [0.3]), count=1), UNEVEN_S)

@@ -1,6 +1,6 @@
 """The models in mosec, one worker each: python mosec_server.py --port N, with MODEL and ENCODING in the environment.
 
-With orjson in place of mosec's json, and no waiting for batches of a model without any, as a careful user would do.
+With orjson in place of mosec's json, and no waiting for batches where a model has none, as a careful user would do.
 """
 
 import os
