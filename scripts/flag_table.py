@@ -14,7 +14,7 @@ from shoal.options import ServerOptions
 PAGE = Path(__file__).parents[1] / "docs" / "migrate-from-triton.md"
 BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
 
-#: Triton's command line as its documentation lists it, written by hand; the others are Shoal's own.
+#: Triton's command line as its documentation lists it, written by hand; flags that are not in it are Shoal's own.
 TRITON = """
     id exit-timeout-secs
     log-verbose log-info log-warning log-error log-format log-file

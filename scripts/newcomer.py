@@ -3,8 +3,8 @@
     .venv/bin/python scripts/newcomer.py
 
 Each step is a command that the documentation shows, typed in an empty folder. The page is opened in Chromium where
-Playwright and a browser are installed (docs/page.md); else its form's request is sent without one, and a line says so.
-Exits with a sentence if a step fails, or if all of them together take more than LIMIT_S of the machine's time.
+Playwright and a browser are installed (docs/page.md); else its form's request is sent without a browser, and a line
+says so. Exits with a sentence if a step fails, or if all of them together take more than LIMIT_S of the machine's time.
 """
 
 import json

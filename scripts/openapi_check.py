@@ -4,7 +4,7 @@ ones, ones at the bounds, and ones that break a rule.
     scripts/openapi-check [--examples 50] [--seed 1]
 
 An answer that is not of the documented form, an error of any status without a sentence, no answer within ten seconds,
-and a server that logs a traceback or does not end in order, are failures: it exits with 1 then.
+and a server that logs a traceback or does not end in order, are failures: the script exits with 1 then.
 """
 
 import argparse
@@ -25,9 +25,9 @@ CHECKS = "status_code_conformance,content_type_conformance,response_schema_confo
 FLAGS = (
     "--phases=examples,coverage,fuzzing", "--workers=1", "--suppress-health-check=all", "--continue-on-failure",
     "--no-color",
-    "--exclude-path-regex=repeat_int32/generate_stream",  # which waits for as many ms as a request says
+    "--exclude-path-regex=repeat_int32/generate_stream",  # the model waits for as many ms as a request says
 )  # fmt: skip
-#: Between two looks at the server's log, which must not fill its pipe.
+#: Seconds between two looks at the server's log, which must not fill its pipe.
 PAUSE_S = 0.5
 
 

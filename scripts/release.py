@@ -121,7 +121,8 @@ def made(folder: Path, python: Path) -> Path:
 
 
 def settle(path: Path, seconds: int) -> None:
-    """Rewrite a source distribution with one time for all files and no owner: setuptools writes the build's."""
+    """Rewrite a source distribution with one time for all files and no owner: setuptools writes the time and the owner
+    of the build."""
     packed = io.BytesIO()
     with tarfile.open(path) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for member in sorted(old.getmembers(), key=lambda each: each.name):

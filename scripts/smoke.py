@@ -23,7 +23,7 @@ REQUEST = {
 
 
 def ask(port: int, server: "subprocess.Popen[bytes]") -> list[float]:
-    """The first output of the sample model, once the server listens. Exits if it ends or never does."""
+    """The first output of the sample model, once the server listens. Exits if the server ends or never listens."""
     url = f"http://127.0.0.1:{port}/v2/models/add_sub/infer"
     request = urllib.request.Request(url, json.dumps(REQUEST).encode())
     deadline_s = time.monotonic() + DEADLINE_S

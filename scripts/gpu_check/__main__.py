@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def environment(directory: Path, wheels: Path | None, *, on_cpu: bool) -> dict[str, str]:
-    """The variables of all rows' processes; the wheels are unpacked where they find them."""
+    """The variables of all rows' processes; the wheels are unpacked where these processes find them."""
     paths = [str(FAKES)] if on_cpu else []
     if wheels is not None:
         site = directory / "site"

@@ -12,7 +12,7 @@ from scripts.gpu_check.rows import ROWS
 
 
 def main(name: str, *, on_cpu: bool, seconds: float) -> int:
-    """Run a row; returns 0 unless it is wrong."""
+    """Run a row; returns 0 unless the finding is that something is wrong."""
     from scripts.gpu_check.__main__ import RESULT
 
     (row,) = (row for row in ROWS if row.name == name)
