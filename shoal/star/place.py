@@ -94,8 +94,9 @@ class Place:
             self.port.flush()
             self.channel.acknowledge(seq)
 
-    def settle(self, seq: int, others: Handlers = _NONE) -> None:
-        """Acknowledge the welcome, and apply all messages until all models are known."""
+    def settle(self, seq: int, others: Handlers = _NONE, deadline_s: float | None = None) -> None:
+        """Acknowledge the welcome, and apply all messages until all models are known. Raises TimeoutError if they are
+        not known by the monotonic time `deadline_s`, if there is one."""
         self.channel.acknowledge(seq)
         message: ToClient | None = None
         while not isinstance(message, ModelsKnown):
