@@ -1,7 +1,9 @@
 """Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, is replaced by a fresh one.
 
 The fresh instance is up before the old one ends, which finishes its requests: no request fails or waits. Only one
-instance of a version is replaced at a time, so that memory for one more instance is enough. Runs in the supervisor.
+instance of a version is replaced at a time, so that memory is needed once more and not twice. Where the fresh ones grow
+beyond `max_rss` again and again, as a model that needs more for its requests does, they are replaced as rarely as dead
+ones are started again (restarts.py). Runs in the supervisor.
 """
 
 import logging
@@ -14,6 +16,7 @@ from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
+from shoal.supervisor.processes.restarts import Restarts
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,10 @@ class Recycling:
         self._jitters: dict[int, int] = {}
         self._retry_s: dict[int, float] = {}
         self._too_large: set[int] = set()
+        # And by the version and the name, which a fresh instance inherits: how its forerunners grew, and when the next
+        # one may be replaced for that.
+        self._growths: dict[tuple[int, str], Restarts] = {}
+        self._patience_s: dict[tuple[int, str], float] = {}
 
     def watch(self) -> None:
         """Check all instances now and every LOOK_S."""
@@ -45,29 +52,33 @@ class Recycling:
 
     def look(self) -> None:
         """Replace all instances that are over a limit of their model."""
-        numbers = set[int]()
+        numbers, names = set[int](), set[tuple[int, str]]()
         for model in self._models.models.values():
             for served in model.serving.values():
                 limits = recycling_limits(served.version.config)
                 if limits.max_requests or limits.max_rss_bytes:
                     numbers |= {instance.number for instance in served.instances}
+                    names |= {_name_of(instance) for instance in served.instances}
                     with contained(served):
                         self._judge(served, limits)
         self._jitters = {number: jitter for number, jitter in self._jitters.items() if number in numbers}
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers
+        self._growths = {name: growths for name, growths in self._growths.items() if name in names}
+        self._patience_s = {name: patience_s for name, patience_s in self._patience_s.items() if name in names}
 
     def _judge(self, served: ServedVersion, limits: RecyclingLimits) -> None:
         for instance in tuple(served.instances):
             progress = instance.progress
             if progress is None or self._retry_s.get(instance.number, 0.0) > self._loop.now_s():
                 continue
-            if why := self._why(instance, progress, limits):
-                self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
+            if why := self._taken(instance, progress, limits):
                 self._replace(served, instance, why)
+            elif (why := self._grown(instance, limits)) and self._replace(served, instance, why):
+                self._note_growth(instance)
 
-    def _why(self, instance: Instance, progress: WorkerProgress, limits: RecyclingLimits) -> str:
-        """The limit that an instance has reached, in words; empty where it has reached none."""
+    def _taken(self, instance: Instance, progress: WorkerProgress, limits: RecyclingLimits) -> str:
+        """In words, that an instance has taken enough requests; empty where it has not."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
             if progress.num_requests >= limits.max_requests + jitter:
@@ -75,6 +86,12 @@ class Recycling:
                     f"it has taken {progress.num_requests} requests, the model's 'max_requests' is "
                     f"{limits.max_requests}"
                 )
+        return ""
+
+    def _grown(self, instance: Instance, limits: RecyclingLimits) -> str:
+        """In words, that an instance has grown too large; empty where it has not, or may not be replaced for that."""
+        if self._patience_s.get(_name_of(instance), 0.0) > self._loop.now_s():
+            return ""
         if limits.max_rss_bytes and rss_bytes(instance.pid) > limits.max_rss_bytes:
             if instance.rss_when_up_bytes <= limits.max_rss_bytes:
                 return _memory(rss_bytes(instance.pid), limits)
@@ -86,19 +103,40 @@ class Recycling:
                 )  # fmt: skip
         return ""
 
-    def _replace(self, served: ServedVersion, instance: Instance, why: str) -> None:
+    def _note_growth(self, instance: Instance) -> None:
+        """Note that an instance is replaced since it has grown; where that comes again and again, log it and wait."""
+        name, now_s = _name_of(instance), self._loop.now_s()
+        growths = self._growths.setdefault(name, Restarts())
+        up_s = max(now_s - instance.worker.up_since_s, 1e-3)
+        verdict = growths.died(now_s, up_s, has_completed=False)
+        self._patience_s[name] = now_s + verdict.pause_s
+        if verdict.is_failed:
+            _log.warning(
+                "instance '%s' of model '%s' has grown beyond 'max_rss' again and again, each time within a minute: it "
+                "is not recycled for that in the next %g s. Where its requests need so much memory, raise 'max_rss'",
+                instance.name, instance.version.name, verdict.pause_s,
+            )  # fmt: skip
+
+    def _replace(self, served: ServedVersion, instance: Instance, why: str) -> bool:
+        """Begin to replace an instance; whether that was possible."""
+        self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
         try:
             is_replaced = served.replace(instance)
         except ShoalError as error:
             _log.error("instance '%s' of model '%s' cannot be recycled: %s", instance.name, served.version.name, error)
-            return
+            return False
         if is_replaced:
             _log.info(
                 "instance '%s' (pid %d) of model '%s' is recycled: %s",
                 instance.name, instance.pid, served.version.name, why,
             )  # fmt: skip
         else:
-            del self._retry_s[instance.number]  # tried again at the next check: the version is busy with another change
+            del self._retry_s[instance.number]  # later, once the present replacement is over
+        return is_replaced
+
+
+def _name_of(instance: Instance) -> tuple[int, str]:
+    return instance.version.model_id, instance.name
 
 
 def _memory(rss_bytes: int, limits: RecyclingLimits) -> str:

@@ -98,6 +98,26 @@ def test_it_is_replaced_that_has_grown_and_not_what_was_large_from_the_start(cap
         assert "MiB of memory, the model's 'max_rss' is 0 MiB" in replaced
 
 
+def test_what_grows_again_and_again_is_recycled_as_rarely_as_the_dead_are_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A model whose requests need more memory than the limit was recycled every second, for ever."""
+    with recycled(parameter("max_rss", "100K")) as (made, recycling):
+        begun_s, times_s = made.rig.loop.now_s(), list[float]()
+        while len(times_s) < 7:
+            made.served.instances[0].rss_when_up_bytes = 90 << 10
+            recycling.look()
+            for fresh in [each for each in made.roster if each.state is InstanceState.STARTING]:
+                times_s.append(round(made.rig.loop.now_s() - begun_s, 1))
+                made.bring_up(fresh)
+            made.rig.clock.pass_time(0.1)
+        assert times_s == [0.0, 0.1, 0.6, 1.6, 3.6, 33.6, 63.6]
+    said = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    assert len(said) == 3
+    assert "instance 'm_0_0' of model 'm' has grown beyond 'max_rss' again and again" in said[0]
+    assert "not recycled for that in the next 30 s. Where its requests need so much memory, raise 'max_rss'" in said[0]
+
+
 def test_where_the_fresh_one_fails_it_is_not_tried_again_at_once() -> None:
     with recycled(parameter("max_requests", 10)) as (made, recycling):
         instance = made.served.instances[0]
