@@ -319,7 +319,8 @@ class Submission:
         """Make a sequence batcher's checks of these settings, the last of all checks. Raises InvalidArgumentError."""
         signature = prepared.entry.signature
         if signature.sequences is not None:
-            check_sequence(signature.sequences, signature.name, id_.decode(), prepared.rows, settings.correlation_id)
+            request_id = id_.decode() or prepared.id  # one that is not plain was not cut out
+            check_sequence(signature.sequences, signature.name, request_id, prepared.rows, settings.correlation_id)
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""

@@ -375,3 +375,15 @@ def test_only_the_first_of_a_sequence_of_one_size_is_parsed(star: Star, tail: by
         assert pending.prepared.correlation_id == number
         assert star.records[-1][9] == number
     assert known == [False, *[True] * 5]
+
+
+@pytest.mark.parametrize("tail", [None, ONE], ids=["json", "binary"])
+@pytest.mark.parametrize("id_", ["7", "\u00e9"])
+def test_a_sequence_that_is_refused_names_the_request(star: Star, id_: str, tail: bytes | None) -> None:
+    """An id that is not plain ASCII stays in what is known."""
+    tensor = NUMBERS if tail is None else binary("A", "FP32", [1, 2], 8)
+    more = b',"id":"%b","parameters":{"sequence_id":%b}'
+    for _ in range(2):
+        star.submit(CORRELATED, inputs(tensor, more=more % (id_.encode(), b"1")), tail)
+    with pytest.raises(ShoalError, match=rf"^\[request id: {id_}\] sequence batching control"):
+        star.submit(CORRELATED, inputs(tensor, more=more % (id_.encode(), b'"a"')), tail)
