@@ -19,6 +19,7 @@ from shoal.frontend.grpc.connection import GrpcConnection, Recall
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
 from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
+from shoal.frontend.grpc.http2.frames import HEAD_BYTES, BrokenError
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import REFLECTION_PATHS
@@ -165,23 +166,36 @@ class GrpcLane(CallLane):
 
     def _take_known(self, connection: GrpcConnection, known: KnownCall, data: bytes) -> bytes:
         """Submit the calls whose bytes fit the template of an earlier call, and return the bytes that follow them."""
-        position, nbytes = 0, known.nbytes
-        while len(data) - position >= nbytes:
-            read = known.read(data, position)
-            if read is None or known.template.num_changes != self._state.models.num_changes:
+        position, http2 = 0, connection.http2
+        num_data = known.layout.size - HEAD_BYTES
+        while (read := known.read(data, position)) is not None:
+            if known.template.num_changes != self._state.models.num_changes:
                 break
-            stream_id, id_, tensors, own_values = read
-            opening = known.opening_with(own_values) if own_values else known.opening
-            if opening is None or not connection.http2.open_whole(stream_id, known.block, known.num_data):
+            stream_id, block, id_, tensors = read
+            try:
+                stream = http2.open_whole(stream_id, block, num_data)
+            except BrokenError as error:
+                http2.fail(error)
+                break
+            if stream is False:
+                break
+            position += HEAD_BYTES + len(block)
+            if stream is None:
+                break
+            opening = known.opening_with(stream.headers)
+            if opening is None:  # of other headers: another call has to be known
+                connection.known = None
+                http2.go_on(stream, num_data)
+                self._begin(connection, stream_id, stream.headers)
                 break
             if connection.access is not None:
                 connection.access.begin(stream_id, opening.metadata, self.now_s)
             connection.calls[stream_id] = call = UnaryCall(self, connection, stream_id, opening)
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
-            position += nbytes
+            position += HEAD_BYTES + num_data
             if not call.infer_known(known.template, id_, tensors):  # otherwise the call is parsed as any other
-                call.take(data[position - known.num_data : position])
+                call.take(data[position - num_data : position])
         return data[position:] if position else data
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
@@ -190,7 +204,7 @@ class GrpcLane(CallLane):
         call = connection.calls.get(started.stream_id) if isinstance(started, RequestStarted) else None
         template = call.template if isinstance(call, UnaryCall) else None
         if isinstance(call, UnaryCall) and template is not None and template is connection.template:
-            connection.known = learn(data, events, connection.http2.known_block, call.opening, template)
+            connection.known = learn(data, events, call.opening, template)
         connection.template = template
 
     def _receive_into_target(self, connection: GrpcConnection) -> bool:

@@ -1,74 +1,89 @@
-"""Recognition of a ModelInfer call that repeats an earlier one, byte for byte, but for its stream, its trace, its id
-and its tensors. Pure.
+"""Recognition of a ModelInfer call that repeats an earlier one, but for its stream, its own headers, its id and its
+tensors. Pure.
 
-Clients repeat their calls. The bytes of the first such call were parsed as HTTP/2, gRPC and protobuf; here later ones
-are recognised without parsing. That saves a lane a third of its instructions for a small call (measured:
-bench/lane_cost.py). Common and differing parts alternate:
+Clients repeat their calls. The first such call was parsed as HTTP/2, gRPC and protobuf; of later ones only the header
+block is decoded, where it is not known by its bytes, since clients that index fields write equal headers as other bytes
+in each call. That saves a lane a third of its instructions for a small call (measured: bench/lane_cost.py). The block
+may have any length; behind it, common and differing parts alternate:
 
-    text        length, kind and flags of HEADERS
-    4 bytes     the stream
-    text        the header block up to the value of a trace's or request id's field, if it has such fields
-    value       and a text behind it, and so on; at its end length, kind and flags of DATA
-    4 bytes     the stream again
+    text        length, kind and flags of DATA
+    4 bytes     the stream, as in the head of HEADERS
     text        gRPC's prefix; the message up to its id, with the id's length
     id
     text        up to the first tensor
     tensor      and a text behind it, and so on
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
 from typing import NamedTuple
 
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.call import Opening
-from shoal.frontend.grpc.framing import PREFIX_BYTES
-from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
-from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
-from shoal.frontend.grpc.http2.header_blocks import KnownBlock, with_own_values
+from shoal.frontend.grpc.framing import PREFIX_BYTES, parse_timeout
+from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted, new
+from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
+from shoal.frontend.grpc.http2.header_blocks import OWN_FIELDS
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
 _FLAGS, _KIND_BYTES = 4, 5
+#: Such a head: length / 2¹⁶, the rest of the length, kind and flags, the stream.
+_unpack_head = Struct(">BH2s4s").unpack_from
+_WHOLE_HEADERS = bytes((HEADERS, END_HEADERS))
+#: The longest header block of a known call; ours, a quarter of the most that any call may have.
+_MAX_BLOCK_BYTES = 4096
+#: Fields whose values are the call's own: they decide nothing about its opening but its timeout.
+_OWN_FIELDS = OWN_FIELDS | {"grpc-timeout"}
 
 
 class KnownCall(NamedTuple):
-    """The bytes that calls of one template have in common: HEADERS, and DATA with one message."""
+    """What calls of one template have in common: a HEADERS frame, and DATA with one message."""
 
-    layout: Struct
+    layout: Struct  # of the DATA frame
     texts: tuple[bytes, ...]
-    nbytes: int
-    num_data: int  # bytes of DATA
-    data_at: int  # position of DATA's stream among the pieces
-    block: KnownBlock  # of HEADERS
     opening: Opening
+    own: Mapping[str, str]  # those of the opening's headers that are its call's own
     template: MessageTemplate | RegionTemplate
 
-    def read(self, data: bytes, position: int) -> tuple[int, bytes, Sequence[bytes], Sequence[bytes]] | None:
-        """Stream, id and tensors of a call of this template, whose bytes begin at `position`, and the values of its own
-        headers; None for any other bytes."""
-        pieces, data_at = self.layout.unpack_from(data, position), self.data_at
-        number, id_ = pieces[1], pieces[data_at + 2]
-        if pieces[::2] != self.texts or number != pieces[data_at] or not id_.isascii():
+    def read(self, data: bytes, position: int) -> tuple[int, bytes, bytes, Sequence[bytes]] | None:
+        """Stream, header block, id and tensors of a call of this template, whose bytes begin at `position`; None for
+        any other bytes. The header block may be any."""
+        if len(data) - position <= HEAD_BYTES:
             return None
-        return int.from_bytes(number, "big"), id_, pieces[data_at + 4 :: 2], pieces[3:data_at:2]
+        high, length, kind, stream = _unpack_head(data, position)
+        start = position + HEAD_BYTES
+        stop = start + length
+        layout = self.layout
+        if kind != _WHOLE_HEADERS or high or length > _MAX_BLOCK_BYTES or len(data) - stop < layout.size:
+            return None
+        pieces = layout.unpack_from(data, stop)
+        id_ = pieces[3]
+        if pieces[::2] != self.texts or pieces[1] != stream or not id_.isascii():
+            return None
+        return int.from_bytes(stream, "big"), data[start:stop], id_, pieces[5::2]
 
-    def opening_with(self, values: Sequence[bytes]) -> Opening | None:
-        """The opening of a call whose own headers have these values; None if one is malformed."""
-        metadata = with_own_values(self.block.headers, [each.name for each in self.block.own], values)
-        return None if metadata is None else self.opening._replace(metadata=metadata)
+    def opening_with(self, headers: Mapping[str, str]) -> Opening | None:
+        """The opening of a call that has these headers; None if it must be found out as any other's."""
+        opening = self.opening
+        if headers is opening.metadata:
+            return opening
+        if {**headers, **self.own} != opening.metadata:
+            return None
+        timeout_s, timeout = None, headers.get("grpc-timeout")
+        if timeout is not None:
+            try:
+                timeout_s = parse_timeout(timeout)
+            except ValueError:
+                return None
+        return new(Opening, (opening.method, headers, timeout_s, *opening[3:]))
 
 
 def learn(
-    data: bytes,
-    events: Sequence[Event],
-    find: Callable[[bytes], KnownBlock | None],
-    opening: Opening,
-    template: MessageTemplate | RegionTemplate,
+    data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate | RegionTemplate
 ) -> KnownCall | None:
-    """The template of the first call in `data`, whose events were `events`; None for an unusual call. `find` is
-    HeaderBlocks.find of its connection."""
+    """The template of the first call in `data`, whose events were `events`; None for an unusual call."""
     started, body = events[:2]
     if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or template.pattern is None:
         return None
@@ -77,10 +92,8 @@ def learn(
     end = block_end + HEAD_BYTES + len(body.data)
     message = data[start:end]
     # Frames without padding and priority, the second of which ends the stream.
-    block = find(data[HEAD_BYTES:block_end])
     if (
-        block is None
-        or data[_FLAGS] != END_HEADERS
+        data[_FLAGS] != END_HEADERS
         or data[block_end + _FLAGS] != END_STREAM
         or data[start - PREFIX_BYTES : end] != body.data
         or wire.match(template.pattern, message) is None
@@ -90,8 +103,6 @@ def learn(
     id_nbytes = len(found.id.encode())
     id_start = start + found.id_start + (wire.ID_HEAD_BYTES if id_nbytes else 0)
     differing = [
-        (_KIND_BYTES, HEAD_BYTES),
-        *[(HEAD_BYTES + begin, HEAD_BYTES + stop) for _, begin, stop in block.own],
         (block_end + _KIND_BYTES, block_end + HEAD_BYTES),
         (id_start, id_start + id_nbytes),
         *[
@@ -99,16 +110,9 @@ def learn(
             for offset, nbytes in zip(found.offsets, found.lengths, strict=True)
         ],
     ]
-    edges = [0, *[edge for span in differing for edge in span], end]
+    edges = [block_end, *[edge for span in differing for edge in span], end]
     sizes = [after - before for before, after in pairwise(edges)]
     layout = Struct("=" + "".join([f"{nbytes}s" for nbytes in sizes]))
-    return KnownCall(
-        layout,
-        layout.unpack_from(data)[::2],
-        end,
-        len(body.data),
-        3 + 2 * len(block.own),
-        block,
-        opening,
-        template,
-    )
+    texts = layout.unpack_from(data, block_end)[::2]
+    own = {name: value for name, value in opening.metadata.items() if name in _OWN_FIELDS}
+    return KnownCall(layout, texts, opening, own, template)

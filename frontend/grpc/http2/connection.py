@@ -30,9 +30,9 @@ class Http2Connection(Sending):
         "_num_pings",
         "_num_sent_at_ping",
         "_receiving",
+        "go_on",
         "is_failed",
         "keep_received",
-        "known_block",
         "open_whole",
     )
 
@@ -40,10 +40,9 @@ class Http2Connection(Sending):
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
         self._max_pings = limits.max_pings_without_data
-        #: Opens a stream for a call of a known form; see Receiving.open_whole.
+        #: For a call whose frames the caller has recognised; see Receiving.
         self.open_whole = self._receiving.open_whole
-        #: Finds the headers of a block that was decoded before; see HeaderBlocks.find.
-        self.known_block = self._receiving.blocks.find
+        self.go_on = self._receiving.go_on
         #: Counts received bytes that are not consumed; see Bodies.keep.
         self.keep_received = self._receiving.data_frames.keep
         # Changed by `ping`.
@@ -64,15 +63,19 @@ class Http2Connection(Sending):
         try:
             self._receiving.receive(data, now_s, events)
         except BrokenError as error:
-            self.is_failed = True
             events.clear()
-            self.drop_all()
-            has_greeted = self._receiving.has_begun or not self._small
-            if data.startswith(_HTTP1_METHODS) and not has_greeted:
-                self._small = [_IN_HTTP1]
-            else:
-                self.go_away(error.error_code, str(error).encode())
+            self.fail(error, data)
         return events
+
+    def fail(self, error: BrokenError, data: bytes = b"") -> None:
+        """End the connection, whose client has broken a rule with this data."""
+        self.is_failed = True
+        self.drop_all()
+        has_greeted = self._receiving.has_begun or not self._small
+        if data.startswith(_HTTP1_METHODS) and not has_greeted:
+            self._small = [_IN_HTTP1]
+        else:
+            self.go_away(error.error_code, str(error).encode())
 
     @property
     def expected(self) -> tuple[int, int, int, int] | None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from shoal.frontend.grpc.call import Opening, Service, open_call
 from shoal.frontend.grpc.framing import HEADERS, prefix, trailers
 from shoal.frontend.grpc.http2.connection import Http2Connection
-from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
+from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted, StreamReset
+from shoal.frontend.grpc.http2.frames import BrokenError
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import service
@@ -68,7 +69,7 @@ def _opened() -> Http2Connection:
 def learnt(star: Star, data: bytes) -> tuple[Http2Connection, KnownCall]:
     connection, events, opening, asked = first(star, data)
     assert asked.template is not None
-    known = learn(data, events, connection.known_block, opening, asked.template)
+    known = learn(data, events, opening, asked.template)
     assert known is not None
     return connection, known
 
@@ -78,37 +79,93 @@ def test_the_next_call_differs_in_stream_id_and_tensors(star: Star, id_: str) ->
     other = id_[::-1]
     connection, known = learnt(star, call(1, message(id_, bytes(8), bytes(range(8)))))
     following = call(3, message(other, b"abcdefgh", b"ABCDEFGH"))
-    assert known.read(following, 0) == (3, other.encode(), (b"abcdefgh", b"ABCDEFGH"), ())
-    assert connection.open_whole(3, known.block, known.num_data)
+    assert known.read(following, 0) == (3, BLOCK, other.encode(), (b"abcdefgh", b"ABCDEFGH"))
+    stream = connection.open_whole(3, BLOCK, known.layout.size - 9)
+    assert stream
+    assert known.opening_with(stream.headers) is known.opening
+    if id_:
+        assert known.read(following.replace(other.encode(), b"\xff" * len(id_)), 0) is None
     connection.respond(3, HEADERS, [b"x"], trailers(0))
     assert len(connection.streams.open) == 1  # the first one
 
 
-def traced(stream_id: int, trace: bytes) -> bytes:
-    field = b"\0\x0btraceparent%c%b" % (len(trace), trace)
+def literal(name: bytes, value: bytes) -> bytes:
+    return b"\0%c%b%c%b" % (len(name), name, len(value), value)
+
+
+def with_block(stream_id: int, block: bytes) -> bytes:
     body = message("", bytes(8), bytes(8))
-    return frame(HEADERS_FRAME, 4, stream_id, BLOCK + field) + frame(DATA, 1, stream_id, prefix(len(body)) + body)
+    return frame(HEADERS_FRAME, 4, stream_id, block) + frame(DATA, 1, stream_id, prefix(len(body)) + body)
 
 
-def test_the_next_call_may_have_a_trace_of_its_own(star: Star) -> None:
-    connection, known = learnt(star, traced(1, b"first"))
-    assert known.opening.metadata["traceparent"] == "first"
-    read = known.read(traced(3, b"other"), 0)
-    assert read == (3, b"", (bytes(8), bytes(8)), (b"other",))
-    opening = known.opening_with(read[3])
-    assert opening == known.opening._replace(metadata={**known.opening.metadata, "traceparent": "other"})
-    assert connection.open_whole(3, known.block, known.num_data)
-    assert known.opening_with((b"o\rher",)) is None
-    assert known.read(traced(5, b"longer"), 0) is None
+@pytest.mark.parametrize(
+    ("first_own", "then_own", "timeout_s"),
+    [
+        ({"traceparent": "first"}, {"traceparent": "another one"}, None),
+        ({"traceparent": "first"}, {}, None),
+        ({"tracestate": "a", "x-request-id": "b"}, {"x-request-id": "c"}, None),
+        ({"grpc-timeout": "1S"}, {"grpc-timeout": "20S"}, 20.0),
+        ({"grpc-timeout": "1S"}, {}, None),
+    ],
+)
+def test_the_next_call_may_have_headers_of_its_own(
+    star: Star, first_own: dict[str, str], then_own: dict[str, str], timeout_s: float | None
+) -> None:
+    first_block, block = (
+        BLOCK + b"".join([literal(*map(str.encode, each)) for each in own.items()]) for own in (first_own, then_own)
+    )
+    connection, known = learnt(star, with_block(1, first_block))
+    assert known.opening.metadata == {**dict(FIELDS), **first_own}
+    assert known.read(with_block(3, block), 0) == (3, block, b"", (bytes(8), bytes(8)))
+    stream = connection.open_whole(3, block, known.layout.size - 9)
+    assert stream
+    opening = known.opening_with(stream.headers)
+    assert opening == known.opening._replace(metadata={**dict(FIELDS), **then_own}, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (*FIELDS, ("authorization", "other")),
+        FIELDS,  # without the key
+        (*FIELDS, ("authorization", "key"), ("grpc-encoding", "gzip")),
+        (*FIELDS[:2], (":path", PATH + "s"), *FIELDS[3:], ("authorization", "key")),
+        (*FIELDS, ("authorization", "key"), ("grpc-timeout", "soon")),
+        (*FIELDS, ("authorization", "key"), ("traceparent", "x")),  # the first one had none
+    ],
+)
+def test_a_call_with_other_headers_has_an_opening_of_its_own(star: Star, fields: tuple[tuple[str, str], ...]) -> None:
+    _, known = learnt(star, with_block(1, BLOCK + literal(b"authorization", b"key")))
+    assert known.opening_with(dict(known.opening.metadata)) == known.opening
+    assert known.opening_with(dict(fields)) is None
+
+
+def test_a_stream_whose_opening_differs_goes_on_as_any_other(star: Star) -> None:
+    connection, known = learnt(star, call(1, message("", bytes(8), bytes(8))))
+    block = BLOCK + literal(b"content-length", b"7")
+    data = with_block(3, block)
+    spare = connection._receiving.data_frames.spare
+    stream = connection.open_whole(3, block, known.layout.size - 9)
+    assert stream
+    connection.go_on(stream, known.layout.size - 9)
+    assert connection._receiving.data_frames.spare == spare
+    assert connection.receive(data[9 + len(block) :], 0.0) == [StreamReset(3, 1)]  # it has more than 7 bytes
+
+
+def test_a_block_that_breaks_a_rule(star: Star) -> None:
+    connection, known = learnt(star, call(1, message("", bytes(8), bytes(8))))
+    assert connection.open_whole(3, BLOCK + literal(b"K", b""), known.layout.size - 9) is None  # of the stream
+    assert (connection.streams.last_id, list(connection.streams.open)) == (3, [1])
+    with pytest.raises(BrokenError):  # of the connection
+        connection.open_whole(5, b"\x80", known.layout.size - 9)
 
 
 def test_what_is_learnt_from_many_at_once_is_the_first_one(star: Star) -> None:
     calls = [call(stream_id, message("", bytes(8), bytes(8))) for stream_id in (1, 3, 5)]
     _, known = learnt(star, b"".join(calls))
-    assert known.nbytes == len(calls[0])
     together = b"".join(calls)
-    read = [known.read(together, position) for position in range(0, len(together), known.nbytes)]
-    assert read == [(stream_id, b"", (bytes(8), bytes(8)), ()) for stream_id in (1, 3, 5)]
+    read = [known.read(together, position) for position in range(0, len(together), len(calls[0]))]
+    assert read == [(stream_id, BLOCK, b"", (bytes(8), bytes(8))) for stream_id in (1, 3, 5)]
 
 
 @given(st.data())
@@ -117,7 +174,8 @@ def test_any_other_byte_makes_another_call(star: Star, data: st.DataObject) -> N
     _, known = learnt(star, call(1, message("id", bytes(8), bytes(8))))
     id_start, first = like.index(b"\x1a\x02id") + 2, like.index(b"\x3a\x08" + bytes(8)) + 2
     free = {*range(5, 9), *range(id_start, id_start + 2), *range(first, first + 8), *range(first + 10, first + 18)}
-    position = data.draw(st.sampled_from([each for each in range(len(like)) if each not in free]))
+    block = range(9, 9 + len(BLOCK))  # which is decoded
+    position = data.draw(st.sampled_from([each for each in range(len(like)) if each not in {*free, *block}]))
     changed = bytearray(like)
     changed[position] ^= data.draw(st.integers(1, 255))
     assert known.read(bytes(changed), 0) is None
@@ -125,27 +183,29 @@ def test_any_other_byte_makes_another_call(star: Star, data: st.DataObject) -> N
 
 def test_the_connection_has_a_word_in_it(star: Star) -> None:
     connection, known = learnt(star, call(1, message("", bytes(8), bytes(8))))
+    num_data = known.layout.size - 9
     for stream_id in (0, 1, 2, 1 << 31):  # none, an earlier one, a server's, no number at all
-        assert not connection.open_whole(stream_id, known.block, known.num_data)
-    assert not connection.open_whole(3, known.block._replace(headers={}), known.num_data)
+        assert connection.open_whole(stream_id, BLOCK, num_data) is False
+    assert connection.open_whole(3, BLOCK, connection._receiving.data_frames.spare + 1) is False
     connection.receive(call(3, message("", bytes(8), bytes(8)))[:20], 0.0)  # within a frame
-    assert not connection.open_whole(5, known.block, known.num_data)
+    assert connection.open_whole(5, BLOCK, num_data) is False
     going = _opened()
     going.go_away()
-    assert not going.open_whole(1, known.block, known.num_data)
+    assert going.open_whole(1, BLOCK, num_data) is False
+    full = _opened()
+    full.bound(0, 1 << 20)
+    assert full.open_whole(1, BLOCK, num_data) is None
 
 
 def test_unusual_calls_are_not_learnt(star: Star) -> None:
     whole = call(1, message("", bytes(8), bytes(8)))
-    connection, events, opening, asked = first(star, whole)
+    _, events, opening, asked = first(star, whole)
     assert asked.template is not None
     padded = bytearray(whole)
     padded[4] |= 8
-    assert learn(bytes(padded), events, connection.known_block, opening, asked.template) is None
-    assert (
-        learn(call(1, message("", bytes(4), bytes(8))), events, connection.known_block, opening, asked.template) is None
-    )
-    assert learn(whole, list(reversed(events)), connection.known_block, opening, asked.template) is None
+    assert learn(bytes(padded), events, opening, asked.template) is None
+    assert learn(call(1, message("", bytes(4), bytes(8))), events, opening, asked.template) is None
+    assert learn(whole, list(reversed(events)), opening, asked.template) is None
 
 
 def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:
