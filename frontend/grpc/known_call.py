@@ -23,15 +23,16 @@ from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.call import Opening
 from shoal.frontend.grpc.framing import PREFIX_BYTES, parse_timeout
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted, new
-from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
+from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
 from shoal.frontend.grpc.http2.header_blocks import OWN_FIELDS
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
-#: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
-_FLAGS, _KIND_BYTES = 4, 5
+#: Where kind and flags, and the stream's number, begin in a frame's head.
+_KIND, _STREAM = 3, 5
 #: Such a head: length / 2¹⁶, the rest of the length, kind and flags, the stream.
 _unpack_head = Struct(">BH2s4s").unpack_from
 _WHOLE_HEADERS = bytes((HEADERS, END_HEADERS))
+_LAST_DATA = bytes((DATA, END_STREAM))
 #: The longest header block of a known call; ours, a quarter of the most that any call may have.
 _MAX_BLOCK_BYTES = 4096
 #: Fields whose values are the call's own: they decide nothing about its opening but its timeout.
@@ -91,10 +92,11 @@ def learn(
     start = block_end + HEAD_BYTES + PREFIX_BYTES
     end = block_end + HEAD_BYTES + len(body.data)
     message = data[start:end]
-    # Frames without padding and priority, the second of which ends the stream.
+    # Frames without padding and priority, the second of which ends the stream. A call whose first bytes came before has
+    # others here, which may name a length beyond the end.
     if (
-        data[_FLAGS] != END_HEADERS
-        or data[block_end + _FLAGS] != END_STREAM
+        data[_KIND:_STREAM] != _WHOLE_HEADERS
+        or data[block_end + _KIND : block_end + _STREAM] != _LAST_DATA
         or data[start - PREFIX_BYTES : end] != body.data
         or wire.match(template.pattern, message) is None
     ):
@@ -103,7 +105,7 @@ def learn(
     id_nbytes = len(found.id.encode())
     id_start = start + found.id_start + (wire.ID_HEAD_BYTES if id_nbytes else 0)
     differing = [
-        (block_end + _KIND_BYTES, block_end + HEAD_BYTES),
+        (block_end + _STREAM, block_end + HEAD_BYTES),
         (id_start, id_start + id_nbytes),
         *[
             (start + offset, start + offset + nbytes)

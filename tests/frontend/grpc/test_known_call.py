@@ -206,6 +206,8 @@ def test_unusual_calls_are_not_learnt(star: Star) -> None:
     assert learn(bytes(padded), events, opening, asked.template) is None
     assert learn(call(1, message("", bytes(4), bytes(8))), events, opening, asked.template) is None
     assert learn(whole, list(reversed(events)), opening, asked.template) is None
+    for position in range(1, len(whole)):  # where the bytes before came with an earlier read
+        assert learn(whole[position:], events, opening, asked.template) is None
 
 
 def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:
