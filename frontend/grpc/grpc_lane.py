@@ -183,7 +183,7 @@ class GrpcLane(CallLane):
             if stream is None:
                 break
             opening = known.opening_with(stream.headers)
-            if opening is None:  # of other headers: another call has to be known
+            if opening is None:  # the calls have other headers now: a call with these has to be learnt
                 connection.known = None
                 http2.go_on(stream, num_data)
                 self._begin(connection, stream_id, stream.headers)
@@ -200,7 +200,7 @@ class GrpcLane(CallLane):
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
         """Keep the template of a call for recognising the next one, if the call before had that template, too."""
-        started = events[0]  # what is learnt is of this call: others that came with it may have other headers
+        started = events[0]  # calls that came with the first one may have other headers
         call = connection.calls.get(started.stream_id) if isinstance(started, RequestStarted) else None
         template = call.template if isinstance(call, UnaryCall) else None
         if isinstance(call, UnaryCall) and template is not None and template is connection.template:

@@ -27,30 +27,30 @@ from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD
 from shoal.frontend.grpc.http2.header_blocks import OWN_FIELDS
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
-#: Where kind and flags, and the stream's number, begin in a frame's head.
+#: Where kind and flags, and then the stream's number, begin in a frame's head.
 _KIND, _STREAM = 3, 5
-#: Such a head: length / 2¹⁶, the rest of the length, kind and flags, the stream.
+#: Reads a frame's head: the length in two numbers, / 2¹⁶ and the rest; kind and flags; the stream's number.
 _unpack_head = Struct(">BH2s4s").unpack_from
 _WHOLE_HEADERS = bytes((HEADERS, END_HEADERS))
 _LAST_DATA = bytes((DATA, END_STREAM))
 #: The longest header block of a known call; ours, a quarter of the most that any call may have.
 _MAX_BLOCK_BYTES = 4096
-#: Fields whose values are the call's own: they decide nothing about its opening but its timeout.
+#: Fields whose values differ from call to call. Of an Opening they decide only the metadata and the timeout.
 _OWN_FIELDS = OWN_FIELDS | {"grpc-timeout"}
 
 
 class KnownCall(NamedTuple):
-    """What calls of one template have in common: a HEADERS frame, and DATA with one message."""
+    """What calls of one template have in common. A call is a HEADERS frame, and a DATA frame with one message."""
 
-    layout: Struct  # of the DATA frame
-    texts: tuple[bytes, ...]
+    layout: Struct  # of the DATA frame: texts and differing parts, by turns
+    texts: tuple[bytes, ...]  # the common parts of the DATA frame
     opening: Opening
-    own: Mapping[str, str]  # those of the opening's headers that are its call's own
+    own: Mapping[str, str]  # the opening's headers of _OWN_FIELDS
     template: MessageTemplate | RegionTemplate
 
     def read(self, data: bytes, position: int) -> tuple[int, bytes, bytes, Sequence[bytes]] | None:
-        """Stream, header block, id and tensors of a call of this template, whose bytes begin at `position`; None for
-        any other bytes. The header block may be any."""
+        """The stream, header block, id and tensors of a call whose bytes begin at `position`; None if its DATA does not
+        fit this template. The header block is not compared."""
         if len(data) - position <= HEAD_BYTES:
             return None
         high, length, kind, stream = _unpack_head(data, position)
@@ -66,7 +66,11 @@ class KnownCall(NamedTuple):
         return int.from_bytes(stream, "big"), data[start:stop], id_, pieces[5::2]
 
     def opening_with(self, headers: Mapping[str, str]) -> Opening | None:
-        """The opening of a call that has these headers; None if it must be found out as any other's."""
+        """The opening of a call with these headers: the template's, with the call's metadata and timeout.
+
+        None if headers beside _OWN_FIELDS differ, the template's call lacked one of these fields, or the timeout is
+        malformed: the call then has to be opened like any other.
+        """
         opening = self.opening
         if headers is opening.metadata:
             return opening
@@ -84,7 +88,11 @@ class KnownCall(NamedTuple):
 def learn(
     data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate | RegionTemplate
 ) -> KnownCall | None:
-    """The template of the first call in `data`, whose events were `events`; None for an unusual call."""
+    """What later calls have in common with the first call in `data`, whose events were `events`.
+
+    None if the call is not a HEADERS and a DATA frame without padding and priority, or its message does not match the
+    template's pattern.
+    """
     started, body = events[:2]
     if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or template.pattern is None:
         return None
@@ -92,8 +100,8 @@ def learn(
     start = block_end + HEAD_BYTES + PREFIX_BYTES
     end = block_end + HEAD_BYTES + len(body.data)
     message = data[start:end]
-    # Frames without padding and priority, the second of which ends the stream. A call whose first bytes came before has
-    # others here, which may name a length beyond the end.
+    # Both frames have neither padding nor priority, and the second one ends the stream. Where the call's first bytes came
+    # with an earlier read, other bytes stand here, which may name a length beyond the end.
     if (
         data[_KIND:_STREAM] != _WHOLE_HEADERS
         or data[block_end + _KIND : block_end + _STREAM] != _LAST_DATA

@@ -55,7 +55,7 @@ def message() -> bytes:
 
 
 class Connection:
-    """A connection on which calls of one model are made; all fields but `literal` ones enter HPACK's table."""
+    """A connection for calls of one model, whose fields enter HPACK's table unless they are sent as literals."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
@@ -71,7 +71,8 @@ class Connection:
         self._socket.close()
 
     def ask(self, *calls: Fields, is_literal: bool = False) -> list[bool]:
-        """Whether calls succeed that are sent at once, each with these fields of its own."""
+        """Send calls at once, each with fields of its own, which do not enter HPACK's table if `is_literal`; returns
+        whether each has succeeded."""
         sent, first = b"", self._stream_id + 2
         for fields in calls:
             self._stream_id += 2
@@ -87,8 +88,8 @@ class Connection:
         return [statuses[stream_id] == 0 for stream_id in range(first, self._stream_id + 1, 2)]
 
     def error(self, own: Fields | bytes) -> tuple[int, int]:
-        """RST_STREAM or GOAWAY, with its error code, in answer to a call with these fields of its own, or with their
-        bytes."""
+        """The kind and error code of the RST_STREAM or GOAWAY that answers a call with these fields of its own, given
+        also as the bytes of a block."""
         self._stream_id += 2
         block = self._encoder.encode([*HEAD, *RIGHT])
         block += own if isinstance(own, bytes) else self._encoder.encode(own)
@@ -133,7 +134,7 @@ def test_each_call_is_admitted_by_its_own_key(server: Server, is_literal: bool) 
 
 @pytest.mark.parametrize("is_literal", [True, False])
 def test_each_call_is_of_its_own_trace(server: Server, receiver: Receiver, is_literal: bool) -> None:
-    """The client's table is full after 20 calls, if it enters their traces."""
+    """The client's table is full after 20 calls, if the traces enter the table."""
     before = len(receiver.spans(0))
     trace_ids = [f"{number + 1000 * is_literal:032x}" for number in range(1, 129)]
     with Connection(server.grpc_port) as connection:
@@ -149,8 +150,8 @@ def test_each_call_is_of_its_own_trace(server: Server, receiver: Receiver, is_li
 
 
 def test_a_block_that_breaks_a_rule_is_decoded_once(server: Server) -> None:
-    """The first one breaks a rule of its call, and enters fields into the table; the second one would refer to an entry
-    that there is, if it was decoded again."""
+    """The first block breaks a rule of its call, and enters fields into the table. The second block refers to an entry
+    that the table would have only if the first block had been decoded twice."""
     with Connection(server.grpc_port) as connection:
         for _ in range(3):
             assert connection.ask(RIGHT) == [True]

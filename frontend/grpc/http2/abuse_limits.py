@@ -6,7 +6,7 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Sending
 from shoal.frontend.grpc.http2.streams import Stream
 
-#: gRPC core's interval between pings while no call is open: TCP keep-alive's.
+#: Seconds between two pings of a client without open calls, as in gRPC core: TCP keep-alive's interval.
 _IDLE_PING_INTERVAL_S = 7200.0
 
 

@@ -40,10 +40,10 @@ class Http2Connection(Sending):
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
         self._max_pings = limits.max_pings_without_data
-        #: For a call whose frames the caller has recognised; see Receiving.
+        #: Open a stream for two frames that the caller has recognised, and have DATA go through `receive` after all.
         self.open_whole = self._receiving.open_whole
         self.go_on = self._receiving.go_on
-        #: Counts received bytes that are not consumed; see Bodies.keep.
+        #: Counts received bytes that are not consumed; see DataFrames.keep.
         self.keep_received = self._receiving.data_frames.keep
         # Changed by `ping`.
         self._num_pings = self._num_sent_at_ping = 0
@@ -109,7 +109,7 @@ class Http2Connection(Sending):
 
     @property
     def header_nbytes(self) -> int:
-        """Bytes of the header lists that are kept: of open streams, and of those that may come again."""
+        """Bytes of the header lists that are kept: of open streams, and of known blocks."""
         return self._receiving.header_nbytes
 
     def credit(self, stream_id: int, nbytes: int) -> None:
@@ -142,5 +142,5 @@ class Http2Connection(Sending):
 
     @property
     def is_drained(self) -> bool:
-        """Whether no further streams are taken, and every response lies in the output to its end."""
+        """Whether no further streams are accepted, and the output has every response to its end."""
         return self._receiving.is_going_away and not self.streams.open

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-#: Makes an event of its class and its fields, in a third of the time that calling the class takes.
+#: Makes an event of its class and a tuple of its fields, in a third of the time that calling the class takes.
 new = tuple.__new__
 
 
@@ -11,14 +11,13 @@ class RequestStarted(NamedTuple):
     """A stream was opened by a well-formed head."""
 
     stream_id: int
-    headers: Mapping[
-        str, str
-    ]  # lower-case names, pseudo headers among them; shared between requests: not to be changed
+    #: By lower-case name, pseudo headers among them. Requests may share the mapping: it must not be changed.
+    headers: Mapping[str, str]
     end_stream: bool
 
 
 class DataReceived(NamedTuple):
-    """A piece of a body as it came, or, empty, its end alone. Trailers are such an end, too.
+    """A piece of a request's body as it came; empty where the stream ends without further data, as with trailers.
 
     The event may come after the server has responded, as long as the response waits for a window.
     """
@@ -46,5 +45,5 @@ class Sent(NamedTuple):
     """A mark in a stream's queue: all pieces that were given with this token lie before it."""
 
     token: Any
-    nbytes: int  # size of these pieces
-    since_s: float  # when they were given
+    nbytes: int  # size of the pieces with this token
+    since_s: float  # when the pieces were given, in monotonic s

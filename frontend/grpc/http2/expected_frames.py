@@ -26,7 +26,7 @@ class ExpectedFrames:
         self._buffers: list[memoryview] = []
         self._num_certain = self._length = 0
         self._head = b""
-        self._num_expected = _MAX_BYTES  # twice the bytes that came the last time: each further buffer costs time
+        self._num_expected = _MAX_BYTES  # twice the bytes of the last read: each further buffer costs time
 
     def expect(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
         """Prepare the buffers for the rest of a frame (`num_certain` bytes), and up to `num_alike` frames like it, of

@@ -54,7 +54,7 @@ class BrokenError(Exception):
 
 
 HEAD_BYTES = 9
-#: length and type in one word, flags, stream.
+#: Length and type in one word, flags, stream.
 _HEAD = struct.Struct(">IBI")
 unpack_head = _HEAD.unpack_from
 pack_head = _HEAD.pack
@@ -90,7 +90,7 @@ def ping(payload: bytes, flags: int = 0) -> bytes:
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS with these values by their numbers."""
+    """A SETTINGS with these values, by the settings' numbers."""
     return pack_head(len(values) * 6 << 8 | SETTINGS, 0, 0) + b"".join(_SETTING.pack(*item) for item in values.items())
 
 
@@ -138,7 +138,7 @@ class ResponseHeaderBlocks(NamedTuple):
 
     @classmethod
     def of(cls, headers: bytes, trailers: bytes) -> "ResponseHeaderBlocks":
-        """The framed form of small blocks: each fits into any frame."""
+        """The framed form of small blocks: each must fit into a frame of DEFAULT_MAX_FRAME bytes."""
         heads = [
             (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])
             for block, flags in ((headers, END_HEADERS), (trailers, END_HEADERS | END_STREAM))

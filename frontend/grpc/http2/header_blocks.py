@@ -1,8 +1,8 @@
 """Header lists of requests: blocks decoded, the rules of RFC 9113 8.2 and 8.3 checked, known blocks kept. Pure.
 
-A client repeats a call as an equal sequence of few bytes, all of them references into the table that client and server
-keep. So a block that changed nothing in the table has equal headers until the table changes, and is looked up instead
-of decoded: 0.1 µs instead of 3 to 7 (measured).
+A client sends the headers of a repeated call as an equal block of few bytes, all of them references into the table that
+client and server keep. A block that changes nothing in the table stands for the same headers until the table changes,
+and is looked up instead of decoded: 0.1 µs instead of 3 to 7 (measured).
 """
 
 import re
@@ -19,12 +19,12 @@ from shoal.memo import Memo
 _TOLERANCE = 4
 #: Most blocks that are kept per connection, and the longest of them in bytes: 16 KiB altogether.
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
-#: Most bytes of the header lists of these blocks, as RFC 9113 10.5.1 counts: such a block may refer to sixteen times as
-#: many (ours: as much as sixteen calls with a token of 4 KiB each).
+#: Most bytes of the header lists of these blocks together, as RFC 9113 10.5.1 counts: without a bound their references
+#: could stand for sixteen times as many (ours: as many as sixteen calls with a token of 4 KiB each).
 _MAX_KNOWN_LIST_BYTES = 64 * 1024
-#: A header list from this size on counts (ours: all streams of a connection together have a megabyte of smaller ones).
+#: Header lists from this size on are counted (ours: a connection's streams have a megabyte of smaller ones at most).
 LARGE_BYTES = 1024
-#: Fields whose values are each call's own: a block that has one is not expected to come again.
+#: Fields whose values are each call's own: a block that has such a field is not kept, since it hardly comes again.
 OWN_FIELDS = frozenset({"traceparent", "tracestate", "x-request-id"})
 #: The kinds of a request's fields, in their order: pseudo headers come first.
 _KINDS = re.compile(rb"%c+%c*" % (PSEUDO, PLAIN))
@@ -39,7 +39,7 @@ class TooLargeError(Exception):
 
 
 class LargeHeaders(dict[str, str]):
-    """The headers of a request whose list has LARGE_BYTES or more. Streams may share them: whose blocks are equal."""
+    """The headers of a request whose list has LARGE_BYTES or more. Streams whose blocks are equal may share them."""
 
     __slots__ = ("nbytes",)
 
@@ -56,7 +56,7 @@ class HeaderBlocks:
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_header_bytes
         self._decoder = Decoder()
-        #: Headers of requests' blocks that decode to equal headers until the table changes. Changed by `_decode`.
+        #: Known blocks of requests, and the headers to which they decode until the table changes. Changed by all below.
         self._memo: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
         self.known = self._memo.entries
         #: Bytes of the list that was decoded last, as RFC 9113 10.5.1 counts. Changed by `_decode`.
@@ -91,11 +91,11 @@ class HeaderBlocks:
             raise MalformedError
         nbytes = self.nbytes
         if nbytes >= LARGE_BYTES:
-            headers = LargeHeaders(headers, nbytes)  # which calls share if their blocks are equal
+            headers = LargeHeaders(headers, nbytes)  # shared by calls whose blocks are equal
         if len(block) <= _MAX_KNOWN_BYTES and not self._decoder.has_changed and OWN_FIELDS.isdisjoint(names):
             if self.known_nbytes + nbytes > self._max_known_nbytes:
                 self._forget_known()
-            self._memo.keep(block, headers)  # which may have emptied it
+            self._memo.keep(block, headers)  # empties `known` first if it is full
             self.known_nbytes = nbytes + (self.known_nbytes if len(self.known) > 1 else 0)
         return headers
 
@@ -105,12 +105,12 @@ class HeaderBlocks:
             raise MalformedError
 
     def _decode(self, block: bytes) -> tuple[Sequence[str], Sequence[str], Sequence[int]]:
-        """Names, values and kinds of a block's fields."""
+        """Names, values and kinds of a block's fields. Raises TooLargeError and BrokenError, as `request` does."""
         decoder = self._decoder
         try:
             fields = decoder.decode(block)
         except HPACKError as error:
-            # the error's own text may quote the block, or print an object with its address
+            # The error's own text may quote the block, or print an object with its address.
             sentence = f"a header block that cannot be decompressed ({type(error).__name__})"
             raise BrokenError(COMPRESSION_ERROR, sentence) from None
         if decoder.has_changed and self.known:
@@ -125,13 +125,14 @@ class HeaderBlocks:
 
 
 def _joined(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    """The headers of a list some of whose fields have one name: their values are joined."""
+    """The headers of a list in which names occur several times: the values of one name are joined. Raises
+    MalformedError for a pseudo header."""
     joined: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
         known = joined.get(name)
         if known is not None and name.startswith(":"):
             raise MalformedError
-        # RFC 9113, 8.2.3: a cookie may come in crumbs.
+        # RFC 9113, 8.2.3: a cookie may come in several fields.
         joined[name] = value if known is None else f"{known}{'; ' if name == 'cookie' else ','}{value}"
     return joined
 

@@ -1,8 +1,8 @@
-"""HPACK's decoder (RFC 7541): the header blocks of one connection become fields, and its dynamic table. Pure.
+"""HPACK's decoder (RFC 7541), which turns a connection's header blocks into fields, and keeps its dynamic table. Pure.
 
-The table holds fields that are decoded and checked, so a reference costs an access to a list: the block of a client
-that indexes its traces takes 5 µs, and 17 in the hpack package (measured, in a loop). The package's exceptions, static
-table and Huffman codes are used here.
+An entry of the table is a field that has been decoded and checked, so that a reference costs an access to a list. The
+block of a client that enters its traces into the table takes 5 µs here, and 17 in the hpack package (measured, in a
+loop). The package's exceptions, static table and Huffman codes are used here.
 """
 
 import re
@@ -15,11 +15,11 @@ from shoal.frontend.grpc.http2 import huffman
 from shoal.frontend.grpc.http2.events import new
 from shoal.memo import Memo
 
-#: The most bytes of the dynamic table: SETTINGS_HEADER_TABLE_SIZE, of which we announce no other.
+#: The most bytes of the dynamic table: the default of SETTINGS_HEADER_TABLE_SIZE, since we announce no other.
 MAX_TABLE_BYTES = 4096
 #: The bytes that an entry of the table, or a field of a list, counts beside name and value (RFC 7541, 4.1).
 _FIELD_BYTES = 32
-#: The most bytes of an integer behind its first one (RFC 7541, 5.1 wants a limit; the hpack package's).
+#: The most bytes of an integer behind its first one (RFC 7541, 5.1, asks for a limit; this is the hpack package's).
 _MAX_INTEGER_BYTES = 5
 
 #: Kinds of fields by the rules of RFC 9113, 8.2 and 8.3: whether a request may have such a field, and where.
@@ -69,12 +69,12 @@ def _field(name: str, value: str) -> Field:
 
 
 _STATIC = [_field(name.decode(), value.decode()) for name, value in HeaderTable.STATIC_TABLE]
-#: Entries before the dynamic ones: the static ones, and one for the index 0, which is none.
+#: Entries before the dynamic ones: the static ones, and one at index 0, to which no reference may lead.
 _NUM_STATIC = 1 + len(_STATIC)
 
 
 class Decoder:
-    """The decoder of one connection. After an error it is out of step with its client: the connection has failed."""
+    """The decoder of one connection. After an error its table may not be the client's: the connection has failed."""
 
     __slots__ = ("_entries", "_max_nbytes", "_nbytes", "has_changed")
 
@@ -117,7 +117,7 @@ class Decoder:
                     if self._max_nbytes > MAX_TABLE_BYTES:
                         raise InvalidTableSizeError("a table's size beyond the limit")
                     self._evict()
-                else:  # 6.2.2 and 6.2.3: a literal that does not
+                else:  # 6.2.2 and 6.2.3: a literal that does not enter the table
                     field, position = self._literal(block, position, 0x0F)
                     fields.append(field)
         except IndexError:
@@ -130,7 +130,8 @@ class Decoder:
         return self._entries[index]
 
     def _literal(self, block: bytes, position: int, mask: int) -> tuple[Field, int]:
-        """The literal at a position, whose first byte has its name's index below `mask`, and the position behind it."""
+        """The field of a literal at a position, and the position behind it. In the literal's first byte, the bits of
+        `mask` are the index of the field's name; with 0 the name follows as a text."""
         index = block[position] & mask
         if index:
             if index < mask:
@@ -144,7 +145,7 @@ class Decoder:
         return _field(name, value), position
 
     def _insert(self, field: Field) -> None:
-        """Enter a field; one that is larger than the table leaves it empty (4.4)."""
+        """Enter a field into the table; a field larger than the table leaves the table empty (4.4)."""
         self._entries.insert(_NUM_STATIC, field)
         self._nbytes += field.nbytes
         self._evict()

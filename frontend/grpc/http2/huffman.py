@@ -1,8 +1,8 @@
 """HPACK's Huffman code (RFC 7541, 5.2 and appendix B), decoded byte by byte. Pure.
 
-A state is what the bytes so far have left of a symbol that is not yet whole. What a byte does in a state is worked out
-once per process: a trace takes 3 to 4 µs. All 256 states with all their steps would take 9 MB; the text that clients
-send takes few of them.
+A state is the bits, from the bytes so far, of a symbol that is not yet whole. The step from a state by a byte is worked
+out once per process, so that the text of a trace takes 3 to 4 µs. All steps of all 256 states would take 9 MB; the
+texts that clients send need few of them.
 """
 
 from hpack.exceptions import HPACKDecodingError
@@ -14,7 +14,7 @@ _SYMBOLS = {
     for symbol, (code, nbits) in enumerate(zip(REQUEST_CODES[:256], REQUEST_CODES_LENGTH[:256], strict=True))
 }
 _EOS_BITS = 30
-#: The bits that may remain at the end of a text: the first ones of EOS, less than a byte.
+#: The bits that may remain at the end of a text: fewer than a byte, all of them 1, as EOS begins.
 _PADDING = frozenset("1" * nbits for nbits in range(8))
 
 
@@ -44,7 +44,7 @@ _STATES = {"": _State("")}
 
 
 def decode(code: bytes) -> str:
-    """The text of a code, its bytes as Latin-1. Raises HPACKDecodingError."""
+    """The text of a code, with a character for each byte (Latin-1). Raises HPACKDecodingError."""
     text, state = "", _STATES[""]
     for byte in code:
         state, symbols = state[byte]

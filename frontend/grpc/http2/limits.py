@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     nuisance_burst: int = 10_000
     nuisances_per_s: float = 2000.0
     nuisances_per_frame_sent: float = 4.0
-    #: Our acknowledgements and resets that the client has not read yet; ours.
+    #: The server's acknowledgements and resets that the client has not read yet. Ours.
     max_unsent_answers: int = 10_000
     #: The number of pings that may come too early, the seconds that must lie between two pings, and whether these hold
     #: for a connection without open calls, too (if not, two hours must lie between its pings). Triton's flags and
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 
 def greeting(limits: Limits) -> list[bytes]:
-    """The server's first frames: its SETTINGS, and a WINDOW_UPDATE for the connection, whose window no setting has."""
+    """The server's first frames: its SETTINGS, and a WINDOW_UPDATE for the connection, whose window no setting sets."""
     values = {
         frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,

@@ -1,7 +1,8 @@
 """The receiving half of an HTTP/2 connection: a client's bytes are split into frames, and frames become events. Pure.
 
 Frames with data are passed on as they come; other frames are kept until they have come whole, the largest of which is a
-header list. A broken rule of a stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
+header list. A broken rule of a stream resets the stream; a broken rule of the connection raises BrokenError (RFC
+9113, 5.4).
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ from shoal.frontend.grpc.http2.streams import Stream
 #: The payload of our pings, by which their answers are recognised.
 PING = b"shoal\0\0\0"
 _ANY = -1
-#: The cost of SETTINGS, in frames without content: they may touch every stream.
+#: The cost of SETTINGS, counted in frames without content: SETTINGS may change the window of every stream.
 _SETTINGS_COST = 10.0
 
 _Handler = Callable[[int, int, bytes, list[Event]], None]
@@ -216,10 +217,10 @@ class Receiving:
 
     def open_whole(self, number: int, block: bytes, nbytes: int) -> Stream | Literal[False] | None:
         """Open a stream for two frames that the caller has recognised, in place of `receive`: a whole HEADERS with this
-        block, and a whole DATA that ends the stream, with `nbytes` bytes. `go_on` takes DATA back.
+        block, and a whole DATA of `nbytes` bytes that ends the stream.
 
-        None if the stream is refused: then DATA must go through `receive`. False, without effect, if both frames must.
-        Raises BrokenError.
+        Returns None if the stream is refused: DATA must then go through `receive`, as after `go_on`. Returns False,
+        without effect, if both frames must go through `receive`. Raises BrokenError.
         """
         data_frames = self.data_frames
         if (
@@ -279,7 +280,7 @@ class Receiving:
             events.append(new(RequestStarted, (number, stream.headers, is_last)))
 
     def _open(self, number: int, block: bytes, is_last: bool) -> Stream | None:
-        """Open a stream by its header list; None if it is refused. Raises BrokenError."""
+        """Open a stream by its header block; None if the stream is refused. Raises BrokenError."""
         headers = self.blocks.known.get(block)
         error_code = 0
         if headers is None:
@@ -309,9 +310,9 @@ class Receiving:
         return stream
 
     def _has_room_for(self, headers: LargeHeaders) -> bool:
-        """Whether a further stream may have these headers: open ones have them already, or they leave room."""
+        """Whether a further stream may have these headers: an open stream shares them, or those of all leave room."""
         last = next(reversed(self._streams.open.values()), None)
-        if last is not None and last.headers is headers:  # as of a client whose calls are all alike
+        if last is not None and last.headers is headers:  # the client's calls are all alike
             return True
         open_lists = self._open_lists()
         open_lists[id(headers)] = headers.nbytes

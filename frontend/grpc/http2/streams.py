@@ -1,4 +1,4 @@
-"""The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those left early. Pure."""
+"""The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those ended early. Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -50,8 +50,7 @@ class Queue:
         return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
 
     def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
-        """When the oldest message was sent whose memory is wanted back, by its token, in monotonic s; inf if there is
-        none."""
+        """When the oldest message was given whose token `is_wanted`, in monotonic s; inf if there is none."""
         marks = [each for each in self.pieces if isinstance(each, Sent)] if self.num_lent else ()
         return next((each.since_s for each in marks if is_wanted(each.token)), inf)
 

@@ -1,4 +1,4 @@
-"""Calls known by their bytes: what is learnt from one takes the next like it, and nothing else, whatever is changed."""
+"""known_call.py: what is learnt from a call recognises the next call like it, and no call that differs elsewhere."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def call(stream_id: int, body: bytes) -> bytes:
 
 
 def first(star: Star, data: bytes) -> tuple[Http2Connection, Sequence[Event], Opening, SubmittedMessage]:
-    """A connection on which that has come, as the lane sees it the first time."""
+    """A connection that has received `data`, and what the lane then knows of the first call."""
     connection = _opened()
     events = connection.receive(data, 0.0)
     started, body = events[:2]

@@ -43,7 +43,7 @@ def table(decoder: Decoder) -> Pairs:
 
 
 def same(ours: Decoder, theirs: hpack.Decoder, block: bytes) -> bool:
-    """Decode a block with both, and compare; False if it was refused."""
+    """Decode a block with both decoders, and compare; returns False if both refuse the block."""
     before = list(theirs.header_table.dynamic_entries), theirs.header_table.maxsize
     try:
         expected: object = [tuple(each) for each in theirs.decode(block, raw=True)]
