@@ -1,7 +1,8 @@
-"""A fuzzer for HTTP/2's server side: a seed is a client that behaves more or less, until it breaks a rule or the wire.
+"""A fuzzer for HTTP/2's server side: each seed is a client that keeps the rules, breaks one, or sends broken bytes.
 
-Never may an exception come out, never more be kept than the bounds say, every token comes back, and a broken rule is
-answered with the code that violations.py has for it. The long form: `python -m tests.frontend.grpc.http2.fuzz 1000000`.
+Whatever the client does, no exception comes out, no more is kept than the bounds allow, every token comes back, and a
+broken rule is answered with the code that violations.py has for it. The long form:
+`python -m tests.frontend.grpc.http2.fuzz 1000000`.
 """
 
 import random
@@ -40,7 +41,7 @@ LIMITS = Limits(
     max_streams=20,
     max_ping_strikes=0,
 )
-#: Codes that a client may be told of: those of the RFC that we use.
+#: Error codes that a client may get: those of the RFC that the server uses.
 TOLD = {0, 1, 3, 5, 6, 7, 9, 11}
 #: A head with fields for the table, so that later blocks may refer to them.
 _INDEXED_CALL = b"\x83\x86\x44\4/s/M\x5f\x10application/grpc"
@@ -48,7 +49,7 @@ _BLOCKS = (PLAIN_CALL, PLAIN_CALL, _INDEXED_CALL, b"\x83\x86\xbf\xbe", b"\x83\x8
 
 
 class Server:
-    """What stands behind the connection: it answers sooner or later, in any of the ways there are."""
+    """The application behind the connection, which answers sooner or later, in any of the ways there are."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -118,7 +119,7 @@ class Server:
         self.tokens.difference_update(tokens)
 
     def check(self) -> None:
-        """Nothing grows beyond its bound."""
+        """Check that nothing has grown beyond its bound."""
         connection = self.connection
         receiving = connection._receiving
         assert len(connection.streams.open) <= LIMITS.max_streams
@@ -158,7 +159,7 @@ def _honest(dice: random.Random, next_id: int, used: list[int]) -> tuple[bytes, 
 
 
 def _broken(dice: random.Random, said: bytes) -> bytes:
-    """The same with a few bits of it changed, or a part of it lost or said twice."""
+    """These bytes with a few bits changed, or a part lost or repeated."""
     damaged = bytearray(said)
     for _ in range(dice.choice((1, 1, 2, 8))):
         at = dice.randrange(len(damaged))
@@ -175,7 +176,7 @@ def _broken(dice: random.Random, said: bytes) -> bytes:
 
 
 def run(seed: int) -> str:
-    """One client; how it ended. Raises AssertionError, or whatever should never come out."""
+    """Run one client; returns how it ended. Raises AssertionError, or the error that should never come out."""
     dice = random.Random(seed)
     server = Server(dice)
     way = dice.randrange(3)
@@ -217,7 +218,7 @@ def _wander(dice: random.Random, server: Server, *, is_sound: bool) -> str:
 
 
 def _violate(dice: random.Random, server: Server) -> str:
-    """The state that violations.py speaks of, reached with detours, and one of them."""
+    """Bring the connection into the state of violations.py, with detours, and commit one of the violations."""
     connection = server.connection
     server.receive(frame(HEADERS, 4, 1, PLAIN_CALL) + frame(PING, 0, 0, b"12345678"))
     server.receive(frame(HEADERS, 4, 3, PLAIN_CALL) + frame(DATA, 1, 3, b"x") + frame(HEADERS, 5, 5, PLAIN_CALL))
@@ -255,7 +256,7 @@ def _violate(dice: random.Random, server: Server) -> str:
 
 
 def main(num_runs: int, first_seed: int) -> None:
-    """Run so many; say how they ended."""
+    """Run so many clients, and print how they ended."""
     ends: dict[str, int] = {}
     for seed in range(first_seed, first_seed + num_runs):
         try:

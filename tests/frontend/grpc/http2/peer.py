@@ -33,12 +33,12 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """A frame as RFC 9113, 4.1 draws it."""
+    """A frame, as drawn in RFC 9113, 4.1."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 def number(value: int) -> bytes:
-    """Four bytes: an error code, an increment."""
+    """A number of four bytes: an error code, or an increment."""
     return struct.pack(">I", value)
 
 
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def frames_in(data: bytes) -> list[Frame]:
-    """What a server has sent, taken apart; it must be whole frames."""
+    """The frames that a server has sent; they must be whole."""
     found = []
     while data:
         length = int.from_bytes(data[:3], "big")
@@ -65,7 +65,7 @@ def frames_in(data: bytes) -> list[Frame]:
 
 
 def taken(connection: Http2Connection) -> tuple[bytes, list[Any]]:
-    """All that the connection has to say, and the tokens it gives back."""
+    """All output of the connection, and the tokens that come out with it."""
     sent, tokens = bytearray(), []
     while connection.has_output:
         pieces, over = connection.output()
@@ -75,7 +75,7 @@ def taken(connection: Http2Connection) -> tuple[bytes, list[Any]]:
 
 
 def scatter(data: bytes, buffers: list[memoryview]) -> int:
-    """What recvmsg does with bytes that have come; how many it took."""
+    """Spread bytes over buffers, as recvmsg does; returns how many it took."""
     nbytes = 0
     for buffer in buffers:
         piece = data[nbytes : nbytes + len(buffer)]
@@ -108,7 +108,7 @@ def calling(connection: Http2Connection, *stream_ids: int, ends: bool = False) -
 
 
 def fault_of(connection: Http2Connection) -> tuple[str, int] | None:
-    """How a client is told of its fault: GOAWAY or RST_STREAM, and the code; None if it is told nothing."""
+    """The frame that answers a client's fault, GOAWAY or RST_STREAM, and its error code; None without such a frame."""
     frames = frames_of(connection)
     for each in frames:
         if each.kind == GOAWAY:
@@ -120,7 +120,7 @@ def fault_of(connection: Http2Connection) -> tuple[str, int] | None:
 
 
 class Client:
-    """`h2` and our connection, face to face."""
+    """A client of the package `h2`, connected to a connection of ours."""
 
     def __init__(self, limits: Limits | None = None, settings: dict[SettingCodes, int] | None = None) -> None:
         self.connection = Http2Connection(limits or Limits(), 0.0)
@@ -133,7 +133,7 @@ class Client:
         self.exchange()
 
     def call(self, body: bytes = b"", headers: Sequence[tuple[str, str]] = CALL, *, ends: bool = True) -> int:
-        """Begin a call; `exchange` brings it over."""
+        """Begin a call; `exchange` sends it."""
         stream_id = self.h2.get_next_available_stream_id()
         self.h2.send_headers(stream_id, list(headers))
         if body or ends:
@@ -141,7 +141,7 @@ class Client:
         return stream_id
 
     def exchange(self) -> list[Event]:
-        """Everything either has to say, until both are silent; what the server saw. The client's go to `seen`."""
+        """Exchange output until there is none; returns the server's events. The client's events go to `seen`."""
         events: list[Event] = []
         while True:
             to_server = self.h2.data_to_send()
@@ -155,7 +155,7 @@ class Client:
                 return events
 
     def response(self, stream_id: int) -> list[Any]:
-        """What the client has seen of a stream."""
+        """The client's events of a stream."""
         return [event for event in self.seen if getattr(event, "stream_id", None) == stream_id]
 
     def body(self, stream_id: int) -> bytes:

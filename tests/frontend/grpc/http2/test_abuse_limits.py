@@ -28,7 +28,7 @@ from tests.frontend.grpc.http2.peer import (
 )
 
 CALM = ("GOAWAY", 11)
-#: Small, so that a flood is short; time does not pass unless a test lets it.
+#: Small limits, so that a flood is short. Time passes only where a test lets it.
 LIMITS = Limits(
     reset_burst=50,
     resets_per_s=10.0,
@@ -40,7 +40,7 @@ LIMITS = Limits(
 
 
 def flood(connection: Http2Connection, said: Callable[[int], bytes], now_s: float = 0.0, most: int = 1000) -> int:
-    """Say it again and again, reading every answer; how often before that was too much, or `most`."""
+    """Send a frame again and again, and read every answer; returns how often until that was too much, or `most`."""
     for count in range(most):
         connection.receive(said(count), now_s)
         told = fault_of(connection)
@@ -67,7 +67,7 @@ NUISANCES: dict[str, Callable[[int], bytes]] = {
     "RST_STREAM of closed streams": lambda count: frame(RST_STREAM, 0, 5, number(8)),
     "malformed calls": lambda count: frame(HEADERS, 5, stream_id_of(count), PLAIN_CALL + b"\x83"),
 }
-#: The ends of calls that their client does not wait for: by itself, and by frames for which the server resets them.
+#: The ways in which a client ends calls early: by resetting them, and by frames for which the server resets them.
 RESETS: dict[str, Callable[[int], bytes]] = {
     "RST_STREAM": lambda stream_id: frame(RST_STREAM, 0, stream_id, number(8)),
     "DATA behind the end": lambda stream_id: frame(DATA, 0, stream_id, b"x"),

@@ -138,7 +138,7 @@ def test_a_client_that_cancels() -> None:
     client.h2.reset_stream(stream_id, 8)
     assert client.exchange() == [StreamReset(stream_id, 8)]
     assert client.tokens == ["block"]
-    # What is done to it now does nothing, and gives tokens back.
+    # Actions on the ended stream have no effect, and give tokens back.
     client.connection.send_headers(stream_id, STATUS_200)
     client.connection.send_data(stream_id, [b"x"], token="late")
     client.connection.send_trailers(stream_id, TRAILERS)
@@ -230,7 +230,7 @@ def test_a_client_whose_table_is_small_is_told_that_we_use_none() -> None:
         stream_id = client.call()
         client.exchange()
         client.connection.respond(stream_id, STATUS_200, [b"x"], TRAILERS)
-        client.exchange()  # hpack raises where nobody told it
+        client.exchange()  # the client's hpack raises an error if the table's size was not signalled
         assert client.body(stream_id) == b"x"
 
 

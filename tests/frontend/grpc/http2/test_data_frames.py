@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/data_frames.py: data as it comes, past the parser if it is much, and the windows given back."""
+"""frontend/grpc/http2/data_frames.py: data passed on as it comes or received directly, and windows given back."""
 
 import pytest
 
@@ -26,7 +26,7 @@ LIMITS = Limits(stream_window=100_000, connection_window=200_000)
 
 
 def begun(flags: int = 1, nbytes: int = 50_000, come: int = 1000) -> Http2Connection:
-    """Stream 1, of whose DATA frame so many bytes have come."""
+    """A connection of whose stream 1 a DATA frame has begun: `come` of its `nbytes` bytes have come."""
     connection = opened(LIMITS)
     calling(connection, 1)
     events = connection.receive(frame(DATA, flags, 1, b"x" * nbytes)[: 9 + come], 0.0)
@@ -108,7 +108,7 @@ def test_a_stream_that_ends_amid_its_data(how: str, flags: int) -> None:
     assert connection.receive(b"x" * 49_000, 0.0) == []
     assert connection.receive(frame(PING, 0, 0, b"12345678"), 0.0) == []
     assert not connection.is_failed
-    # Whoever has sent all is forgotten; of others more may come.
+    # A stream whose client has sent all is forgotten; on others more may come.
     assert (1 in connection.streams.left) == (flags == 0 and how != "cancel")
 
 

@@ -27,7 +27,7 @@ class Reader:
         self.num_direct = 0
 
     def read(self, data: bytes, most: int) -> int:
-        """A read of what has come, at most so many bytes; how many it took."""
+        """Read bytes that have come, at most so many; returns how many were read."""
         connection, expected = self.connection, self.connection.expected
         target = self.message[self.received :]
         if expected is None or expected[0] != 1 or not target:

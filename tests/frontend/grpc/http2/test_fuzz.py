@@ -1,4 +1,4 @@
-"""A short run of fuzz.py: other seeds than the last time would say nothing about this change, so the same each time."""
+"""A short run of fuzz.py, with the same seeds each time, so that a failure comes from the change under test."""
 
 from tests.frontend.grpc.http2.fuzz import run
 

@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/header_blocks.py: a block is remembered as long as it means the same, and no longer."""
+"""frontend/grpc/http2/header_blocks.py: a block is known until the table changes, and no longer."""
 
 import hpack
 import pytest
@@ -21,7 +21,7 @@ def test_what_changes_nothing_is_remembered_until_something_changes() -> None:
     other = encoder.encode([*CALL, ("grpc-timeout", "1S")])
     blocks.request(other)
     assert blocks.known == {}
-    with pytest.raises(MalformedError):  # the same bytes mean something else now
+    with pytest.raises(MalformedError):  # the block's references now lead to other fields
         blocks.request(second)
 
 
@@ -39,7 +39,7 @@ def test_a_table_cut_and_grown_again_is_another() -> None:
     known = encoder.encode(CALL)
     blocks.request(known)
     assert blocks.known
-    blocks.request(b"\x20\x3f\xe1\x1f" + PLAIN_CALL)  # to nothing, and to 4096
+    blocks.request(b"\x20\x3f\xe1\x1f" + PLAIN_CALL)  # the table's size to 0, and to 4096
     assert known not in blocks.known
 
 
@@ -166,7 +166,7 @@ def test_a_value_of_its_own_is_checked_as_any_other(value: bytes) -> None:
 
 
 def expected_outcome(decoder: hpack.Decoder, block: bytes) -> object:
-    """What a request's block means by the hpack package, and by the rules of RFC 9113, 8.2 and 8.3."""
+    """What a request's block stands for, by the hpack package and the rules of RFC 9113, 8.2 and 8.3."""
     try:
         fields = [(bytes(name), bytes(value)) for name, value in decoder.decode(block, raw=True)]
     except hpack.HPACKError:

@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/receiving.py: every broken rule has its answer, and what means nothing is ignored."""
+"""frontend/grpc/http2/receiving.py: every broken rule has its answer, and what has no meaning is ignored."""
 
 import pytest
 
@@ -43,7 +43,7 @@ LIMITS = Limits(stream_window=STREAM_WINDOW, connection_window=CONNECTION_WINDOW
 
 
 def busy() -> Http2Connection:
-    """As violations.py says."""
+    """A connection in the state that violations.py describes."""
     connection = opened(LIMITS)
     calling(connection, 1)
     calling(connection, 3, 5, ends=True)
@@ -75,7 +75,7 @@ def test_a_broken_rule_of_a_stream_ends_that(violation: Violation) -> None:
     assert not connection.is_failed
     resets = [event for event in events if isinstance(event, StreamReset)]
     assert [reset.error_code for reset in resets] == [violation.told[1]] * len(resets)
-    # The connection serves the next call, and its table has not lost its way.
+    # The connection serves the next call: its table is still the client's.
     calling(connection, 11, ends=True)
 
 
@@ -138,7 +138,7 @@ def test_what_means_nothing_is_ignored(said: bytes) -> None:
 def test_the_rest_of_a_frame_or_of_a_head_is_missing_since_its_beginning(said: bytes) -> None:
     connection = busy()
     assert not connection.waits_since(1e9)
-    connection.receive(frame(DATA, 0, 1, b"1234")[:-2], 5.0)  # which nobody keeps here
+    connection.receive(frame(DATA, 0, 1, b"1234")[:-2], 5.0)  # data is passed on, not kept until the frame is whole
     assert not connection.waits_since(1e9)
     connection.receive(b"34" + said[:4], 10.0)
     connection.receive(said[4:], 10.0)

@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 
 class Schedule:
-    """Client and server do as the steps say; each knows what it said, and the other must have heard it."""
+    """Client and server act step by step; what each side has sent must have arrived at the other."""
 
     def __init__(self, split: int) -> None:
         self.client = Client(Limits(stream_window=2000, connection_window=70_000), {INITIAL_WINDOW: 500})
@@ -134,7 +134,7 @@ class Schedule:
                 self.client.seen += self.client.h2.receive_data(to_client)
             for event in self.client.seen:
                 if isinstance(event, h2_events.StreamReset) and event.stream_id in self.asking:
-                    self.asking.remove(event.stream_id)  # whoever is told to stop, stops
+                    self.asking.remove(event.stream_id)  # a client whose stream is reset stops sending
             if not to_server and not to_client:
                 return
 

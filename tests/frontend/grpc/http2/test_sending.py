@@ -18,7 +18,7 @@ from tests.frontend.grpc.http2.peer import (
     taken,
 )
 
-#: Windows that are never in the way.
+#: Windows that limit nothing in these tests.
 WIDE = setting(4, 1 << 30)
 
 
@@ -103,7 +103,7 @@ def test_streams_take_turns() -> None:
     connection.respond(5, STATUS_200, [b"small"], TRAILERS)
     frames = frames_in(taken(connection)[0])
     order = [each.stream_id for each in frames if each.kind == DATA]
-    assert order.index(5) == 8  # behind one turn of each of the others: four frames
+    assert order.index(5) == 8  # behind one turn of four frames of each other stream
     assert order.index(3) == 4
     ends = [each.stream_id for each in frames if each.kind == HEADERS and each.flags == 5]
     assert ends == [5, 1, 3]

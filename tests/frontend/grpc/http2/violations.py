@@ -1,7 +1,7 @@
-"""What breaks a rule of HTTP/2, how a client is told, and where the RFC says so. For tests and for the fuzzer.
+"""What breaks a rule of HTTP/2, the answer that a client gets, and where the RFC says so. For tests and for the fuzzer.
 
-All of it is said on a connection on which stream 1 has been opened and is still sending, stream 3 has sent all, both
-wait for their responses, and 5 is closed: answered after it had sent all.
+All of these bytes are sent on a connection with three streams: the client is still sending on stream 1, has sent all on
+stream 3, and waits for both responses; stream 5 was answered after the client had sent all, and is closed.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from tests.frontend.grpc.http2.peer import (
 )
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 1, 3, 5, 6, 9, 11
-#: What the server of these tests announces.
+#: The settings that the server of these tests announces.
 STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 40_000, 100_000, 70_000
 
 
