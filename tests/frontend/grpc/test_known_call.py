@@ -181,7 +181,7 @@ def test_any_other_byte_makes_another_call(star: Star, data: st.DataObject) -> N
     assert known.read(bytes(changed), 0) is None
 
 
-def test_the_connection_has_a_word_in_it(star: Star) -> None:
+def test_the_connection_decides_whether_a_known_call_opens_a_stream(star: Star) -> None:
     connection, known = learnt(star, call(1, message("", bytes(8), bytes(8))))
     num_data = known.layout.size - 9
     for stream_id in (0, 1, 2, 1 << 31):  # none, an earlier one, a server's, no number at all
