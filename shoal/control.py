@@ -56,8 +56,8 @@ class Channel:
         self._socket.setblocking(blocking)
 
     def set_deadline(self, deadline_s: float | None) -> None:
-        """Bound each wait of a blocking channel, to be sent or received a message, by a monotonic time, after which it
-        raises TimeoutError; None: by none."""
+        """Limit each later wait of a blocking channel to the seconds that are now left until a monotonic time: `send`
+        and `receive` raise TimeoutError after them. None: no limit."""
         self._socket.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
 
     def send(self, message: Message, seq: int = 0) -> None:
@@ -253,11 +253,11 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def connect_guest(path: str, deadline_s: float) -> Channel:
-    """Connect this process, a user's, to the server that listens at `path`. Blocking until a monotonic time at most;
-    the channel keeps this deadline.
+    """Connect this process, a user's, to the server that listens at `path`. Blocking until a monotonic time at most,
+    which stays the channel's deadline.
 
-    Raises OSError where there is none, PermissionError where the server is another user's, TimeoutError where it has
-    too many connections to accept.
+    Raises OSError where no server listens, PermissionError where the server is another user's, TimeoutError where too
+    many connections wait for the server to accept them.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -275,8 +275,9 @@ def connect_guest(path: str, deadline_s: float) -> Channel:
 
 
 def _connect_by(connection: socket.socket, path: str, deadline_s: float) -> None:
-    """Connect a blocking socket. A Unix socket waits for a place among the connections to accept only while it blocks,
-    and then for SO_SNDTIMEO (unix(7): EAGAIN)."""
+    """Connect a blocking socket to `path`. Where too many connections wait to be accepted, `connect` waits for
+    SO_SNDTIMEO; on a socket with a timeout of Python's, which does not block, it would fail at once (unix(7):
+    EAGAIN)."""
     left_us = max(1, int((deadline_s - time.monotonic()) * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
     try:

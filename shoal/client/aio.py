@@ -40,7 +40,7 @@ class AsyncClient:
             raise InvalidArgumentError(
                 f"'{shown_url(self._place)}' is a URL; with asyncio, use tritonclient's own clients for those"
             )
-        # Changed by coroutines, between two of which no other code runs: one connects, and the others wait for it.
+        # Changed by coroutines, which need no lock. `_connecting`: one coroutine connects, and the others wait for it.
         self._session: Session | None = None
         self._connecting: asyncio.Future[Session] | None = None
         self._is_closed = False
@@ -157,7 +157,7 @@ class AsyncClient:
             left_s = end_s - time.monotonic()
             if self._connecting is None:
                 return await self._connect(max(0.0, left_s))
-            # A connecting coroutine that fails has the error; this one tries again.
+            # If the coroutine that connects fails, it raises the error, and this one tries again.
             if not (await asyncio.wait([self._connecting], timeout=max(0.0, left_s)))[0]:
                 raise late_to_join("the server", limit_s)
 

@@ -337,7 +337,8 @@ class Connection:
             self.tidy()
 
     def tidy(self) -> None:
-        """Cancel, release and free what finalizers have noted. Several threads may do so at a time."""
+        """Cancel the requests, release the replies and free the blocks that finalizers have noted. Several threads may
+        call this at a time."""
         while (waiter := _taken(self._unwanted)) is not None:
             self.cancel(waiter)
         while not self.is_lost and (ref := _taken(self._unused_blocks)) is not None:
@@ -392,7 +393,8 @@ class Connection:
 
 
 def _taken(noted: deque[T]) -> T | None:
-    """The next entry; None where there is none any more: another thread may take the last one after a look."""
+    """Remove and return the first entry; None if there is none. To test that first would not do: another thread may
+    take the last entry between the test and the removal."""
     try:
         return noted.popleft()
     except IndexError:

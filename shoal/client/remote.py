@@ -66,7 +66,7 @@ class RemoteClient(Client):
         self._address = (authority.rpartition("@")[2] + slash + path).rstrip("/")
         try:
             self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
-        except (ImportError, RuntimeError) as error:  # the latter is tritonclient's own for lack of one
+        except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient is there, but lacks a package
             package = f"tritonclient[{self.protocol or self.scheme}]"
             raise ConnectionLostError(
                 f"{shown_url(place)} needs pip install '{package}', which is not there: {error}"

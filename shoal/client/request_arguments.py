@@ -73,13 +73,13 @@ class RequestArguments:
 
     @property
     def correlation_id(self) -> int | str:
-        """The sequence's id, as Triton's core names it; 0 for none."""
-        return self.sequence_id or 0  # of a plain request it may be None, or numpy's 0
+        """The sequence's id, under the name that it has in Triton's core; 0 without a sequence."""
+        return self.sequence_id or 0  # a request without a sequence may have None, "" or numpy's 0
 
     @property
     def flags(self) -> int:
-        """Triton's flags of a request in a sequence, and ALONE. Raises InvalidArgumentError for a parameter
-        `deterministic` that is neither true nor false."""
+        """Triton's flags of a request in a sequence, with ALONE (shoal/deterministic.py) if the request is to run
+        alone. Raises InvalidArgumentError for a parameter `deterministic` that is neither true nor false."""
         flags = (_START if self.sequence_start else 0) | (_END if self.sequence_end else 0)
         return flags | alone_flag(self.parameters) if self.parameters else flags
 

@@ -167,9 +167,9 @@ class Session:
         block = connection.allocate(checked.nbytes, entry.model_id)
         try:
             span, start_ns = write(block.memory), time.monotonic_ns()
-            # A stream's timeout limits each response, and not a decoupled model's execution.
+            # The timeout of a request to a decoupled model limits the wait for each response, not the execution.
             deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
-        except BaseException:  # text without UTF-8, or a timeout that is no number
+        except BaseException:  # a text that UTF-8 cannot encode, or a timeout of NaN
             connection.shared.free(block.ref)
             raise
         waiter = Waiter(notify, kept, wants_timing=asked.timing)

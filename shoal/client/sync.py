@@ -31,8 +31,8 @@ from shoal.passwords import shown_url
 from shoal.reasons import ModelGoneError
 from shoal.server_url import split_url
 
-#: Seconds that a server may take to let a client join whose calls have no timeout of their own (ours: a server that
-#: starts another batcher meanwhile takes a few).
+#: Most seconds that a call waits until the server lets the client join, whatever the call's timeout (ours: a server
+#: that is starting another batcher takes a few).
 JOIN_S = 30.0
 
 
@@ -42,8 +42,8 @@ class Client:
     With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
     `http://host:port`, `https://host:port` or `grpc://host:port`, makes the same calls over the network, with
     tritonclient; $SSL_CERT_FILE names the certificates that may sign an https server's. The client connects with its
-    first call, and after the server was restarted with the next one. A call waits for that as long as its timeout, and
-    for 30 s at most.
+    first call, and again with the first call after the server was restarted. A call waits for its connection as long as
+    its timeout, and for 30 s at most.
 
     Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
     server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
@@ -67,9 +67,10 @@ class Client:
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
-        #: Seconds that calls without a timeout of their own wait for the server, set by commands; None: a kind's own.
+        #: Timeout in seconds of calls without one of their own, set by Shoal's commands; None: JOIN_S or, over the
+        #: network, tritonclient's default.
         self.timeout_s: float | None = None
-        # Changed under the lock, which is replaced in a forked copy of the process, where it may stay locked for ever.
+        # Changed under the lock. A forked copy of the process replaces the lock, which may stay locked for ever there.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -125,7 +126,7 @@ class Client:
         while True:
             try:
                 return self._connected(asked.timeout).submit(asked, notify, is_stream=is_stream), sleeper
-            except NotSubmittedError:  # the server has been replaced in this moment
+            except NotSubmittedError:  # the server was replaced just now
                 num_tries += 1
                 if num_tries > MAX_RECONNECTS:
                     raise
@@ -189,8 +190,8 @@ class Client:
     # --- the connection ---
 
     def _connected(self, timeout_s: float | None = None) -> Session:
-        """The session, after connecting if there is none. Raises ConnectionLostError, TimedOutError, or the server's
-        refusal."""
+        """The session; connects if there is none. Raises ConnectionLostError, TimedOutError, or the error with which
+        the server refuses."""
         session = self._session
         if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
             return session
@@ -198,7 +199,7 @@ class Client:
             self._lock, self._pid = threading.Lock(), os.getpid()
         limit_s = join_limit_s(self.timeout_s if timeout_s is None else timeout_s)
         end_s = time.monotonic() + limit_s
-        if not self._lock.acquire(timeout=limit_s):  # another thread connects
+        if not self._lock.acquire(timeout=limit_s):  # another thread is connecting
             raise late_to_join("the server", limit_s)
         try:
             session = self._session
@@ -253,8 +254,8 @@ def late_to_join(server: str, limit_s: float) -> TimedOutError:
 
 
 def connect(place: str | None, limit_s: float = JOIN_S) -> Connection:
-    """A connection to the server at `place`, or to the first one found. Raises ShoalError; TimedOutError for a server
-    that listens, and has not let this process join within `limit_s` seconds."""
+    """A connection to the server at `place` or, if that is None, to the first server found at `client_paths`. Raises
+    ShoalError; TimedOutError if a server listens there, but has not let this process join within `limit_s` seconds."""
     paths = client_paths(os.environ) if place is None else [place]
     reasons = []
     for path in paths:

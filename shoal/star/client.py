@@ -197,7 +197,8 @@ class StarClient:
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """Release noted responses. Called after each use of the lock, which finalizers may have found taken.
+        """Release noted responses. Called after each use of the lock, because a finalizer that found the lock taken has
+        only noted its response.
 
         No two threads collide here, nor a thread and a finalizer that interrupts it: responses are taken from
         `_unused`, and what is held is counted, here and in `_answer`, under the lock alone. A finalizer that finds the

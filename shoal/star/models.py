@@ -214,7 +214,7 @@ def _is_wanted(versions: Versions) -> bool:
 
 def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
     if previous is not None and previous.model_id == message.model_id and message.config in (None, previous.config):
-        config, signature = previous.config, previous.signature  # as in most messages about a version
+        config, signature = previous.config, previous.signature  # most messages do not change the configuration
         labels = previous.labels if message.config is None else message.labels
     else:
         config = message.config or {"name": message.name, "max_batch_size": 0, "input": [], "output": []}

@@ -59,8 +59,8 @@ class Place:
 
     @cached_property
     def handlers(self) -> Handlers:
-        """The handlers of messages that mean the same to every client. None refers to this place: nothing but its
-        owner keeps it, and its memory, alive."""
+        """The handlers of messages that mean the same to every client. No handler refers to the place,
+        so that the place and its memory end with the last reference of its owner."""
         port, channel, models, segment_gone = self.port, self.channel, self.models, self.segment_gone
 
         def remove_segment(message: SegmentGone) -> None:

@@ -94,7 +94,7 @@ def test_a_client_leaves_a_stopping_server_only_when_it_has_read_its_replies() -
 
 
 class TakenMeanwhile(deque[Any]):
-    """Another thread takes the last entry between a look and `popleft`."""
+    """A deque whose last entry another thread takes between a look and `popleft`."""
 
     def popleft(self) -> Any:
         self.clear()
@@ -103,7 +103,7 @@ class TakenMeanwhile(deque[Any]):
 
 @pytest.mark.parametrize("name", ["_unwanted", "_unused_blocks"])
 def test_threads_may_tidy_at_the_same_time(name: str) -> None:
-    """A request of one failed with an IndexError."""
+    """An entry that another thread takes meanwhile is passed over."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end = End(layout.CLIENT, 41)
     bell, _ = GuestBell.pair()

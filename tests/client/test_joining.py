@@ -1,4 +1,4 @@
-"""Servers that listen and do not let a client join: a stopped process, as the client sees it."""
+"""Servers that listen but do not let a client join, as a stopped process does."""
 
 import asyncio
 import socket
@@ -15,13 +15,13 @@ from shoal.control import Channel, Listener
 from shoal.errors import TimedOutError
 
 INPUTS = {"A": [1]}
-#: Seconds that no joining waits for in these tests, and that a client may wait.
+#: The limit of joining in these tests, which no test waits for, and the timeout of calls, in seconds.
 LONG_S, SHORT_S = 60.0, 0.05
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A socket that takes connections, and says nothing."""
+    """The path of a socket that takes connections, and on which nothing is sent."""
     monkeypatch.setattr(sync, "JOIN_S", LONG_S)
     with closing(Listener.at(str(tmp_path / "sock"))):
         yield str(tmp_path / "sock")
@@ -45,7 +45,7 @@ def test_a_coroutine_waits_no_longer_where_another_one_joins(path: str) -> None:
     async def ask() -> None:
         async with AsyncClient(path) as client:
             slow = asyncio.ensure_future(client.infer("m", INPUTS, timeout=1.0))
-            await asyncio.sleep(0)  # it has begun to join
+            await asyncio.sleep(0)  # the first call has begun to join
             with pytest.raises(TimedOutError, match=r"the server has not let .* within 0.05 s"):
                 await client.infer("m", INPUTS, timeout=SHORT_S)
             with pytest.raises(TimedOutError, match=r"within 1 s"):
@@ -70,14 +70,14 @@ def test_calls_without_any_have_a_limit(path: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_thread_waits_no_longer_where_another_one_joins(path: str) -> None:
     with Client(path) as client:
-        client._lock.acquire()  # as a thread that joins has it
+        client._lock.acquire()  # a thread that is joining has it
         with pytest.raises(TimedOutError, match=r"within 0.05 s"):
             client.infer("m", INPUTS, timeout=SHORT_S)
         client._lock.release()
 
 
 def test_a_server_that_accepts_no_more_connections_is_late(tmp_path: Path) -> None:
-    """Its queue of connections is full: connecting itself waits."""
+    """The queue of connections to the server is full, so that connecting itself waits."""
     path = str(tmp_path / "sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
@@ -89,7 +89,7 @@ def test_a_server_that_accepts_no_more_connections_is_late(tmp_path: Path) -> No
 
 
 def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
-    """See Channel.set_deadline: the socket blocks again."""
+    """The channel's socket blocks again once the deadline is taken back."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, Channel(there) as channel:
         channel.set_deadline(0.0)

@@ -299,7 +299,7 @@ def test_a_request_like_an_earlier_one_may_name_no_sequence_in_its_own_way(clien
 
 @pytest.mark.parametrize("more", [{"request_id": "\ud800"}, {"timeout": float("nan")}])
 def test_what_cannot_be_written_leaves_no_block(client: Client, more: dict[str, Any]) -> None:
-    for _ in range(2):  # another request like the first one is not checked again
+    for _ in range(2):  # a request like an earlier one is not checked again
         assert sums(client)
     slab = client._connected().connection._port.slab
     before = slab.free_nbytes

@@ -98,7 +98,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_a_stopped_server_is_late(capsys: pytest.CaptureFixture[str], samples: Server) -> None:
-    """The kernel takes connections for it."""
+    """The kernel takes connections for a stopped server, which lets no client join."""
     with stopped(samples.process.pid):
         code, printed, complaint = infer(
             capsys, "simple", "--sample=ones", "--timeout=0.2", f"--url={samples.client_socket}"
@@ -110,7 +110,7 @@ def test_a_stopped_server_is_late(capsys: pytest.CaptureFixture[str], samples: S
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that is stopped, and goes on afterwards."""
+    """Stop a process while this context is open."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

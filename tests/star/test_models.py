@@ -1,4 +1,4 @@
-"""The version that a request without one means while such requests are split, and what messages change."""
+"""The version for a request that names none while such requests are split, and what messages change in an entry."""
 
 from shoal.star.models import ModelTable
 from tests.messages import model_message
