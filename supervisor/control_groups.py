@@ -1,7 +1,7 @@
 """The control groups above this process, of versions 1 and 2, and the CPU time that they grant.
 
-The figures are read from the kernel's files. What is not written as the kernel's own documentation has it, as a
-sandbox may write it, is passed over. Runs in the supervisor, and in `shoal doctor`.
+The figures are read from the kernel's files. Figures in another form than the kernel's documentation gives,
+such as a sandbox may write, are passed over. Runs in the supervisor, and in `shoal doctor`.
 """
 
 import os

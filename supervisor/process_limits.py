@@ -31,7 +31,7 @@ def num_tasks_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
             if most != "max":
                 found.append(max(0, int(most) - number))  # the limit may have been lowered since
         except (OSError, ValueError):
-            continue  # the top group has no such files
+            continue  # the top group has no such files, and a sandbox's may be written otherwise
     return min(found, default=None)
 
 

@@ -300,7 +300,8 @@ class Supervisor:
         upgrade_ends = self._loop.begin(self._upgrade.close())
         if not is_handed_over:
             self._service.stopping(self._models.versions)
-        # The new server, or the old one where this one is ended before it has taken over. It may listen elsewhere.
+        # Another server of an upgrade runs, which may listen on the same sockets or on others: the new one or, if this
+        # server ends before it has taken over, the old one.
         has_sibling = is_handed_over or (self._predecessor is not None and self._predecessor.is_the_server)
         self._guests.close(has_sibling=has_sibling)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.

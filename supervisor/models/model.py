@@ -161,8 +161,9 @@ class Model:
             await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
     async def _bring_up_one_state(self, found: FoundModel) -> tuple[FoundModel, LoadPlan, dict[int, ServedVersion]]:
-        """Bring up what was found; once more where several instances may have read different states of its files,
-        since these have changed meanwhile. Returns what was brought up, its plan and the fresh versions."""
+        """Bring up the model that was found, and once more if its files have changed meanwhile, because its instances
+        may have read different states of them. Returns the model that was brought up, its plan and the fresh
+        versions."""
         todo, fresh, changed = await self._bring_up(found)
         if changed is None:
             return found, todo, fresh
@@ -217,11 +218,11 @@ class Model:
             served.version.reason = f"serving what was loaded before: {reason}"
 
     async def _bring_up(self, found: FoundModel) -> tuple[LoadPlan, dict[int, ServedVersion], FoundModel | None]:
-        """Plan a load, and bring up fresh and resized versions; returns the plan, the fresh ones, and the model if it
-        has changed meanwhile.
+        """Plan a load, and bring up fresh and resized versions; returns the plan, the fresh versions, and the model as
+        it is now if its files have changed meanwhile.
 
-        Raises ShoalError where the model cannot be read, or a version is not up; the fresh ones then end. A version
-        that cannot come up leaves the others time to do so; an unexpected error does not.
+        Raises ShoalError if the model cannot be read, or if a version does not come up; the fresh versions then end:
+        once all have come up or failed, or at once after an unexpected error.
         """
         if found.error is not None:
             self._refuse(found, found.error)
@@ -232,7 +233,7 @@ class Model:
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
         try:
             await gather(*flows)
-        except Exception as error:  # noqa: BLE001 - one of ours, since flows note what is expected
+        except Exception as error:  # noqa: BLE001 - a bug: flows note expected errors in `reasons`
             for flow in flows:
                 flow.cancel()
             reasons = dict.fromkeys((*todo.fresh, *todo.resized), errors.index_reason(report(self, error)))

@@ -221,7 +221,7 @@ class Models:
     # --- messages to clients and batcher ---
 
     def announce(self, messages: Sequence[Message]) -> Future[None]:
-        """Send messages to front ends; done when all have applied them, and the batcher its earlier messages."""
+        """Send messages to clients; done when front ends have applied them, and the batcher its earlier messages."""
         self._refresh()
         applied = self._context.star.announce_to_clients(messages)
         self._on_changed()
@@ -234,7 +234,7 @@ class Models:
         self._on_changed()
 
     def _refresh(self) -> None:
-        """Bring up to date what depends on several models, before a change is sent."""
+        """Bring ensembles and divisions of traffic up to date with other models, before a change is sent."""
         for served in tuple(self._served.values()):
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may end a version that is one of the ensemble's steps

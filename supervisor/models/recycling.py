@@ -1,9 +1,9 @@
 """Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, is replaced by a fresh one.
 
 The fresh instance is up before the old one ends, which finishes its requests: no request fails or waits. Only one
-instance of a version is replaced at a time, so that memory is needed once more and not twice. Where the fresh ones grow
-beyond `max_rss` again and again, as a model that needs more for its requests does, they are replaced as rarely as dead
-ones are started again (restarts.py). Runs in the supervisor.
+instance of a version is replaced at a time, so that memory for one more instance is enough. Instances that grow beyond
+`max_rss` again and again, because the model's requests need more, are replaced as rarely as dead instances are started
+again (restarts.py). Runs in the supervisor.
 """
 
 import logging
@@ -35,15 +35,15 @@ class Recycling:
         self._loop = models.loop
         self._models = models
         self._draw = draw
-        # Changed by each check, by the instance's number: its jitter, when it may be tried again, and the instances
-        # that recycling does not make smaller.
+        # Changed by each check. By the instance's number: its jitter, when its replacement may be tried again, and the
+        # instances that recycling does not make smaller.
         self._jitters: dict[int, int] = {}
         self._retry_s: dict[int, float] = {}
         self._too_large: set[int] = set()
-        # And by the version and the name, which a fresh instance inherits: how its forerunners grew, and when the next
-        # one may be replaced for that.
+        # By version and instance's name, which a fresh instance inherits: how often instances of the name have grown,
+        # and when the next one may be replaced for that.
         self._growths: dict[tuple[int, str], Restarts] = {}
-        self._patience_s: dict[tuple[int, str], float] = {}
+        self._growth_retry_s: dict[tuple[int, str], float] = {}
 
     def watch(self) -> None:
         """Check all instances now and every LOOK_S."""
@@ -65,7 +65,7 @@ class Recycling:
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers
         self._growths = {name: growths for name, growths in self._growths.items() if name in names}
-        self._patience_s = {name: patience_s for name, patience_s in self._patience_s.items() if name in names}
+        self._growth_retry_s = {name: retry_s for name, retry_s in self._growth_retry_s.items() if name in names}
 
     def _judge(self, served: ServedVersion, limits: RecyclingLimits) -> None:
         for instance in tuple(served.instances):
@@ -78,7 +78,7 @@ class Recycling:
                 self._note_growth(instance)
 
     def _taken(self, instance: Instance, progress: WorkerProgress, limits: RecyclingLimits) -> str:
-        """In words, that an instance has taken enough requests; empty where it has not."""
+        """The log's clause that an instance has taken enough requests; empty if it has not."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
             if progress.num_requests >= limits.max_requests + jitter:
@@ -89,8 +89,8 @@ class Recycling:
         return ""
 
     def _grown(self, instance: Instance, limits: RecyclingLimits) -> str:
-        """In words, that an instance has grown too large; empty where it has not, or may not be replaced for that."""
-        if self._patience_s.get(_name_of(instance), 0.0) > self._loop.now_s():
+        """The log's clause that an instance has grown too large; empty if not, or if it may not be replaced for it."""
+        if self._growth_retry_s.get(_name_of(instance), 0.0) > self._loop.now_s():
             return ""
         if limits.max_rss_bytes and rss_bytes(instance.pid) > limits.max_rss_bytes:
             if instance.rss_when_up_bytes <= limits.max_rss_bytes:
@@ -104,12 +104,13 @@ class Recycling:
         return ""
 
     def _note_growth(self, instance: Instance) -> None:
-        """Note that an instance is replaced since it has grown; where that comes again and again, log it and wait."""
+        """Note that an instance is replaced because it has grown, and when its successor may be; warn if that recurs
+        too often."""
         name, now_s = _name_of(instance), self._loop.now_s()
         growths = self._growths.setdefault(name, Restarts())
         up_s = max(now_s - instance.worker.up_since_s, 1e-3)
         verdict = growths.died(now_s, up_s, has_completed=False)
-        self._patience_s[name] = now_s + verdict.pause_s
+        self._growth_retry_s[name] = now_s + verdict.pause_s
         if verdict.is_failed:
             _log.warning(
                 "instance '%s' of model '%s' has grown beyond 'max_rss' again and again, each time within a minute: it "
@@ -118,7 +119,7 @@ class Recycling:
             )  # fmt: skip
 
     def _replace(self, served: ServedVersion, instance: Instance, why: str) -> bool:
-        """Begin to replace an instance; whether that was possible."""
+        """Begin to replace an instance; returns whether that was possible."""
         self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
         try:
             is_replaced = served.replace(instance)
@@ -131,7 +132,7 @@ class Recycling:
                 instance.name, instance.pid, served.version.name, why,
             )  # fmt: skip
         else:
-            del self._retry_s[instance.number]  # later, once the present replacement is over
+            del self._retry_s[instance.number]  # tried again at the next check: the version is busy with another change
         return is_replaced
 
 

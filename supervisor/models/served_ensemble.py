@@ -227,7 +227,7 @@ class ServedEnsemble(ServedVersion):
 
 
 def _default(model: "Model") -> int | None:
-    """The number of the version that a step means which names none; None if none serves."""
+    """The number of the version for a step that names no version; None if none serves."""
     chosen = [number for number, each in model.serving.items() if each.version.is_meant_by_default]
     return chosen[0] if chosen else max(model.serving, default=None)
 

@@ -197,7 +197,7 @@ class ServedVersion:
         self._end()
 
     def discard(self, reason: str = UNLOADED) -> None:
-        """End a version that is not wanted, or whose load cannot even be tried, for a reason."""
+        """End a version that is not wanted, or whose load cannot be tried; the index shows the reason."""
         self.version.move(VersionState.UNAVAILABLE, reason)
         self._end()
 

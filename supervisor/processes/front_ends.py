@@ -235,7 +235,7 @@ class FrontEnds:
 
     async def stop(self, *, has_sibling: bool = False) -> None:
         """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended.
-        With `has_sibling` another server may listen on the Unix sockets: those files stay at which it does."""
+        With `has_sibling` another server of an upgrade runs: Unix sockets on which it listens keep their files."""
         self._is_stopping = True
         paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():

@@ -88,8 +88,8 @@ class Guests:
         return None if self._listener is None else self._listener.fileno()
 
     def close(self, *, has_sibling: bool = False) -> None:
-        """Stop listening. The socket's file is removed; with `has_sibling` not where another server listens there.
-        Guests that join later than this are sent that the server is stopping."""
+        """Stop listening, and remove the socket's file; with `has_sibling`, when another server of an upgrade runs, the
+        file stays if that server listens there. Guests that join later are sent that the server is stopping."""
         listener, self._listener = self._listener, None
         self._is_stopping = True
         if listener is not None:

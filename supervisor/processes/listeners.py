@@ -102,8 +102,8 @@ def text_of(listener: socket.socket) -> str:
 
 
 def remove(listener_paths: Iterable[str], *, keeps_served: bool = False) -> None:
-    """Remove the files of Unix sockets that are closed; with `keeps_served` not those at which another server
-    listens."""
+    """Remove the files of Unix sockets that are closed; with `keeps_served`, a file stays if another server listens
+    there."""
     for path in listener_paths:
         with suppress(OSError):  # gunicorn has removed it, or its directory is gone
             if not (keeps_served and _is_served(path)):

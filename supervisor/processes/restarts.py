@@ -13,8 +13,8 @@ from typing import NamedTuple
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0
-#: Deaths that open the breaker, and the seconds within which they come. Workers that were never ready may take longer:
-#: a large model that finds too little memory dies after minutes, each time.
+#: Deaths in a row that open the breaker, and the seconds within which they must come. Deaths of workers that were never
+#: ready may be further apart: a large model that finds too little memory may load for minutes each time.
 MAX_DEATHS, WITHIN_S = 5, 60.0
 HALF_OPEN_AFTER_S = 30.0
 

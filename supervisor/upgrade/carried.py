@@ -2,8 +2,8 @@
 
 Carried are models that were loaded and unloaded by request, with configurations and files that came with a load; the
 numbers of instances; registrations; log and trace settings; clients' regions of shared memory. Not carried are
-counters, the response cache, sequences under way, and models' own state (docs/operations.md). Runs in the supervisor:
-`models`, `settings`, `follow` and `restore_region` in that of the old server, the others in that of the new one.
+counters, the response cache, sequences under way, and models' own state (docs/operations.md). Runs in both
+supervisors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,12 @@ from shoal.supervisor.upgrade.predecessor import Predecessor
 
 
 class OpenChanges:
-    """The changes by requests that are under way, in the old server."""
+    """Counts the changes by requests that are under way in the old server."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._open: dict[Future[None], str] = {}  # changed by counted: done when the change has ended, and its verb
+        # Changed by counted: the verb of each change, by a future that is done when the change has ended.
+        self._open: dict[Future[None], str] = {}
 
     @property
     def verbs(self) -> list[str]:
@@ -50,7 +51,7 @@ class OpenChanges:
 
 
 class CarriedState:
-    """The parts of a server that requests change, and the `changes` that are under way."""
+    """The parts of a server that requests change; `changes` counts such requests while they are under way."""
 
     def __init__(self, star: Star, admin: Administration, observation: Observation, regions: ClientRegions) -> None:
         self._star = star
@@ -66,7 +67,7 @@ class CarriedState:
         return [*self.changes.verbs, *[model.title for model in self._loading()]]
 
     async def changes_ended(self) -> None:
-        """Return once what `under_way` lists has ended."""
+        """Return once the changes and loads that `under_way` lists have ended."""
         await self.changes.ended()
         await gather(*[model.settled() for model in self._loading()])
 

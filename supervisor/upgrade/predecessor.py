@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 #: The names of descriptors that are no endpoint's: the socket of shoal.Client, and the file with the server's pid.
 CLIENT_SOCKET, PID_FILE = "client-socket", "pid-file"
-#: How long an old server that does not say how long an upgrade may take has to send its state (ours).
+#: Seconds within which an old server must send its state, if its version does not send a limit of its own (ours).
 FIRST_MESSAGE_S = 30.0
 
 
@@ -82,7 +82,7 @@ class Predecessor:
             os.set_inheritable(fd, False)
         try:
             channel = control.join(messages.NewServerConnected(__version__), said["address"])
-            limit_s = said.get("limit_s", FIRST_MESSAGE_S)  # it may wait for loads that are under way
+            limit_s = said.get("limit_s", FIRST_MESSAGE_S)  # the old server may first wait for loads
             if not select.select([channel], [], [], limit_s)[0]:
                 raise TimeoutError(f"it has sent nothing for {limit_s:g} s")
             models, _ = channel.receive(messages.FIRST_TO_NEW_SERVER)

@@ -316,7 +316,7 @@ class Upgrade:
         missing = set(self._carried.serving()) - set(map(tuple, settled.serving))
         if lost := missing & served:
             raise UpgradeError(f"the new server does not serve what this one does: {_list(lost)}; see its log")
-        if missing:  # loads that were under way when the upgrade began
+        if missing:  # loads that were under way when the models were sent
             raise UpgradeError(
                 f"{_list(missing)} has come up here while the new server loaded its models; upgrade again"
             )
@@ -329,9 +329,9 @@ class Upgrade:
         await new.done(taken_over, "taken over")
 
     async def _await_changes(self, new: NewServer) -> None:
-        """Wait for the changes and loads that are under way, without which the new server would not serve what this one
-        does. A load may hang, so the upgrade goes on after half of its time. Raises UpgradeError where the new server
-        ends first."""
+        """Wait for the changes and loads that are under way, since the new server would lack what ends after it was
+        sent the models. The wait ends after half of --upgrade-timeout-secs, because a load may hang. Raises
+        UpgradeError if the new server ends first."""
         if not (under_way := self._carried.under_way()):
             return
         limit_s = self._options.upgrade_timeout_secs / 2
@@ -374,8 +374,8 @@ def guarded(
     changes: OpenChanges,
 ) -> dict[str, Verb]:
     """Verbs that refuse changes during an upgrade, in both servers: the new one begins with what was in force at its
-    start, and may be ended before it has taken over. An upgrade waits for the `changes` that are under way; one that it
-    overtakes all the same is not answered as made."""
+    start, and may be ended before it has taken over. An upgrade waits for the `changes` that are under way; a change
+    that takes longer is answered with an error once the new server has taken over."""
 
     def guard(name: str, verb: Verb) -> Verb:
         async def ask(arguments: dict[str, Any]) -> Any:

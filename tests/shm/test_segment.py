@@ -129,7 +129,7 @@ def test_a_peers_mapping_is_read_only_in_python_too() -> None:
 def test_a_limit_of_files_sizes_is_an_error_that_names_it_and_keeps_no_descriptor(
     sealed: bool, num_descriptors: Callable[[], int]
 ) -> None:
-    """The flags were named, for segments that have none."""
+    """The error names no flags: they set the sizes of slabs, which may not be what is too large."""
     before, names = num_descriptors(), named_segments()
     with files_of_at_most_a_page(), pytest.raises(OutOfSharedMemoryError) as caught:
         create(sealed=sealed)

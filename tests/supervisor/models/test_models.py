@@ -139,7 +139,7 @@ def test_an_ensemble_waits_for_the_model_of_its_own_repository_whose_load_has_ye
 
 
 def test_a_death_is_sent_to_front_ends_which_need_not_acknowledge_it(version: Version) -> None:
-    """Only a load, which a client waits for, needs to know that they have applied it."""
+    """Front ends acknowledge only changes that a flow waits for, such as a load for which a client waits."""
     models, front_end = models_of(version), version.rig.a
     load = models.load(found("a", 1))
     version.rig.settle()

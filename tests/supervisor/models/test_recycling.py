@@ -101,7 +101,7 @@ def test_it_is_replaced_that_has_grown_and_not_what_was_large_from_the_start(cap
 def test_what_grows_again_and_again_is_recycled_as_rarely_as_the_dead_are_started_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A model whose requests need more memory than the limit was recycled every second, for ever."""
+    """The requests of a model need more memory than `max_rss`: each fresh instance soon grows beyond it, too."""
     with recycled(parameter("max_rss", "100K")) as (made, recycling):
         begun_s, times_s = made.rig.loop.now_s(), list[float]()
         while len(times_s) < 7:

@@ -1,5 +1,5 @@
-"""Guests and a batcher's death: how long they have to send its successor again what they hold. And their socket's
-file."""
+"""The time that guests have, after a batcher's death, to send its successor what they hold; and the file of guests'
+socket."""
 
 import os
 import socket
@@ -35,8 +35,8 @@ def test_guests_have_half_a_second_from_when_a_successor_serves(rig: StarRig) ->
 def test_the_socket_s_file_stays_where_the_other_server_of_an_upgrade_listens(
     rig: StarRig, tmp_path: Path, is_inherited: bool
 ) -> None:
-    """A new server that was ended before it had taken over left the file of a socket of its own, as where the old one
-    had found no place for one."""
+    """A new server that ends before it has taken over leaves the file of the socket that it inherited, on which the old
+    server listens, and removes the file of a socket of its own."""
     path = tmp_path / "sock"
     guests = Guests(rig.star, *cast(Any, (None, None)))
     with ExitStack() as opened:

@@ -180,7 +180,7 @@ def test_a_unix_socket_that_is_left_is_replaced_and_another_file_is_not(tmp_path
 
 
 def test_the_file_of_a_socket_stays_where_another_server_listens_on_it_and_only_there(tmp_path: Path) -> None:
-    """After an upgrade to a version that listens elsewhere the old server's files stayed."""
+    """After an upgrade the new server may listen elsewhere: the old server's files then go with the old server."""
     served, left = tmp_path / "served.sock", tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as new, socket.socket(socket.AF_UNIX) as closed:
         new.bind(str(served))

@@ -37,8 +37,7 @@ def test_slow_deaths_pause_longer_and_longer_but_never_open_it() -> None:
 
 
 def test_slow_starts_that_all_fail_open_it() -> None:
-    """A model that takes long to load, and needs more memory than there is since a limit was lowered, was started again
-    for ever, and clients waited for it."""
+    """The workers of a large model that finds too little memory die after minutes each, before they are ready."""
     assert idle_deaths(Restarts(), *(each * 100.0 for each in range(6))) == [
         (0.0, False), (0.5, False), (1.0, False), (2.0, False), (30.0, True), (30.0, True),
     ]  # fmt: skip
@@ -74,7 +73,7 @@ def test_it_fails_only_after_five_deaths_in_a_minute_five_failed_starts_or_in_a_
     deaths: list[tuple[float, float, bool]],
 ) -> None:
     restarts, now_s, was_failed = Restarts(), 0.0, False
-    fruitless_s = list[float]()  # since a batch was completed or a worker served for a minute
+    fruitless_s = list[float]()  # deaths since a batch was completed or a worker served for a minute
     num_failed_starts = 0  # in a row
     for after_s, served_s, has_completed in deaths:
         now_s += after_s

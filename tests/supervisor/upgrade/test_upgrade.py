@@ -30,7 +30,7 @@ from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import StarRig
 from tests.supervisor.test_state_file import numbers
 
-#: Half of --upgrade-timeout-secs: so long an upgrade waits for changes that are under way.
+#: Seconds that an upgrade waits for changes that are under way: half of --upgrade-timeout-secs.
 HALF_S = 300
 
 
@@ -155,7 +155,7 @@ def test_what_the_new_server_does_not_serve_ends_the_upgrade(
 
 
 def test_a_new_server_is_sent_the_models_once_a_load_that_is_under_way_has_ended(rig: StarRig, tmp_path: Path) -> None:
-    """The new server did not serve that model, which ended the upgrade."""
+    """Sent the models earlier, the new server would lack the loaded one, which ends an upgrade."""
     upgrading = Upgrading(rig, tmp_path)
     loaded, answer = upgrading.load()
     rig.settle()
