@@ -13,8 +13,8 @@ for the access log. With the format "json" a line is an object:
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
 
 with `request_id` and `trace_id` if the record has them. A record about a failure also has `stage` (load, idle, queue or
-execute), `worker_pid`, `batch`, and `signal` or `exit_code`. URLs have *** in place of
-passwords. Imports nothing of Shoal but the writer (log_writer.py) and passwords.py.
+execute), `worker_pid`, `batch`, and `signal` or `exit_code`. Passwords in URLs are ***. Imports nothing of Shoal
+but the writer (log_writer.py) and passwords.py.
 """
 
 import json

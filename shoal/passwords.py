@@ -2,8 +2,9 @@
 
 import re
 
-#: The beginning of a URL with its user, and what follows up to the "@" before its host. A "/" in a password is no
-#: syntax of URLs, and is typed all the same; only a number is a port there. At a quotation mark a line of JSON goes on.
+#: The beginning of a URL up to the colon behind its user, then the password and the "@" before its host. A password
+#: may have a "/", which people type though URLs forbid it; digits before a "/" are a port instead. A password ends
+#: before a quotation mark, at which a line of JSON goes on.
 _PASSWORD = re.compile(r'(://(?!\[)[^/?#\s@:"]*:)(?:[^/?#\s"]*@|(?!\d+[/?#])[^\s"]*@)')
 _MARK = "://"
 

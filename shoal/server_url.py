@@ -1,6 +1,6 @@
 """The URL of a server, as people give it to commands and to `shoal.Client`, and what is wrong with one. Pure.
 
-No server is sent the name and password of a user that a URL may have.
+A URL's user and password are not sent to the server.
 """
 
 import re
@@ -16,7 +16,7 @@ class ServerUrl(NamedTuple):
 
     scheme: str
     host: str
-    port: int | None  # None: the scheme's
+    port: int | None  # None: the scheme's default
     netloc: str  # host and port, as they are written, without a user
     path: str
 

@@ -137,8 +137,8 @@ def cut(name: str, width: int) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text: columns as wide as needed, two spaces between them, none at the end of a line. What a terminal
-    would obey is escaped."""
+    """A table as text: columns as wide as needed, two spaces between them, none at the end of a line. Characters
+    that a terminal would obey are escaped."""
     lines = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(cells.width(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("  ".join(cells.padded(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()

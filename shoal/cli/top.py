@@ -220,8 +220,9 @@ def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
 
 
 def as_text(figures: Sequence[Figures], columns: int | None = None) -> str:
-    """A table of the figures. One that is wider than `columns` has short heads, no columns that say nothing, and none
-    that there is no room for beside names of LEAST_NAME cells; longer names are cut."""
+    """A table of the figures, in a terminal of so many columns. A table that would be wider has short heads, leaves out
+    the rare figures that no model has, then those of the lowest rank until names have LEAST_NAME cells, and cuts
+    longer names."""
     if not figures:
         return "The server has no models that are ready."
     cells = [_cells(each) for each in figures]

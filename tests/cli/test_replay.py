@@ -36,7 +36,7 @@ def test_without_a_server_it_says_what_to_type(recording: str, capsys: pytest.Ca
 
 
 def test_no_request_waits_longer_than_the_timeout() -> None:
-    """A server that answers the question for the configuration, and then nothing."""
+    """Over gRPC --timeout limits each request that has no timeout of its own."""
     client = client_at("grpc://127.0.0.1:1", {}, 0.25)
     assert isinstance(client, GrpcClient)
     with client:

@@ -1,4 +1,4 @@
-"""Commands whose URL has a password: whatever becomes of them, it is not printed."""
+"""Commands and clients that fail with a URL that has a password: no output and no error has the password."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from shoal.errors import ShoalError
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
 
-#: A port at which no server listens, and places that are none.
+#: URLs of a port at which no server listens, and of a scheme that no server has.
 URLS = [f"{scheme}user:secret@127.0.0.1:1" for scheme in ("http://", "grpc://", "")] + ["foo://user:secret@host"]
 COMMANDS = (
     "infer m",
