@@ -57,8 +57,8 @@ class OpenRequests(dict[int, OpenRequest]):
         #: Models that may have a batch to form, by id; this class adds the models in whose queue requests may have
         #: waited for one that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, ScheduledModel] = {}
-        #: Keys of requests that are not executed again if their instance dies: they were being executed when an
-        #: instance died, or are on trial, executed alone by the TrialScheduler given here, which hears of their end.
+        #: Keys of requests that are not executed again if their instance dies: an instance has died executing them, or
+        #: they are on trial, executed alone by the TrialScheduler given here, which is notified of their end.
         self.last_chances: dict[int, TrialScheduler | None] = {}
         #: Keys of requests whose clients have been sent responses, but not the last one.
         self._responded: set[int] = set()
@@ -103,7 +103,7 @@ class OpenRequests(dict[int, OpenRequest]):
         client, model, number, _, _, start_ns, queue_ns, queued = request
         reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
-            # Noted before the reply is sent, with which the block is the client's again, and the trace is forgotten.
+            # The end is noted before the reply is sent: the reply gives the block back, and the trace is forgotten.
             has_block = not self._late.may_have_answer(key)
             if has_block:
                 self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)

@@ -116,7 +116,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @property
     def _head_ends_s(self) -> float:
-        """When a connection that begins in this pass must have sent its first bytes."""
+        """The time by which a connection that begins in this pass must have sent its first bytes."""
         return self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
 
     @abstractmethod

@@ -170,7 +170,7 @@ class SequenceScheduler(Scheduler):
         ended = self._instances.get(instance)
         sequence = None if ended is None else ended.running.get(key)
         if sequence is not None and not sequence.is_over:
-            # TorchServe, whose handlers alone end sequences, has one refusal for a closed sequence and a full queue.
+            # Only TorchServe's handlers end sequences; its refusal is the same for a closed sequence and a full queue.
             self._refuse(self._clear(sequence), Reason.QUEUE_FULL)
 
     def add_again(self, request: QueuedRequest) -> None:

@@ -30,7 +30,7 @@ class GrpcTlsLane(GrpcLane):
         self._handshakes.renew_certificates()
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
-        """Begin a handshake, at whose end the connection is added."""
+        """Begin the handshake of a connection; the connection is added when the handshake has ended."""
         self._handshakes.begin(accepted, self.now_s, self._head_ends_s)
 
     def _admit(self, client: TlsSocket) -> None:

@@ -319,7 +319,7 @@ class Submission:
         """Make a sequence batcher's checks of these settings, the last of all checks. Raises InvalidArgumentError."""
         signature = prepared.entry.signature
         if signature.sequences is not None:
-            request_id = id_.decode() or prepared.id  # one that is not plain was not cut out
+            request_id = id_.decode() or prepared.id  # an id that is not plain ASCII is not cut out
             check_sequence(signature.sequences, signature.name, request_id, prepared.rows, settings.correlation_id)
 
     def has_large_responses(self, head: Head) -> bool:

@@ -39,9 +39,9 @@ class Handshakes:
         num_failed: memoryview,
     ) -> None:
         """`completed` is called with the socket of a client whose handshake is complete, which `poller` no longer
-        watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the
-        log. `max_connections` of the lane bound its handshakes at once. The word `num_failed` counts the handshakes
-        that have failed, except those of clients that never sent anything.
+        watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` is the word for
+        them in the log. A lane of `max_connections` has at most a part of that number in handshakes. The first word of
+        `num_failed` counts the handshakes that have failed, except those of clients that never sent anything.
         """
         self._poller = poller
         self._tls = tls

@@ -34,7 +34,7 @@ _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
     NotImplementedError, struct.error, OverflowError,
 )  # fmt: skip
-#: What a reader's sentence quotes, from the first quotation mark to the last one.
+#: All quotations in an error's sentence, from the first quotation mark to the last one of its kind.
 _QUOTED = re.compile(r"""b?(['"]).*\1""", re.DOTALL)
 
 
@@ -100,8 +100,8 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
 
 
 def _without_contents(error: Exception) -> str:
-    """A reader's sentence about a file that may be no archive at all, such as any file of this machine's that a client
-    names: without the pieces of the file that it quotes."""
+    """The sentence of an error of the readers of zip, tar and gzip, without the bytes of the file that it quotes: the
+    file may be any file of this machine that a client names, and no archive."""
     return error.reason if isinstance(error, UnicodeDecodeError) else _QUOTED.sub("…", str(error))
 
 

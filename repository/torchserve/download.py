@@ -61,7 +61,8 @@ def download(url: str, store: Path, patterns: Sequence[str]) -> Path:
         raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
     if not name or urlsplit(url).scheme.lower() not in _SCHEMES:
         raise _failed(url, "it is no http, https or file URL that ends with the name of a file")
-    if "@" in urlsplit(url).netloc:  # urllib would take the user for a part of the host, and name the password
+    if "@" in urlsplit(url).netloc:
+        # urllib would take user and password for a part of the host, and name them in its error.
         raise _failed(url, "no user's name and password are sent; have its host answer without")
     target = store / name
     if os.path.lexists(target):

@@ -314,7 +314,7 @@ sys.stdin.read()
 
 
 def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given(tmp_path: Path) -> None:
-    """The folder of its socket stays: in the test's own."""
+    """A killed replica leaves the folder of its socket, which is therefore made in the test's own folder."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-c", REPLICA, str(SAMPLES), str(core)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -380,7 +380,7 @@ def test_only_the_first_of_a_sequence_of_one_size_is_parsed(star: Star, tail: by
 @pytest.mark.parametrize("tail", [None, ONE], ids=["json", "binary"])
 @pytest.mark.parametrize("id_", ["7", "\u00e9"])
 def test_a_sequence_that_is_refused_names_the_request(star: Star, id_: str, tail: bytes | None) -> None:
-    """An id that is not plain ASCII stays in what is known."""
+    """An id that is not plain ASCII stays in the part by which a known request is recognised."""
     tensor = NUMBERS if tail is None else binary("A", "FP32", [1, 2], 8)
     more = b',"id":"%b","parameters":{"sequence_id":%b}'
     for _ in range(2):

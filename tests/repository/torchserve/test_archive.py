@@ -181,7 +181,7 @@ def test_an_attack_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def _rename_in_table(raw: bytes) -> bytes:
-    """Another name in the table of entries than before the entry itself."""
+    """An archive whose table of entries has another name for an entry than the entry's own head."""
     at = raw.index(b"PK\x01\x02")
     return raw[:at] + raw[at:].replace(b"a.py", b"c.py")
 
@@ -197,7 +197,7 @@ def _rename_in_table(raw: bytes) -> bytes:
     ],
 )
 def test_a_refusal_quotes_no_file_that_is_no_archive(make: Callable[[Path], object], tmp_path: Path) -> None:
-    """A client of the management API may name any file that the server can read."""
+    """A client of the management API may name any file that the server can read, and must not learn its contents."""
     make(tmp_path / "a")
     with pytest.raises(RefusedArchiveError, match="it is damaged") as refused:
         unpack_file(tmp_path / "a", tmp_path / "target")

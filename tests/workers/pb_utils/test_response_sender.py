@@ -73,7 +73,7 @@ def test_the_last_response_may_bear_the_flag() -> None:
 
 @pytest.mark.parametrize("flag", [True, np.int64(1), np.uint8(1), np.array(1)])
 def test_the_flag_may_be_numpys(flag: Any) -> None:
-    """To the compiled build numpy's bool is none."""
+    """The compiled build takes Python's bool alone where a function is annotated with bool."""
     channel = Collected()
     InferenceResponseSender(channel, is_decoupled=True).send(response(), flag)
     assert channel.said[0][-1] is True

@@ -20,7 +20,7 @@ class ErrorCode(TritonEnum):
     CANCELLED = 7
 
 
-ErrorCode.__name__ = "__ErrorCode"  # Triton's, with which a code is written
+ErrorCode.__name__ = "__ErrorCode"  # Triton's name of the class, which is in the text of a code
 
 
 class TritonError:

@@ -131,16 +131,15 @@ class MetricRegistry:
         self._families: dict[str, RegisteredFamily] = {}
         self._num_series = 0
         self._has_warned = False
-        self._ended: list[
-            tuple[RegisteredFamily, Labels, Any]
-        ] = []  # last changes of ended series, each followed by None
+        # Last changes of ended series, each followed by None.
+        self._ended: list[tuple[RegisteredFamily, Labels, Any]] = []
         self._changed: dict[tuple[str, Labels], Series] = {}
         # Changed by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
 
     def register(self, name: str, kind: MetricKind, description: str) -> FamilyHandle:
-        """The handle of a new MetricFamily object, which is the family's first or one of several: the description is
-        the first one's. Raises TritonModelException if the family is of another kind."""
+        """Register a new MetricFamily object; returns its handle. A family with several objects has the description of
+        the first. Raises TritonModelException if the family is of another kind."""
         with self.lock:
             self._end_deleted()
             family = self._families.setdefault(name, RegisteredFamily(name, kind, description))

@@ -77,7 +77,7 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        is_final = bool(flags)  # a comparison of numpy's integers would give numpy's bool
+        is_final = bool(flags)  # numpy's integers would compare to numpy's bool, which the compiled build refuses
         self._count(response is not None, is_final)
         try:
             if response is not None:
