@@ -36,6 +36,7 @@ def test_a_member_has_a_name_and_a_number(member: Any, name: str, value: int, ki
     assert (str(member), f"{member}", repr(member)) == (*[f"{kind}.{name}"] * 2, f"<{kind}.{name}: {value}>")
     assert member == value
     assert hash(member) == hash(value)
+    assert member  # `kind or GAUGE` made a gauge of a counter
     assert type(member)(value) is member
     assert type(member).__members__[name] is member
     assert copy.deepcopy(member) is member
