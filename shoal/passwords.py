@@ -6,12 +6,21 @@ import re
 #: may have a "/", which people type though URLs forbid it; digits before a "/" are a port instead. A password ends
 #: before a quotation mark, at which a line of JSON goes on.
 _PASSWORD = re.compile(r'(://(?!\[)[^/?#\s@:"]*:)(?:[^/?#\s"]*@|(?!\d+[/?#])[^\s"]*@)')
+#: What may be a URL with a password, and what follows it without a blank or a quotation mark.
+_PIECE = re.compile(r'://[^\s"]+')
 _MARK = "://"
 
 
 def without_passwords(text: str) -> str:
-    """A text whose URLs have *** in place of passwords."""
-    return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
+    """A text whose URLs have *** in place of passwords. Takes time in proportion to its length, since clients may have
+    sent it."""
+    return _PIECE.sub(_hidden, text) if "@" in text else text
+
+
+def _hidden(piece: re.Match[str]) -> str:
+    # Behind the last "@" each beginning of a URL would be followed to the end of the piece in vain.
+    head, mark, tail = piece[0].rpartition("@")
+    return _PASSWORD.sub(r"\1***@", head + mark) + tail
 
 
 def shown_url(url: str) -> str:
