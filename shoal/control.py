@@ -36,6 +36,7 @@ MAX_DESCRIPTORS = 8
 GONE = (EOFError, ConnectionError)
 
 _PEERCRED = struct.Struct("3i")
+_NO_PEER = -1  # the user id at the other end of a socket that is not connected
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 
 
@@ -275,15 +276,17 @@ def connect_guest(path: str, deadline_s: float) -> Channel:
 
 
 def _connect_by(connection: socket.socket, path: str, deadline_s: float) -> None:
-    """Connect a blocking socket to `path`. Where too many connections wait to be accepted, `connect` waits for
-    SO_SNDTIMEO; on a socket with a timeout of Python's, which does not block, it would fail at once (unix(7):
-    EAGAIN)."""
-    left_us = max(1, int((deadline_s - time.monotonic()) * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
-    try:
-        connection.connect(path)
-    except BlockingIOError as error:
-        raise TimeoutError(errno.ETIMEDOUT, "the server accepts no connection", path) from error
+    """Connect a blocking socket. A Unix socket waits for a place among the connections to accept only while it blocks,
+    and then for SO_SNDTIMEO (unix(7): EAGAIN). Where a signal ends that wait, Python takes the socket for connected."""
+    uid = _NO_PEER
+    while uid == _NO_PEER:
+        left_us = max(1, int((deadline_s - time.monotonic()) * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
+        try:
+            connection.connect(path)
+        except BlockingIOError as error:
+            raise TimeoutError(errno.ETIMEDOUT, "the server accepts no connection", path) from error
+        uid = peer_of(connection)[1]
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
 
 

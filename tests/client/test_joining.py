@@ -1,6 +1,7 @@
 """Servers that listen but do not let a client join, as a stopped process does."""
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -86,6 +87,24 @@ def test_a_server_that_accepts_no_more_connections_is_late(tmp_path: Path) -> No
             first.connect(path)
             with pytest.raises(TimedOutError, match=r"within 0.05 s"):
                 sync.connect(path, SHORT_S)
+
+
+def test_a_signal_does_not_end_the_wait_for_a_server_that_accepts_no_more_connections(tmp_path: Path) -> None:
+    """The server was said to be another user's."""
+    path = str(tmp_path / "sock")
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+            first.connect(path)
+            signal.setitimer(signal.ITIMER_REAL, SHORT_S, SHORT_S)
+            try:
+                with pytest.raises(TimedOutError, match=r"within 0.2 s"):
+                    sync.connect(path, 0.2)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                signal.signal(signal.SIGALRM, before)
 
 
 def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
