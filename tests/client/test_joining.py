@@ -6,8 +6,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal import AsyncClient, Client
@@ -105,6 +108,13 @@ def test_a_signal_does_not_end_the_wait_for_a_server_that_accepts_no_more_connec
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
                 signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float16, Fraction])
+def test_a_timeout_may_be_a_number_of_any_type(path: str, number: Any) -> None:
+    """numpy's numbers of other sizes than float64's failed with a TypeError, in calls that join."""
+    with Client(path) as client, pytest.raises(TimedOutError, match=r"within 0.0625 s"):
+        client.infer("m", INPUTS, timeout=number(0.0625))
 
 
 def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
