@@ -40,9 +40,9 @@ class AsyncClient:
             raise InvalidArgumentError(
                 f"'{shown_url(self._place)}' is a URL; with asyncio, use tritonclient's own clients for those"
             )
-        # Changed by coroutines, which need no lock. `_connecting`: one coroutine connects, and the others wait for it.
+        # Changed by coroutines, between two of which no other code runs: one task connects, and they wait for it.
         self._session: Session | None = None
-        self._connecting: asyncio.Future[Session] | None = None
+        self._connecting: asyncio.Task[Session] | None = None
         self._is_closed = False
 
     # --- inference ---
@@ -146,38 +146,47 @@ class AsyncClient:
     # --- the connection ---
 
     async def _connected(self, timeout_s: float | None = None) -> Session:
+        if (session := self._live()) is not None:
+            return session
         limit_s = join_limit_s(timeout_s)
         end_s = time.monotonic() + limit_s
-        while True:
-            session = self._session
-            if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
-                return session
+        while (session := self._live()) is None:
             if self._is_closed:
                 raise ConnectionLostError("the client is closed")
-            left_s = end_s - time.monotonic()
-            if self._connecting is None:
-                return await self._connect(max(0.0, left_s))
-            # If the coroutine that connects fails, it raises the error, and this one tries again.
-            if not (await asyncio.wait([self._connecting], timeout=max(0.0, left_s)))[0]:
+            left_s = max(0.0, end_s - time.monotonic())
+            if begins := self._connecting is None or self._connecting.done():
+                # Goes on if this coroutine is cancelled: its thread waits for the server all the same.
+                self._connecting = asyncio.ensure_future(self._connect(left_s))
+                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            connecting = self._connecting
+            if not (await asyncio.wait([connecting], timeout=None if begins else left_s))[0]:
                 raise late_to_join("the server", limit_s)
+            if begins:  # the error of a failure is this coroutine's; others try again
+                return connecting.result()
+        return session
+
+    def _live(self) -> Session | None:
+        session = self._session
+        if session is None or session.connection.is_lost or session.connection.is_exiting:
+            return None
+        return session
 
     async def _connect(self, limit_s: float) -> Session:
+        connection = await _in_executor(lambda: connect(self._place, limit_s))
+        if self._is_closed:
+            connection.close()
+            connection.channel.close()
+            raise ConnectionLostError("the client is closed")
+        self._session = session = Session(connection)
         loop = asyncio.get_running_loop()
-        self._connecting = connecting = loop.create_future()
-        try:
-            connection = await _in_executor(lambda: connect(self._place, limit_s))
-            self._session = session = Session(connection)
-            _listen(loop, connection)
-            _flush_together(loop, connection)
-            return session
-        finally:
-            self._connecting = None
-            connecting.set_result(None)
+        _listen(loop, connection)
+        _flush_together(loop, connection)
+        return session
 
     async def close(self) -> None:
         """Close the connection; open requests end with ConnectionLostError. Arrays stay readable."""
         self._is_closed = True
-        session, self._session = self._session, None
+        session, self._session, self._connecting = self._session, None, None
         if session is not None:
             _hang_up(asyncio.get_running_loop(), session.connection)
 

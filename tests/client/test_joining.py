@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 from shoal import AsyncClient, Client
-from shoal.client import sync
+from shoal.client import aio, sync
+from shoal.client.connection import Connection
 from shoal.control import Channel, Listener
-from shoal.errors import TimedOutError
+from shoal.errors import ConnectionLostError, TimedOutError
+from shoal.shm import layout
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.port import Port
+from shoal.star.models import ModelTable
+from shoal.star.place import Place
+from tests.batcher.star import End
 
 INPUTS = {"A": [1]}
 #: The limit of joining in these tests, which no test waits for, and the timeout of calls, in seconds.
@@ -115,6 +122,49 @@ def test_a_timeout_may_be_a_number_of_any_type(path: str, number: Any) -> None:
     """numpy's numbers of other sizes than float64's failed with a TypeError, in calls that join."""
     with Client(path) as client, pytest.raises(TimedOutError, match=r"within 0.0625 s"):
         client.infer("m", INPUTS, timeout=number(0.0625))
+
+
+def test_a_coroutine_that_is_cancelled_leaves_the_connection_to_the_next_one(path: str) -> None:
+    """Each one that was cancelled kept a thread, and a connection that no call used."""
+
+    async def ask() -> None:
+        async with AsyncClient(path) as client:
+            first = asyncio.ensure_future(client.infer("m", INPUTS, timeout=0.5))
+            await asyncio.sleep(0)  # it has begun to join
+            connecting = client._connecting
+            first.cancel()
+            with pytest.raises(TimedOutError, match=r"the server has not let .* within 0.05 s"):
+                await client.infer("m", INPUTS, timeout=SHORT_S)
+            assert client._connecting is connecting
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_is_closed_while_it_joins_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = End(layout.CLIENT, 41)
+    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+    connection = Connection(Place(port, GuestBell.pair()[0], Channel(there), ModelTable(), 10, 10))
+    joins = threading.Event()
+
+    def join(*_: object) -> Connection:
+        joins.wait()
+        return connection
+
+    async def ask() -> None:
+        client = AsyncClient("a server")
+        call = asyncio.ensure_future(client.infer("m", INPUTS))
+        await asyncio.sleep(0)
+        await client.close()
+        joins.set()
+        with pytest.raises(ConnectionLostError, match="the client is closed"):
+            await call
+        assert connection.is_lost
+        assert here.recv(1) == b""
+
+    monkeypatch.setattr(aio, "connect", join)
+    with here:
+        asyncio.run(ask())
 
 
 def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
