@@ -126,6 +126,8 @@ class Guests:
         assert self._listener is not None
         try:
             accepted = self._listener.accept(is_guests=True)
+        except BlockingIOError:  # the other server of an upgrade, which listens on the same socket, has accepted it
+            return
         except OSError as error:  # the guest has gone again, or descriptors have run out
             _log.warning("a client cannot connect: %s", explain(error))
             self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)

@@ -54,3 +54,20 @@ def test_the_socket_s_file_goes_with_a_server_that_is_no_part_of_an_upgrade(rig:
     guests.open(str(tmp_path / "sock"))
     guests.close()
     assert not (tmp_path / "sock").exists()
+
+
+def test_a_guest_that_the_other_server_of_an_upgrade_has_accepted_is_no_failure(
+    rig: StarRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning said that the client cannot connect, and this server accepted none for half a second."""
+    path = str(tmp_path / "sock")
+    guests = Guests(rig.star, *cast(Any, (None, None)))
+    with closing(Listener.at(path)) as old, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+        guests.open(path, socket.socket(fileno=os.dup(old.fileno())))
+        guest.connect(path)
+        accepted = old.accept(is_guests=True)
+        assert accepted is not None
+        accepted[0].close()
+        guests._accept()
+        guests.close(has_sibling=True)
+    assert "cannot connect" not in caplog.text
