@@ -8,6 +8,8 @@ import re
 _PASSWORD = re.compile(r'(://(?!\[)[^/?#\s@:"]*:)(?:[^/?#\s"]*@|(?!\d+[/?#])[^\s"]*@)')
 #: What may be a URL with a password, and what follows it without a blank or a quotation mark.
 _PIECE = re.compile(r'://[^\s"]+')
+#: The same in a text that is a URL: blanks and quotation marks are the password's.
+_PASSWORD_OF_URL = re.compile(r"(://(?!\[)[^/?#@:]*:)(?:[^/?#]*@|(?!\d+[/?#]).*@)", re.DOTALL)
 _MARK = "://"
 
 
@@ -25,4 +27,6 @@ def _hidden(piece: re.Match[str]) -> str:
 
 def shown_url(url: str) -> str:
     """A URL, or a host and port alone, as it may be shown: with *** in place of a password."""
-    return without_passwords(url) if _MARK in url else without_passwords(_MARK + url).removeprefix(_MARK)
+    has_scheme = _MARK in url
+    shown = _PASSWORD_OF_URL.sub(r"\1***@", url if has_scheme else _MARK + url)
+    return shown if has_scheme else shown.removeprefix(_MARK)

@@ -45,6 +45,14 @@ def test_a_url_may_lack_its_scheme() -> None:
     assert shown_url("host:8000") == "host:8000"
 
 
+@pytest.mark.parametrize("password", ["se cret", 'se"cret', "se\ncret", "se/cr@et"])
+def test_a_password_of_a_url_may_have_any_character(password: str) -> None:
+    """Commands showed a URL whole whose password has a blank, since its host cannot be one."""
+    assert shown_url(f"http://user:{password}@host:8000") == "http://user:***@host:8000"
+    assert shown_url(f"user:{password}@host:8000") == "user:***@host:8000"
+    assert shown_url(f"http://host:8000/{password}@b") == f"http://host:8000/{password}@b"
+
+
 @pytest.mark.parametrize("text", ["://a:" * 200_000 + " @", "x@" + "://a:" * 200_000, "://a:1/" * 150_000 + " @"])
 def test_a_long_text_of_a_client_s_takes_no_longer_for_what_it_says(text: str) -> None:
     """A line of a megabyte took a quarter of an hour."""
