@@ -154,11 +154,12 @@ class AsyncClient:
             if self._is_closed:
                 raise ConnectionLostError("the client is closed")
             left_s = max(0.0, end_s - time.monotonic())
-            if begins := self._connecting is None or self._connecting.done():
+            connecting, begins = self._connecting, False
+            if connecting is None or connecting.done():
                 # Goes on if this coroutine is cancelled: its thread waits for the server all the same.
-                self._connecting = asyncio.ensure_future(self._connect(left_s))
-                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
-            connecting = self._connecting
+                connecting = self._connecting = asyncio.ensure_future(self._connect(left_s))
+                connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+                begins = True
             if not (await asyncio.wait([connecting], timeout=None if begins else left_s))[0]:
                 raise late_to_join("the server", limit_s)
             if begins:  # the error of a failure is this coroutine's; others try again
