@@ -1,8 +1,8 @@
 """Rollouts: a new version gets a growing share of the requests that name none, and all of them or none in the end.
 
 Runs in the supervisor, for `/v2/models/NAME/rollout` and `shoal rollout`. When shares grow, and when a rollout ends, is
-decided by rollout.py; how requests are divided is traffic.py's. What is under way and how rollouts have ended is kept
-in a file, so that a server that starts again goes on: with the step at which it was, from its beginning.
+decided by rollout.py; traffic.py divides the requests. Open rollouts and the ends of others are kept in a file: after a
+restart of the server an open rollout repeats its step from the step's beginning.
 """
 
 import json
@@ -32,8 +32,8 @@ from shoal.supervisor.state_file import StateFile, StateWriter, state_path
 
 _log = logging.getLogger(__name__)
 
-#: How often the figures of a step are looked at: ten times in the step, but at most every 50 ms and at least every
-#: second (ours).
+#: How often the figures of a step are looked at: ten times in the step, but not more often than every 50 ms, nor less
+#: often than every second (ours).
 _LOOKS_PER_STEP, _MIN_LOOK_S, _MAX_LOOK_S = 10, 0.05, 1.0
 
 #: The counts of mirrored requests: model, its version and its shadow's → totals since the server began; None where
@@ -85,7 +85,7 @@ class Rollouts:
         return self.describe(model)
 
     async def begin(self, model: Model, plan: RolloutPlan, step: int = 0) -> None:
-        """Begin a rollout at a step of its plan. Raises ShoalError, and changes nothing, where it cannot be."""
+        """Begin a rollout at a step of its plan. Raises ShoalError, and changes nothing, where it cannot begin."""
         identifier = model.identifier
         running = self._rollouts.get(identifier)
         if running is not None and running.phase.is_open:
@@ -112,14 +112,13 @@ class Rollouts:
         division = self.traffic.find(model.identifier)
         if division is not None and division.stable != canary and division.stable in model.serving:
             return division.stable
-        others = [number for number in model.serving if number != canary]
-        if not others:
+        stable = _version_before(canary, model.serving)
+        if stable is None:
             raise UnavailableError(
                 f"model '{model.identifier}' serves no version but {canary}: a rollout needs the old one, too. Its "
                 "version_policy says which versions are loaded, as in version_policy: { latest { num_versions: 2 } }"
             )
-        below = [number for number in others if number < canary]
-        return max(below or others)
+        return stable
 
     def _check(self, model: Model, stable: int, plan: RolloutPlan) -> None:
         """Raise ShoalError where these two versions cannot take each other's requests."""
@@ -246,7 +245,7 @@ class Rollouts:
             VersionFigures.unpack(counted.stable), VersionFigures.unpack(counted.canary), tuple(counted.waiting),
             self._comparison(model.identifier, rollout),
         )  # fmt: skip
-        # At an upgrade both servers are at the step in the file.
+        # At an upgrade the step stays as it is in the file, which the new server has read.
         verdict = rollout.observe(self._loop.now_s(), figures, keeps_step=self.writer.is_held)
         if verdict is Verdict.ADVANCE:
             self._enter_step(model, rollout)
@@ -316,11 +315,9 @@ class Rollouts:
         plan = _plan_of(found)
         if plan is None or plan.version not in found.versions or self.traffic.find(model.identifier) is not None:
             return
-        others = [number for number in (model.serving or found.versions) if number != plan.version]
-        if plan.version in model.serving or not others:
-            return
-        below = [number for number in others if number < plan.version]
-        self.traffic.pin(model, max(below or others), fresh)
+        stable = _version_before(plan.version, model.serving or found.versions)
+        if plan.version not in model.serving and stable is not None:
+            self.traffic.pin(model, stable, fresh)
 
     def follow(self, model: Model, found: FoundModel) -> None:
         """Begin the rollout in the model's directory, once for each plan: a plan that was rolled back is not tried
@@ -435,8 +432,15 @@ def _note(model: Model, rollout: Rollout) -> None:
             version.reason = version.reason_when_ready
 
 
+def _version_before(canary: int, versions: Iterable[int]) -> int | None:
+    """The highest version below the canary or, if there is none, the highest above; None if there is no other."""
+    others = [number for number in versions if number != canary]
+    below = [number for number in others if number < canary]
+    return max(below or others, default=None)
+
+
 def _interface(config: dict[str, Any], what: str) -> Any:
-    """The part of a configuration that clients rely on; whatever does not concern them left out."""
+    """A field of a configuration, without the parts on which no client relies."""
     value = config.get(what)
     if what in ("input", "output"):
         tensors = [{key: each[key] for key in sorted(each) if key != "label_filename"} for each in value or ()]
