@@ -71,7 +71,7 @@ class ModelVersion:
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
-    #: The reason that is shown while the version is READY: the rollout that has left it.
+    #: The reason that is shown while the version is READY: why the rollout to this version was rolled back, if it was.
     reason_when_ready: str = ""
     load_seconds: float = 0.0
     num_instances: int = 0

@@ -45,7 +45,8 @@ class Listed(NamedTuple):
 def find_machine(
     options: ServerOptions, environ: Mapping[str, str], cores: Sequence[int], sys: Path = Path("/sys")
 ) -> Machine:
-    """The machine's resources, of `cores`. Raises InvalidArgumentError for a host policy that cannot be followed."""
+    """The machine's resources; of its cores only those in `cores`. Raises InvalidArgumentError for a host policy that
+    cannot be followed."""
     policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
     gpus: list[Gpu] = []
     for number, listed in enumerate(list_gpus(environ)):
@@ -125,7 +126,7 @@ def _parts_by_nvml(nvml: Any, handle: Any) -> list[str] | None:
     for place in range(num_places):
         try:
             parts.append(str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))))
-        except nvml.NVMLError:  # nothing in this place
+        except nvml.NVMLError:  # the GPU has no part in this place
             continue
     return parts
 

@@ -44,7 +44,7 @@ class Traffic:
         self._models = models
         # Changed by the methods below.
         self._divisions: dict[ModelIdentifier, Division] = {}
-        self._figures: dict[int, SplitFigures] = {}  # by the split's id, those of the last look
+        self._figures: dict[int, SplitFigures] = {}  # by the split's id, as the batcher has answered last
 
     def find(self, identifier: ModelIdentifier) -> Division | None:
         """How a model's requests are divided; None: by Triton's rule."""
@@ -120,7 +120,8 @@ class Traffic:
     # --- the batcher ---
 
     def refresh(self) -> None:
-        """Send the batcher the divisions whose versions have other copies now, before these are announced."""
+        """Send the batcher the divisions between versions of which a reload has made new copies, before the copies are
+        announced."""
         for identifier, division in self._divisions.items():
             model = self._models.models.get(identifier)
             if model is not None and division.split_id:

@@ -148,7 +148,7 @@ class Guests:
             return
         self._connections.add(member)
         member.listen_only(table(on(GuestConnected, lambda _message: self._join(member))))
-        member.on_malformed = lambda _error: self._distrust(member, "did not join")
+        member.on_malformed = lambda _error: self._distrust(member, "sent a wrong first message")
         member.on_gone = lambda: self._leave(member)
         member.start()
 
@@ -166,7 +166,7 @@ class Guests:
             self._refuse_to_join(member, error)
             return
         member.listen(self._handlers(guest))
-        member.on_malformed = lambda _error: self._distrust(member, "said what no client says")
+        member.on_malformed = lambda _error: self._distrust(member, "sent a malformed message")
 
         def gone() -> None:
             star.acknowledgements.gone(member)
@@ -217,7 +217,7 @@ class Guests:
 
     def _make_payload(self, guest: Participant, message: PayloadWanted) -> None:
         if message.nbytes < 0:
-            self._distrust(guest.member, "asked for less than nothing")
+            self._distrust(guest.member, "asked for a segment of negative size")
         else:
             self._star.payloads.receive(guest, message)
 
