@@ -28,7 +28,7 @@ class Framing(NamedTuple):
     length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
     limit: int = 0  # bytes beyond which the application refuses the body
     expects_continue: bool = False  # the client waits for an interim response before it sends the body
-    chunk_limit: int = 0  # bytes beyond which the road refuses a chunk, if more than `limit`
+    chunk_limit: int = 0  # bytes beyond which the road refuses a chunk; the greater of this and `limit` counts
 
 
 #: The framing that a head announces; None if the request is answered, or refused, without its body.
@@ -59,6 +59,7 @@ class Arrival:
         self._trailer_nbytes = 0
 
     def add(self, data: bytes) -> None:
+        """Take the bytes that have come next; `is_complete` is true once the whole request has come."""
         rest = memoryview(data)
         if not self.head:
             rest = self._add_to_head(data)
@@ -68,8 +69,8 @@ class Arrival:
     def _add_to_head(self, data: bytes) -> memoryview:
         line = self._line
         line += data
-        end = line.find(b"\r\n\r\n", self._searched) + 4
-        if end == 3:
+        empty_line = line.find(b"\r\n\r\n", self._searched)
+        if empty_line < 0:
             self._searched = max(0, len(line) - 3)
             lines_end = line.find(b"\r\n")
             self.is_complete = (
@@ -78,6 +79,7 @@ class Arrival:
                 or _BARE_LINE_FEED.search(line, max(0, len(line) - len(data))) is not None
             )
             return memoryview(b"")
+        end = empty_line + 4
         self.head, rest = bytes(line[:end]), memoryview(bytes(line[end:]))
         self._line = bytearray()
         judge, self._judge = self._judge, None
