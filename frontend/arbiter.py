@@ -118,7 +118,8 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         # Changed by murder_workers, once in each pass.
         self._passes = itertools.count(1)
         self._looked_s = time.monotonic()
-        self._excused_until_s = 0.0  # the time before which silent processes have an excuse
+        self._excused_until_s = 0.0  # no front end is killed for its silence before: all may have stood still
+        # Changed by manage_workers.
         self._role = self._roles.roles[0]  # the role of the process that is started next
         super().__init__(app)
 
@@ -138,7 +139,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
         go_fd = int(os.environ["SHOAL_GO_FD"])
         poller = select.poll()  # not select: a supervisor of many workers has descriptors beyond 1024
         poller.register(go_fd, select.POLLIN)
-        if poller.poll(0):  # the supervisor has hung up: a SIGTERM before now was ignored
+        if poller.poll(0):  # the supervisor has hung up; a SIGTERM that it sent before was ignored
             self.SIG_QUEUE.put_nowait(signal.SIGTERM)
         os.close(go_fd)
 

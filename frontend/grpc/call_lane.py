@@ -17,8 +17,8 @@ from shoal.frontend.lane_loop import GunicornHandle, Lane, reserve
 from shoal.shm.slab import Block
 
 _DEADLINE_EXCEEDED = 4
-#: Calls on the road may take one in so many of the descriptors that connections must leave free. The others are for
-#: segments, without which a lane ends (ours: a client has up to 1024 calls on each of its connections).
+#: Of the descriptors that connections must leave free, one in so many may be taken by calls on the road, of which a
+#: client has up to 1024 on each connection. The rest is for segments: a lane ends that cannot receive one (ours).
 _RESERVE_PER_CALL = 2
 
 

@@ -21,8 +21,8 @@ from shoal.repository.identifier import MAX_NAME_BYTES
 
 Chunks = list["bytes | memoryview"]
 
-#: Most fields of a message. Ours: a field may have only two bytes, and each field is walked in Python; 10,000 tensors
-#: have 20,000 fields.
+#: Most fields of a message (ours; 10,000 tensors have 20,000). Each field is walked in Python, and two bytes make a
+#: field: a message of 1 GiB could have 500 million.
 MAX_FIELDS = 1 << 16
 #: gRPC's own limit for a message; Triton answers with an error in place of a longer response.
 MAX_MESSAGE_NBYTES = 2**31 - 1

@@ -61,9 +61,10 @@ class HttpConnection:
         self.keep_alive = True
         self.is_quiet = False  # whether the lane does not wait for further bytes of the client
         self.head: object = None
-        self.last_head: Head | None = None  # of the last request that was not known
-        self.known: KnownRequest | None = None  # the template that the last known request fitted
-        self.num_missed = 0  # inferences since the last known request that were not known
+        # A known request is one that a template fits.
+        self.last_head: Head | None = None  # of the last request that no template fitted
+        self.known: KnownRequest | None = None  # the template of the last known request
+        self.num_missed = 0  # inferences since the last known request, which no template fitted
         self.block: object = None  # the block that a body is received into
         self.target: memoryview | None = None  # memory for the rest of the body in `block`
         self.body_start = 0  # where in the block the body starts
@@ -124,4 +125,5 @@ class HttpConnection:
         return sum(map(len, self.unsent))
 
     def keep_unsent(self) -> None:
+        """Copy the unsent bytes, so that the block in which they lie can be released."""
         self.unsent = [bytes(chunk) for chunk in self.unsent]

@@ -25,7 +25,8 @@ MAX_FIELDS = 100
 _MAX_KEPT_LINE, MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
-_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: dashes in WSGI
+#: A field's name and value. A name with an underscore is left to the road: WSGI would take it for one with a dash.
+_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")
 #: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
 ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}

@@ -129,6 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "+" and not (isinstance(left, int) or isinstance(right, int)):
             _check_length(sum(len(each) for each in (left, right) if _is_sized(each)))
         elif operator == "*":
+            # A product of two numbers is bounded, too: repeated, it would get as many digits as `**` makes.
             sizes = [each if isinstance(each, int) else len(each) for each in (left, right) if _is_sized(each)]
             _check_length(sizes[0] * sizes[1] if len(sizes) == 2 else 0)
         elif operator == "**" or (operator == "%" and isinstance(left, str)):

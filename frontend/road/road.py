@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
 
 #: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
-#: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
+#: for seconds (ours; measured with 60 MB of JSON on two cores: the lane's p99 is a third shorter).
 NICE = 10
 #: Threads by kind of work other than requests to models (ours). READING is answered at once, all others by the
 #: supervisor, which loads --model-load-thread-count models at a time (load_slots.py).
@@ -102,7 +102,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return ThreadPoolExecutor(MODELS_AT_ONCE * self.cfg.threads, f"shoal-{Work.REQUEST.value}")
 
     def init_signals(self) -> None:
-        """Handle signals, and those that have come since the fork."""
+        """Handle signals, also those that were blocked since the fork; gunicorn calls this before the loop begins."""
         super().init_signals()
         ignore_supervisors_signals()
         unblock_end_signals()
@@ -271,7 +271,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 self._uploads.refuse(connection, self._application.state.no_answer(limit_s))
 
     def _drain(self) -> None:
-        """Keep connections from now on, since the lanes are about to end; each ends with its next response."""
+        """Give no further connection back to a lane, since the lanes are about to end; the road closes each connection
+        after its next response."""
         self._is_draining = True
         self._uploads.drain()
 
@@ -296,7 +297,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 return
             self._lanes.send(conn.sock, b"")
             if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
-                with suppress(OSError):  # the kernel watches no further descriptor: the next connection flushes them
+                with suppress(OSError):  # the kernel watches no further descriptor: what waits leaves with the next
                     self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
         else:
             self._uploads.add(conn, b"", self.cfg.keepalive)
