@@ -110,10 +110,11 @@ class StepPlan:
     outputs: tuple[str, ...]
     #: The decoupled step whose responses these outputs depend on; None: there is one response.
     origin: int | None
-    #: The stage in which a request begins, and the steps that begin it.
+    #: The stage in which a request begins, and the steps that are ready to run then.
     stage: Stage
     started: tuple[int, ...]
-    #: For each decoupled step: the stage in which an iteration begins that its response starts, and its first steps.
+    #: For each decoupled step: the stage in which an iteration begins that a response of the step starts, and the steps
+    #: that are ready to run then.
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
     #: Writers of the headers of each step's requests.
     requests: Sequence[StepRequests]

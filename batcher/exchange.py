@@ -239,7 +239,8 @@ class Exchange:
         self.mirror.adopt(now_ns)
         self.succession.begin(now_ns)
         self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
-        self._counted.update(self.models.values())  # the figures that were published last may be too high
+        # All models' figures are published anew: the dead batcher may have counted requests that do not wait any more.
+        self._counted.update(self.models.values())
         # The dead batcher may have published a batch without ringing for it.
         for worker in self.workers.values():
             worker.must_ring = True
@@ -321,7 +322,7 @@ class Exchange:
         return bool(self._written_clients)
 
     def may_miss_answers(self, now_ns: int) -> bool:
-        """Whether a busy worker has an answer, or will have one, without ringing soon."""
+        """Whether the ring of a busy worker may have an answer, or get one, without a ring of the bell."""
         return any(worker.may_answer_silently(now_ns) for worker in self.busy.values())
 
     def next_deadline_ns(self) -> int | None:

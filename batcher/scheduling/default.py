@@ -34,7 +34,7 @@ class DefaultScheduler(QueueScheduler[RequestQueue]):
         self._queue.add(request)
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._queue.add_first(request)  # here every request runs alone
+        self._queue.add_first(request)  # runs alone, as every request does here
 
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:
