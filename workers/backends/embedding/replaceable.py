@@ -1,7 +1,7 @@
 """An object opened from a path, and opened again once another file has taken that path, by rename, which is atomic.
 
-The check costs one stat per batch (1.5 us), so that a request which is sent after the rename is answered from the new
-file. Runs in a worker.
+The path is looked at before each batch (one stat, 1.5 us), so that a request which is sent after the rename is answered
+from the new file. Runs in a worker.
 """
 
 import logging
@@ -19,12 +19,12 @@ Stamp = Callable[[os.stat_result], tuple[int, ...]]
 
 
 def contents(stat: os.stat_result) -> tuple[int, ...]:
-    """The stamp of a file that is replaced as a whole."""
+    """The stamp of a file that is replaced as a whole: it also changes when the file is written in place."""
     return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def place(stat: os.stat_result) -> tuple[int, ...]:
-    """The stamp of a file or directory that a database writes into while it is read."""
+    """The stamp of a file or directory that a database writes into while it is read: writing does not change it."""
     return (stat.st_dev, stat.st_ino)
 
 

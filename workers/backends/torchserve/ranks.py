@@ -32,7 +32,9 @@ from shoal.workers.backends.torchserve.archive import Launch
 _log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
-_TOLD_S = 5.0  # for this process to report a rank's failed load; then it is ended, since it waits for that rank (ours)
+#: Seconds in which this process has to report that a rank could not load; after them it hangs in a collective operation
+#: with that rank, and is ended (ours).
+_REPORT_S = 5.0
 
 
 class _Process(NamedTuple):
@@ -60,7 +62,7 @@ class Ranks:
         self._is_closing = False
         # Changed by the watching thread, and by wait_until_loaded.
         self._fault = ""  # why a rank could not load
-        self._all_loaded, self._is_told = threading.Event(), threading.Event()
+        self._all_loaded, self._is_reported = threading.Event(), threading.Event()
 
     def start(self, model: BackendModel, device: Device, backend: rank.RankBackend) -> None:
         """Start the other ranks and have them load, each in a copy of `backend`; sets the environment in which this
@@ -87,7 +89,7 @@ class Ranks:
         """Wait until all other ranks have loaded. Raises InternalError with a rank's reason."""
         self._all_loaded.wait()
         if self._fault:
-            self._is_told.set()
+            self._is_reported.set()
             raise InternalError(self._fault)
 
     def execute(self, batch: Sequence[rank.RankRequest]) -> None:
@@ -132,7 +134,7 @@ class Ranks:
                     self._fault = f"rank {number} of the handler cannot load it: {reason}"
         self._all_loaded.set()
         if self._fault:
-            if not self._is_told.wait(_TOLD_S):
+            if not self._is_reported.wait(_REPORT_S):
                 self._end(self._fault)
             return
         ends = {process.end: number for number, process in enumerate(self._processes, 1)}

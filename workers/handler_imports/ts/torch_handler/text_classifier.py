@@ -12,7 +12,7 @@ from ts.utils.util import map_class_to_label
 
 class TextClassifier(TextHandler):
     """A handler that answers the one text of a batch with {label: probability} of all classes. The model takes the
-    numbers of the text's words and pairs of words, and the offset 0; it has its words' vectors in `embedding`."""
+    numbers of the text's words and pairs of words, and the offset 0; its layer `embedding` has the words' vectors."""
 
     ngrams = 2
 
