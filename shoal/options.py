@@ -41,7 +41,7 @@ _WILDCARDS = frozenset({"0.0.0.0", "::"})
 class HostPolicy(NamedTuple):
     """The cores that one --host-policy chooses; with both fields, those that are in both."""
 
-    numa_node: int | None = None  # its cores, and so its memory: the kernel allocates beside the first core to use it
+    numa_node: int | None = None  # its cores, and so its memory, in which the kernel puts what they use first
     cpu_cores: tuple[int, ...] = ()
 
 
@@ -101,7 +101,7 @@ class ServerOptions:
     upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     openai_port: int | None = (
-        None  # a second port for HTTP: that of Triton's OpenAI frontend, 9000; None: no second; ours
+        None  # a second port for HTTP, for clients of Triton's OpenAI frontend, which has 9000; None: none; ours
     )
     default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
@@ -111,10 +111,10 @@ class ServerOptions:
     http_server_cert: str = ""
     http_server_key: str = ""
     http_root_cert: str = ""
-    timing_percent: int = 0  # of responses, those with Server-Timing although their clients have not asked; ours
+    timing_percent: int = 0  # percent of responses that have Server-Timing though their clients have not asked; ours
     ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
-    listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s
+    listen_backlog: int = 256  # most connections that wait to be accepted; ours: 0.1 s, at 2200 a second, as measured
 
     # gRPC.
     allow_grpc: bool = True  # Triton's
@@ -203,11 +203,13 @@ class ServerOptions:
     min_supported_compute_capability: float = 6.0  # the least of the GPUs that are used; Triton's
     backend_directory: str = "/opt/tritonserver/backends"  # directory of backends written in Python; Triton's
 
-    # The rate limiter.
-    rate_limit: str = "off"  # "off" or "execution_count"; Triton's
+    # GPUs.
     cuda_mps: bool = False  # NVIDIA's MPS for the workers on GPUs, of this server's own; ours
     cuda_memory_pool_byte_size: tuple[tuple[int, int], ...] = ()  # a GPU's number → bytes of a worker's pool there
     model_load_gpu_limit: tuple[tuple[int, float], ...] = ()  # a GPU's number → most of its memory in use, 0 to 1
+
+    # The rate limiter.
+    rate_limit: str = "off"  # "off" or "execution_count"; Triton's
     rate_limit_resource: tuple[tuple[str, int, int | None], ...] = ()  # name, count, device; None: every device
 
     # Python environments of models.
@@ -220,7 +222,7 @@ class ServerOptions:
 
     # Shared memory.
     allow_client_shm: bool = False  # tensors may lie in clients' own objects in /dev/shm; Triton's
-    shm_client_slab_mib: int = 64  # most MiB of requests per front-end process; ours: one of http_max_input_size
+    shm_client_slab_mib: int = 64  # most MiB of requests per front-end process; ours: as http_max_input_size
     shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size depends on the model; ours
     client_socket: str | None = None  # socket for clients on this host; None: by user and HTTP port; "": none; ours
     client_count: int = 64  # clients at once; each costs the supervisor five descriptors of 1024; ours
@@ -232,7 +234,7 @@ class ServerOptions:
     default_max_queue_size: int = 1024  # queued requests per model whose config has no bound; ours: Triton has none
     request_deadline_ms: int = 0  # ms from a request's arrival to its answer; 0 = no limit; ours
     spin_us: int = 100  # µs, the longest spin of the batcher or an idle instance before it sleeps; 0 = never; ours
-    poison_refusal_secs: int = 60  # s for which a request that ended instances is refused first; 0 = executed; ours
+    poison_refusal_secs: int = 60  # s for which a request that has ended instances is refused at first; 0 = never; ours
     request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton has no limit
 
     def backend_settings(self, backend: str) -> dict[str, str]:
@@ -325,7 +327,7 @@ def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
 
 
 def _torchserve_endpoints(options: ServerOptions) -> list[Endpoint]:
-    """The listeners of TorchServe's APIs; the name of one that several share is that of the first."""
+    """The listeners of TorchServe's APIs; one that several APIs share is named after the first of them."""
     http, grpc = torchserve_apis(options), torchserve_grpc_apis(options)
     return [
         Endpoint(name, f"TorchServe {apis[0]}", *_torchserve_address(options, apis[0])) for name, apis in http.items()

@@ -16,7 +16,8 @@ def parameter(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def whole_number_faults(config: Config, name: str, least: int, most: int, wanted: str) -> Iterator[str]:
-    """Check that a parameter is a whole number from `least` to `most`, which the sentence calls `wanted`."""
+    """The sentence about a parameter that is no whole number from `least` to `most`; `wanted` are the words for that
+    range."""
     text = parameter(config, name)
     if text is None:
         return

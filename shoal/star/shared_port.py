@@ -163,8 +163,8 @@ class SharedPort:
     The listening thread calls `take` for each reply and `apply` for each message, both under the lock, and `look`,
     without it, before each sleep; `look` returns the longest sleep in seconds (None: unlimited).
 
-    If submitting threads wait for the bell themselves, they call `hand_out`, and a thread calls `receive` alone, as in
-    guests (connection.py).
+    Where submitting threads wait for the bell themselves, as in guests (connection.py), `start` is not called: these
+    threads call `hand_out`, and one thread calls `receive`.
     """
 
     def __init__(
