@@ -51,7 +51,8 @@ _MODEL_CLASS = "TritonPythonModel"
 _POSITION = re.compile(r"\bline (\d+), column \d+")
 
 
-#: Backend → the function that reads its settings. Only a load finds out what a build of ONNX Runtime has.
+#: Backend → the function that reads its settings. Which execution providers the installed ONNX Runtime has shows only
+#: when a model is loaded, so all are accepted here.
 _SETTINGS: dict[str, Callable[[BackendModel, Device], object]] = {
     "onnxruntime": partial(onnxruntime_options.session_settings, available=onnxruntime_options.PROVIDERS),
     "openvino": openvino_options.openvino_settings,
@@ -78,7 +79,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The names of all models of the repositories, and their findings, by model."""
+    """The names of all models of the repositories, and their findings, sorted by model."""
 
     models: tuple[str, ...]
     findings: tuple[Finding, ...]

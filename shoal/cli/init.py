@@ -1,7 +1,7 @@
 """The verb `init`: a new model's directory, with the smallest configuration that is right and a request to try.
 
-For a model file the tensors are read by loading it once in this process, for one of PyTorch as torch_files.py says; for
-a model in Python a template is written.
+The tensors of a model file are found by loading the file once in this process, those of PyTorch's files as
+torch_files.py says; for a model in Python a template is written.
 """
 
 import argparse

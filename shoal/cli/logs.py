@@ -40,7 +40,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> int:
-    """Print lines; returns the exit code."""
+    """Print the last lines of a server's log, and with --follow those that come; returns the exit code."""
     parser = OperatingParser("logs", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
     parser.add_argument("--lines", type=count, default=20)
     parser.add_argument("--follow", "-f", action="store_true")
@@ -60,7 +60,7 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
                     print(_shown(str(path), last, as_json=arguments.json), flush=True)
                 for data in coming(file, sleep):
                     print(_shown(str(path), [_text(data)], as_json=arguments.json), flush=True)
-        except OSError as error:  # another user's, or a container's
+        except OSError as error:  # the file is another user's, or is in the server's container
             try:
                 return _from_elsewhere(arguments, server, sleep)
             except RefusedError:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     #: Files of skops, and what they were found to hold.
     OfSkops = Mapping[Path, Described | NoShapesError]
 
-#: The most entries of a model file's directory that are linked beside it: more are no model's own (ours).
+#: A model file's directory with more files than this is not the model's own: only those of its files are linked whose
+#: names begin with the model file's (ours).
 MAX_BESIDE = 100
 
 #: Ending → backend, of files whose backend needs no more configuration than their name.
@@ -180,7 +181,7 @@ def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _is_served(path: Path) -> bool:
     """Whether a file of a directory is a model. A Python file is one if it imports what Triton's models import.
-    Archives are not looked for, since they have a store."""
+    TorchServe's archives are left out: a directory of them is a model store, which has a flag of its own."""
     if path.suffix == ".py":
         return b"triton_python_backend_utils" in path.read_bytes()
     return path.suffix in {*_BACKENDS, *_PYTORCH, _SKOPS} or bool(forest(path))
@@ -226,8 +227,9 @@ def absent(kind: str, path: Path) -> str:
 
 
 def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
-    """The name and configuration of the model in a file: its stem or, if that is `model`, the name of its directory, or
-    of the model whose version the directory is."""
+    """The name and configuration of the model in a file. The name is the file's stem or, if that is `model`, the name
+    of the file's directory or, if that is a version's, of the model's directory. Raises PathError for a file that
+    cannot be served as it is."""
     if (why := _REFUSED.get(path.suffix)) is not None:
         raise PathError(f"'{path}' is not served as it is: {why}.")
     name = path.stem
