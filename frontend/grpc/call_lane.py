@@ -45,7 +45,7 @@ class CallLane(Lane[GrpcConnection]):
             self._poller.unregister(connection.fd)
             connection.close()
 
-    def has_output(self, connection: GrpcConnection) -> None:
+    def note_output(self, connection: GrpcConnection) -> None:
         """Note that a connection has unsent output, which is sent at the end of this pass."""
         if not connection.is_dirty:
             connection.is_dirty = True

@@ -105,7 +105,7 @@ class GrpcLane(CallLane):
             call.opening = opening
         elif isinstance(opening, RefusedCall):
             call.finish(*opening)
-            self.has_output(connection)
+            self.note_output(connection)
 
     # --- connections come and go ---
 
@@ -126,7 +126,7 @@ class GrpcLane(CallLane):
         # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 must get an answer in HTTP/1.
         if self._watch(accepted, connection) and self._stops_at_s:
             connection.go_away()
-            self.has_output(connection)
+            self.note_output(connection)
 
     def _give_up(self, connection: GrpcConnection) -> None:
         _log.exception("a connection is closed, since serving it failed")
@@ -142,7 +142,7 @@ class GrpcLane(CallLane):
             self.close(connection)
             return
         if event & _OUT:
-            self.has_output(connection)
+            self.note_output(connection)
         if event & _IN:
             self._read(connection)
 
@@ -257,7 +257,7 @@ class GrpcLane(CallLane):
             connection.is_ending = True
             connection.end_calls()
         if http2.has_output:
-            self.has_output(connection)
+            self.note_output(connection)
 
     def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> OpenCall | None:
         """The call that a request's headers begin; None if the headers are refused."""
@@ -325,7 +325,7 @@ class GrpcLane(CallLane):
         self.admissions.expire(now_s)
         for connection in longest_idle(self._connections.values(), self._max_connections, now_s):
             connection.go_away()
-            self.has_output(connection)
+            self.note_output(connection)
             connection.ends_s = now_s + LINGER_S
         for connection in list(self._connections.values()):
             is_silent = 0.0 < connection.silent_until_s <= now_s or connection.http2.waits_since(now_s - HEAD_S)
@@ -336,7 +336,7 @@ class GrpcLane(CallLane):
                 call.expire(now_s)
                 if self._stops_at_s:
                     call.end_idle(shutting_down())
-                    self.has_output(connection)
+                    self.note_output(connection)
             if not self._relieve(connection):
                 self.close(connection)
                 continue
@@ -367,7 +367,7 @@ class GrpcLane(CallLane):
                 connection.cut(stream_id)
             else:
                 call.end_idle(UnavailableError(TOO_MANY_OPEN))
-            self.has_output(connection)
+            self.note_output(connection)
 
     def _relieve(self, connection: GrpcConnection) -> bool:
         """Release workers' memory that is held for a client who does not read. False if the client's socket has taken
@@ -382,7 +382,7 @@ class GrpcLane(CallLane):
         if call is not None:
             call.cancel()
         connection.cut(stream_id)
-        self.has_output(connection)
+        self.note_output(connection)
 
     def _keep_alive(self, connection: GrpcConnection) -> None:
         """Ping a silent client, and close the connection of a client that does not answer."""
@@ -396,14 +396,14 @@ class GrpcLane(CallLane):
             and connection.http2.ping()
         ):
             connection.pinged_s = now_s
-            self.has_output(connection)
+            self.note_output(connection)
 
     def _age(self, connection: GrpcConnection) -> None:
         """End a connection that has reached its maximum age, so that clients spread over servers that have been
         added."""
         if 0.0 < connection.age_ends_s <= self.now_s:
             connection.go_away()
-            self.has_output(connection)
+            self.note_output(connection)
             grace_s = self._settings.max_connection_age_grace / 1000
             connection.age_ends_s = 0.0
             connection.ends_s = self.now_s + grace_s if grace_s else 0.0
@@ -412,9 +412,9 @@ class GrpcLane(CallLane):
         for connection in list(self._connections.values()):
             for call in list(connection.calls.values()):
                 call.expire(math.inf)
-            self.has_output(connection)
+            self.note_output(connection)
 
     def _begin_to_stop(self) -> None:
         for connection in self._connections.values():
             connection.go_away()
-            self.has_output(connection)
+            self.note_output(connection)

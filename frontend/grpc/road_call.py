@@ -81,7 +81,7 @@ class RoadCall(OpenCall):
         while isinstance(call := budget.excess(), RoadCall):
             error = NoUploadMemoryError(budget.limit)
             call._refuse(error.grpc_status, str(error))
-            self._lane.has_output(call._connection)
+            self._lane.note_output(call._connection)
 
     def _pass(self, data: bytes | memoryview) -> None:
         data = data[: self._missing]
@@ -131,7 +131,7 @@ class RoadCall(OpenCall):
     def serve(self, event: int) -> None:
         if event & select.EPOLLOUT:
             self._send()
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
         if event & ~select.EPOLLOUT:
             self._receive()
 
@@ -149,7 +149,7 @@ class RoadCall(OpenCall):
             self._read_head()
         else:
             self._pass_on(data)
-        self._lane.has_output(self._connection)
+        self._lane.note_output(self._connection)
 
     def _read_head(self) -> None:
         head = unpack_head(self._answer)
@@ -182,13 +182,13 @@ class RoadCall(OpenCall):
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
             self._refuse(*self._lane.too_late(self._opening))
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
             return
         self._watch()
         if self._is_too_slow(now_s):
             self._end()
             self._connection.cut(self._stream_id)
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
 
     def _is_too_slow(self, now_s: float) -> bool:
         """Whether the client keeps a thread of the road waiting: for too long, or while there is no room for the unsent

@@ -184,7 +184,7 @@ class StreamCall(AskingCall):
         if model:
             self._lane.parking.park(self, model, 0)
         self._end_if_done()
-        self._lane.has_output(self._connection)
+        self._lane.note_output(self._connection)
         return 0
 
     def _ask_all(self, *, is_our_turn: bool) -> int:
@@ -237,7 +237,7 @@ class StreamCall(AskingCall):
             self._admission = number
         self._work_off()
         self._end_if_done()
-        self._lane.has_output(self._connection)
+        self._lane.note_output(self._connection)
 
     def _end_admission(self, admission: int) -> None:
         if admission:
@@ -315,7 +315,7 @@ class StreamCall(AskingCall):
                 self._refuse(message, error, waiting.ticket)
             else:
                 self._send_in_order(waiting.ticket, self._packed(chunks, token))
-        self._lane.has_output(self._connection)
+        self._lane.note_output(self._connection)
         self._work_off()
         self._end_if_done()
 
@@ -420,11 +420,11 @@ class StreamCall(AskingCall):
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
             self.finish(*self._lane.too_late(self.opening))
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
             return
         if (error := self._inbox.late(now_s, is_held_up=bool(self._backlog))) is not None:
             self.finish(error.grpc_status, str(error))
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
             return
         late = [number for number, each in self._open.items() if now_s >= each.deadline_s]
         for number in late:
@@ -432,7 +432,7 @@ class StreamCall(AskingCall):
         if late:
             self._work_off()
             self._end_if_done()
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
 
     def _expire_request(self, number: int) -> None:
         """Answer a request, whose model has not answered in time, with an error; the stream goes on."""

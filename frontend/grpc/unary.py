@@ -162,7 +162,7 @@ class UnaryCall(AskingCall):
             return False
         except ShoalError as error:
             self._refuse(error)
-            lane.has_output(self._connection)
+            lane.note_output(self._connection)
         return True
 
     def resume(self) -> int:
@@ -172,7 +172,7 @@ class UnaryCall(AskingCall):
                 self._waits_for = model
                 return model
             self._parked = None
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
         return 0
 
     @property
@@ -215,13 +215,13 @@ class UnaryCall(AskingCall):
             if reply.block is not None:
                 inference.release(number, 0)
             self._refuse(error, timing)
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
             return
         connection = self._connection
         trailers = OK if not timing else with_timing(OK, timing)
         if not connection.respond(self._stream_id, chunks, (number, 0), self.opening.response_encoding, trailers):
             inference.release(number, 0, prompt=False)
-        self._lane.has_output(connection)
+        self._lane.note_output(connection)
 
     # --- other ends of the call ---
 
@@ -236,10 +236,10 @@ class UnaryCall(AskingCall):
         if now_s >= self._deadline_s:
             self._end()
             self._connection.refuse(self._stream_id, *self._lane.too_late(self.opening))
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
         elif self._inbox is not None and (late := self._inbox.late(now_s)) is not None:
             self._refuse(late)
-            self._lane.has_output(self._connection)
+            self._lane.note_output(self._connection)
 
     def give_up(self) -> None:
         _log.exception("a connection is closed, since answering a call on it failed")

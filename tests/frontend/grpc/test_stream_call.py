@@ -60,7 +60,7 @@ class Lane:
     def no_answer(self) -> UnavailableError:
         return UnavailableError("no answer in time")
 
-    def has_output(self, _connection: Any) -> None: ...
+    def note_output(self, _connection: Any) -> None: ...
 
 
 class Stream:
