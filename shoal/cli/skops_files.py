@@ -82,14 +82,15 @@ def _described(path: Path, found: Any) -> Described | NoShapesError:
 
 
 def _dims(shape: list[int]) -> list[int | str]:
-    """The dims of an output, by its shape for two rows: the first varies; one number a row makes a second dim of 1."""
+    """The dims of an output, from its shape for two rows. The first dim is that of the rows; where each row has a
+    single number, the second is 1."""
     return ["rows", *(shape[1:] or [1])]
 
 
 def _tried(paths: Sequence[Path]) -> list[Any]:
     """The findings of a trial about the first files, at least one; the last may be about the file that has ended the
     trial."""
-    from shoal.supervisor.memory.available_memory import available_nbytes  # a server's, which few commands need
+    from shoal.supervisor.memory.available_memory import available_nbytes  # few commands need this module
 
     limit_s, why = _TIMEOUT_S * len(paths), ""
     command = [sys.executable, "-m", _MODULE, f"{available_nbytes()}", *(f"{path.absolute()}" for path in paths)]

@@ -43,10 +43,10 @@ Exit codes: 0 done; 1 the command is wrong, or no server is found; 2 refused or 
 server has ended.
 """
 
-#: An abstract address of a supervisor in /proc/net/unix, which begins with its pid.
+#: A supervisor's address in /proc/net/unix: an abstract one, with the supervisor's pid behind its prefix.
 _ADDRESS = re.compile(rf"@({ADDRESS_PREFIX}([0-9]+)-[0-9a-f]{{32}})$")
 _SOCKETS = Path("/proc/net/unix")
-#: Seconds that the server may take beyond its own time limit, to end the new server before it answers (ours).
+#: Seconds by which the old server's answer may come after its own time limit: it ends the new server first (ours).
 SLACK_S = 120.0
 
 
