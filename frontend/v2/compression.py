@@ -90,7 +90,8 @@ def inflate(
     """The decompressed bytes of one stream of gzip or zlib, with `expand` called as by `decompress`. Raises
     InvalidArgumentError for a damaged stream, ExpansionLimitError, whose text `advice` ends, for too many bytes.
 
-    Parts double in size, so that the bytes counted ahead are at most as many as there are already, or as the body has.
+    Each part may be as large as all before it together, the first as large as the body or 1 MiB: so `expand` never
+    counts far more bytes than there are.
     """
     inflater = zlib.decompressobj(AUTO_WBITS)
     parts: list[bytes] = []

@@ -318,8 +318,8 @@ class ModelControl:
         return sorted(plain), given, [(name, each.repository) for name, each in self._registered.items()]
 
     def _given(self, model: Model) -> Given | None:
-        """A load request that leads to what serves, with a copy of the files that came with it; None for a model that
-        is served as it lies in its repository."""
+        """The load request by which a new server would serve a model as this one does, with a copy of the files that
+        came with a request; None for a model that is served as it lies in its repository."""
         served = next(iter(model.serving.values()))
         directory = served.version.version_dir.parent
         if self._models.is_lent(directory):

@@ -166,7 +166,7 @@ class Batchers:
         self._num_refusals = 0
 
     def _leave(self, child: Child, code: int, cause: str) -> None:
-        """Handle the end of a batcher's process: without an await, the next one takes an active one's place."""
+        """Handle the end of a batcher's process; the standby has taken an active batcher's place when this returns."""
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
             self._standby = None
