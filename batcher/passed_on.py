@@ -105,7 +105,8 @@ class EnsembleRequests:
             return nbytes_of(lender) if lender else nbytes
 
         refs, outputs = unpack_lent_layout(layout, nbytes_there)
-        if any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):  # neither front ends nor callers send it
+        # No front end and no caller sends such a request; a guest could.
+        if any(each.ref == ON_GPU or each.datatype & PLACED for each in refs):
             raise InternalError("an ensemble's input lies on a GPU")
         inputs = [
             (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))

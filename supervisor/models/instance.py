@@ -53,7 +53,8 @@ class Instance:
         context: InstanceContext,
         on_state: Callable[["Instance"], None],
     ) -> None:
-        """`on_state` is called when the instance has come up, has died, or is FAILED, before clients are told."""
+        """`on_state` is called when the instance has come up, has died, or is FAILED, before other processes are sent
+        anything about that."""
         self.number = number
         self.version = version
         self.placement = placement
@@ -94,7 +95,7 @@ class Instance:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Fields of the log about this instance, and its worker's end."""
+        """Fields of a log line about this instance and the end of its worker."""
         version = self.version
         named = {"model": version.name, "version": str(version.version), "instance": self.name}
         return {**named, **self.worker.end_fields}
@@ -222,7 +223,7 @@ class Instance:
         is_missed = not self._leaving.done()
         with contained(self):
             if was is InstanceState.UP and is_missed:
-                self._on_state(self)  # clients first: they ask next if the model is ready
+                self._on_state(self)  # front ends first: clients ask next if the model is ready
         with contained(self):
             context.metrics.leave(self.number)
         with contained(self):
@@ -335,9 +336,8 @@ class Instance:
             worker.send_stop()
             if worker.thread is None:
                 niceness.lower_priority(worker.pid)
-            limit_s = max(
-                1, self._context.options.exit_timeout_secs
-            )  # at least a second, since models are unloaded, too
+            # At least a second: with --exit-timeout-secs=0, too, an unloaded model may finish its requests.
+            limit_s = max(1, self._context.options.exit_timeout_secs)
             self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         elif worker.thread is not None:
             worker.up.cancel()
@@ -359,7 +359,8 @@ class Instance:
             self.stop()
 
     def _unless_over(self, worker: Worker, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
-        """Call `then` if the worker's state is still the present one after `limit_s`."""
+        """After `limit_s`, log the complaint and call `then`, unless the worker has ended or the state of this instance
+        has changed."""
         state = self.state
 
         def look() -> None:

@@ -235,7 +235,7 @@ class FrontEnds:
 
     async def stop(self, *, has_sibling: bool = False) -> None:
         """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended.
-        With `has_sibling` another server of an upgrade runs: Unix sockets on which it listens keep their files."""
+        The files of Unix sockets are removed; with `has_sibling` not those at which another server listens."""
         self._is_stopping = True
         paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():

@@ -91,9 +91,8 @@ class BusyShare:
     def __init__(self) -> None:
         # Changed by each look.
         self.share = 0.0
-        self._seen: weakref.ref[WorkerProgress] | None = (
-            None  # weak: a dead worker's memory must not stay mapped for it
-        )
+        # The progress looked at last. The reference is weak, so that a dead worker's memory is unmapped.
+        self._seen: weakref.ref[WorkerProgress] | None = None
         self._then_ns = self._was_ns = 0
 
     def look(self, now_ns: int, progress: WorkerProgress | None) -> None:
