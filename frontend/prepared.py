@@ -51,9 +51,8 @@ class RequestedOutput(NamedTuple):
     name: str
     binary: bool  # whether the client wants binary data, over HTTP; gRPC's outputs are always binary
     classification: int  # how many classes are wanted in place of the values; 0 = the values
-    region: RegionSlice | CudaSlice | None = (
-        None  # where the client wants the values, which the response then leaves out
-    )
+    #: The place where the client wants the values, which the response then leaves out; None: in the response.
+    region: RegionSlice | CudaSlice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,8 @@ class PatientWriter:
         self._fd = fd
         self._now_s = now_s
         # Changed by write.
-        self.problem = (
-            ""  # why data were lost last: "was not read", or "could not be written (No space left on device)"
-        )
+        #: Why data were lost last: "was not read", or "could not be written (No space left on device)".
+        self.problem = ""
         self._file = (0, 0)  # the device and inode that `_own_fd` has opened
         self._own_fd = -1
         self._write: Callable[[bytes], int] = self._write_if_ready

@@ -80,10 +80,8 @@ class ServerOptions:
     model_load_retry_count: int = 0  # further attempts to load a version that has failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from the start of a process to a warm model; ours: a large engine
-    model_execution_timeout_secs: int = (
-        60  # s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0
-    )
-
+    #: s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0.
+    model_execution_timeout_secs: int = 60
     latency_target: int = 0  # ms for an answer of a model with an empty dynamic_batching; 0 = none; ours
 
     # HTTP.
@@ -100,9 +98,8 @@ class ServerOptions:
     max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of memory at the start, 64 at least; ours
     upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
-    openai_port: int | None = (
-        None  # a second port for HTTP, for clients of Triton's OpenAI frontend, which has 9000; None: none; ours
-    )
+    #: A second port for HTTP, for clients of Triton's OpenAI frontend, which has 9000; None: no second one; ours.
+    openai_port: int | None = None
     default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
@@ -123,9 +120,8 @@ class ServerOptions:
     reuse_grpc_port: bool = False  # as reuse_http_port; Triton's
     grpc_process_count: int = 0  # lanes; 0 = by the cores, 1 or 2: supervisor/processes/cores.py; ours
     grpc_header_forward_pattern: str = ""  # matching metadata become parameters; "": none; Triton's
-    grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # API → metadata key and value
+    #: API → metadata key and value.
+    grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     grpc_infer_response_compression_level: str = "none"  # "none", "low", "medium", "high"; Triton's
     grpc_use_ssl: bool = False  # Triton's
     grpc_use_ssl_mutual: bool = False  # TLS, and clients show certificates, too; Triton's

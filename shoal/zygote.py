@@ -105,9 +105,8 @@ def _serve(channel: Channel) -> Fork:
                 if _fork():
                     return order
         except OSError as error:
-            log.put(
-                sys.stderr, f"a zygote cannot fork: {explain_start(error)}\n"
-            )  # a zygote has no log settings; its stderr is the server's
+            # A zygote has no log settings; its stderr is the server's.
+            log.put(sys.stderr, f"a zygote cannot fork: {explain_start(error)}\n")
         close_descriptors(order)
 
 

@@ -70,9 +70,8 @@ class Signals:
             elif number == signal.SIGHUP and not (self._ends_with_terminal and not _has_terminal()):
                 self._on_hup()
             else:
-                log.print_line(
-                    f"Signal ({number}) received."
-                )  # Triton's line, which is printed outside the log there, too
+                # Triton's line, which Triton, too, prints outside its log.
+                log.print_line(f"Signal ({number}) received.")
                 ending = self.second if self.first.done() else self.first
                 if not ending.done():
                     ending.set_result(number)

@@ -318,10 +318,9 @@ def render_envelope(
 ) -> tuple[wire.Envelope, list[memoryview]]:
     """The bytes around a response's tensors, and the tensors as views of `block`; arguments as in `render`. Raises
     InvalidArgumentError if the response is too large."""
+    # An output in a region has an empty tensor, as in Triton.
     outputs = [
-        wire.OutputTensor(
-            name, datatype.name, shape, b"" if data is None else data
-        )  # an output in a region has an empty tensor, as in Triton
+        wire.OutputTensor(name, datatype.name, shape, b"" if data is None else data)
         for name, datatype, shape, data, _ in answered(prepared, response, block)
     ]
     parameters = response.parameters if final is None else {**response.parameters, wire.FINAL: final}

@@ -167,9 +167,8 @@ class Rollout:
         canary, stable = self.figures.canary, self.figures.stable
         bound = guard.bound
         if guard.is_relative and not self.plan.retries and stable.num_requests:
-            bound += (
-                stable.num_errors / stable.num_requests
-            )  # with retries, a request that the stable version fails, too, is no error of the canary's
+            # (With retries, a request that the stable version fails, too, is no error of the canary's.)
+            bound += stable.num_errors / stable.num_requests
         if not is_improbable(canary.num_errors, canary.num_requests, bound):
             return ""
         failed = _share(canary.num_errors, canary.num_requests)

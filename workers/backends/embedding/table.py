@@ -148,9 +148,8 @@ def open_table(path: str, spec: TableSpec) -> Table:
     if not os.path.isdir(path):
         return _checked({VECTORS: _map(path, None)}, spec)
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_DIRECTORY
-        )  # one directory, even if the link is replaced meanwhile
+        # All files are opened in one directory, even if the link at the path is replaced meanwhile.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
