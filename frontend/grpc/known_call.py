@@ -100,8 +100,8 @@ def learn(
     start = block_end + HEAD_BYTES + PREFIX_BYTES
     end = block_end + HEAD_BYTES + len(body.data)
     message = data[start:end]
-    # Both frames have neither padding nor priority, and the second one ends the stream. Where the call's first bytes came
-    # with an earlier read, other bytes stand here, which may name a length beyond the end.
+    # Both frames have neither padding nor priority, and the second one ends the stream. Where the call's first bytes
+    # came with an earlier read, other bytes stand here, which may name a length beyond the end.
     if (
         data[_KIND:_STREAM] != _WHOLE_HEADERS
         or data[block_end + _KIND : block_end + _STREAM] != _LAST_DATA

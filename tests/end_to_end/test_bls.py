@@ -127,7 +127,7 @@ class TritonPythonModel:
         response = request.exec()
         assert response.has_error() and response.output_tensors() == []
         error = response.error()
-        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{error.code()}: {error.message()}"))]
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{int(error.code())}: {error.message()}"))]
 """
 BROKEN = """
 class TritonPythonModel:
