@@ -35,7 +35,13 @@ COMPILED = {
         "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "responses", "submission",
         "tls_lane",    # it inherits from compiled classes
     ],
-    "shoal.frontend.grpc": ["call_lane", "grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
+    "shoal.frontend.grpc": [
+        "call_lane", "connection", "grpc_lane", "known_call", "submission", "tls_lane", "wire",
+    ],
+    "shoal.frontend.grpc.http2": [
+        "abuse_limits", "connection", "data_frames", "events", "expected_frames", "frames", "header_blocks",
+        "hpack_decoder", "huffman", "receiving", "sending", "streams",
+    ],
     "shoal.testing": ["instances"],    # it inherits from compiled classes
     "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip

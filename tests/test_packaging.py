@@ -148,6 +148,20 @@ def test_modules_are_compiled_where_this_shoal_is() -> None:
         assert (importlib.import_module(module).__file__ or "").endswith(kind), module
 
 
+def test_no_call_with_an_effect_bounds_a_slice_in_a_compiled_module() -> None:
+    """mypyc 2.4 makes such a call twice where the sequence may be of several types, as in `data[take(data):]`."""
+    without_effect = {"len", "min", "max", "find", "bisect_left", "bisect_right"}
+    calls = {
+        f"{module}:{call.lineno}: {ast.unparse(call.func)}"
+        for module in compiled_modules()
+        for part in ast.walk(ast.parse(file_of(module).read_text()))
+        if isinstance(part, ast.Slice)
+        for call in ast.walk(part)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] not in without_effect
+    }
+    assert calls == set()
+
+
 def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
     """The compiled class would refuse to make an object of it."""
     compiled = {file_of(module).resolve(): module for module in compiled_modules()}

@@ -285,7 +285,8 @@ class Loop:
             if len(records) > 1:
                 self._has_lone_requests = False
             while records:
-                together = records if len(records) == 1 else records[: self._num_together(records)]
+                num = self._num_together(records)
+                together = records if num == len(records) else records[:num]
                 end_ns = self._execute(together)
                 if not end_ns:
                     gc.collect()  # here, since in `_execute` the error's traceback still keeps the model's memory

@@ -5,8 +5,9 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from shoal.frontend.grpc.call import Service
 from shoal.frontend.grpc.connection import GrpcConnection, Token
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.kept_memory import KeptMemory
@@ -56,7 +57,7 @@ class Pair:
         ours, self.client = plain_ends() if certificates is None else tls_ends(certificates)
         self.released: list[Token] = []
         self.kept = kept or KeptMemory(1 << 20)
-        service: Any = None  # the lane's affair
+        service = Service({}, cast(Any, None))  # the lane alone asks it
         self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept, KeptMemory(), service)
         self.connection.http2.receive(opening, 0.0)
         self.connection.flush(0.0)
