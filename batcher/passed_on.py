@@ -45,7 +45,8 @@ MAX_KEPT_HEADER_BYTES = 4096
 #: Parsed or written headers of each kind that are kept (ours).
 MAX_KEPT = 256
 
-#: Parameters of a response that belong to its sequence, and are replaced together.
+#: Parameters of a response that belong to its sequence. If a step's response has any of them, the request's two flags,
+#: start and end, no longer hold for the ensemble's responses.
 _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 
 
@@ -68,8 +69,9 @@ class EnsembleRequests:
     """Parser of clients' requests to one ensemble."""
 
     def __init__(self) -> None:
-        # Changed by read: whole requests by headers without options; inputs and requested outputs by layouts. Inputs
-        # that lie in the header's own block have reference 0.
+        # Changed by read: requests by their headers, kept only of headers with no options; inputs and requested outputs
+        # by the layout, a header's part in front of the options. An input in the same block as the header has
+        # reference 0.
         self._kept = Memo[tuple[bytes, int], tuple[EnsembleRequest, _Inputs]]("ensemble_request", MAX_KEPT)
         self._layouts = Memo[tuple[bytes, int], tuple[_Inputs, tuple[str, ...]]]("ensemble_request_layout", MAX_KEPT)
 
@@ -118,7 +120,8 @@ class EnsembleRequests:
 
 
 def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
-    """A sequence and its flags as a response's parameters. A number beyond int64 is negative, as in Triton."""
+    """A sequence and its flags as a response's parameters. A numeric id beyond int64 becomes negative, as in
+    Triton."""
     if isinstance(correlation_id, int) and correlation_id >= 1 << 63:
         correlation_id -= 1 << 64
     return {
@@ -141,7 +144,7 @@ class StepRequests:
         self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str], stays: Callable[[], tuple[Stay, ...]]
     ) -> None:
         """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are the model's outputs that the
-        ensemble reads. `stays` returns those that may stay on a GPU, at each call the same."""
+        ensemble reads. `stays` returns which of these outputs may stay on which GPU, at each call the same."""
         self._inputs = inputs
         self._outputs = outputs
         self._stays = stays
@@ -257,7 +260,7 @@ class StepResponses:
                     _, wire, shape, offset, size = outputs[name]
                     written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
             parameters = response.parameters
-            if parameters.keys() & _SEQUENCE:  # these replace all sequence parameters of the request
+            if parameters.keys() & _SEQUENCE:  # flags that the step leaves out are false, whatever the request's are
                 parameters = {"sequence_start": False, "sequence_end": False, **parameters}
             found = written, names, parameters
             if len(header) <= MAX_KEPT_HEADER_BYTES:

@@ -7,8 +7,8 @@ gets none (ROOM_NOW), front ends disconnect their slowest readers. Guests cannot
 least half of the bytes of the worker's results that clients hold, the guest that holds most is ended.
 
 The batcher's own memory has a header for each response of an ensemble that a client holds. If requests to ensembles
-fail because this memory is used up, front ends are asked in the same way; if that lasts, and guests hold at least half
-of the blocks, the guest that holds most is ended.
+fail because this memory is used up, front ends are asked in the same way; if requests have failed for longer than
+GUEST_HOLDS_NS (guests.py), and guests hold at least half of the blocks in use, the guest that holds most is ended.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class Shortages:
         return most_holding_guest(nbytes, self._clients, half=sum(nbytes.values()) / 2)
 
     def _ask_all(self, held: Mapping[int, set[int]], *, is_urgent: bool) -> None:
-        """Send RECALL to the front ends among the clients that hold these blocks, by owner id."""
+        """Send RECALL to the front ends among `held`: a client's owner id → the blocks that it holds."""
         for owner, refs in held.items():
             client = self._clients.get(owner)
             if client is not None and client.is_front_end:

@@ -14,7 +14,7 @@ from shoal.file_kinds import exists, is_dir, is_file
 from shoal.model_config.checks import is_inside
 from shoal.repository.identifier import MAX_NAME_BYTES, ModelIdentifier, is_model_name
 
-if TYPE_CHECKING:  # the supervisor imports this module, but must not import asyncio
+if TYPE_CHECKING:  # the supervisor imports this module, too, and no module that reads clouds
     from shoal.repository.cloud import CloudRepository
     from shoal.repository.cloud_listing import CloudModel
 
@@ -146,7 +146,7 @@ def model_file(
         )
     if not exists(path):
         raise UnavailableError(f"unable to find '{path}' for model instance '{instance_name}'")
-    if not is_file(path) and not is_dir(path):  # a framework would wait for the writer of a FIFO, or read a device on
+    if not is_file(path) and not is_dir(path):  # to read a FIFO waits for a writer; a device may have no end
         raise UnavailableError(
             f"'{path}' for model instance '{instance_name}' cannot be read: it is not a regular file; put the model's "
             "file in its place"

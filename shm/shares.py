@@ -14,15 +14,16 @@ MODELS_AT_ONCE = 4
 #: A model may hold this many times as much as is free (ours): a single busy model two thirds of the whole; each of k
 #: busy models 2 / (2 k + 1), and 1 / (2 k + 1) stays free.
 WEIGHT = 2
-#: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
-#: default of 1024 requests 256 clients may stall at once (ours).
+#: Replies that a client may hold, per request that one model may have in flight (ours). With the default of 1024 such
+#: requests these are 8192 replies: 256 streams may stall at once, since each has up to 32 replies that nobody has read.
 HELD_PER_REQUEST = 8
 #: Records of a client's ring per request that one model may have in flight. Each request in flight may need five: its
 #: REQUEST, its TRACE, two CANCELs and, for a successor, the REQUEST once more. Each held reply needs one: its RELEASE
 #: or, for a successor, its HOLD.
 RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
-#: Records that a small ring has per request in flight or held reply: the five of a request, one RELEASE, and one for
-#: the RELEASE of a reply beyond those that may be held.
+#: Records that a ring which may still be widened (ring.py) has for each place, of a request in flight or a held reply:
+#: five for the request, one for the RELEASE of the held reply, and one for the RELEASE of a reply beyond those
+#: that may be held.
 RECORDS_PER_PLACE = 7
 
 

@@ -18,7 +18,7 @@ class FinishedRequest(NamedTuple):
     (shoal/reasons.py), or `reason` is 0 and `sentence` is the worker's."""
 
     model_id: int
-    asker: str  # "front end", "client" on this machine, "model" that calls another, or "ensemble", for a step, "shadow"
+    asker: str  # "front end", "client" (a guest), "model" (a caller), "ensemble" (for a step), or "shadow"
     id: str  # the client's
     trace_id: str  # of the client's trace, 32 hexadecimal digits; empty if it is not known
     rows: int
@@ -31,8 +31,9 @@ class FinishedRequest(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """The time from the last bytes of the request to its answer, in ns, as `timing` counts it. The answer is the
-        latest point: the batcher reads its clock once a step, so a worker's times may be later than `end_ns`."""
+        """The time from the last bytes of the request to its answer, in ns: the total of shoal/timing.py without the
+        time of receiving. The answer is the latest point: the batcher reads its clock once a step, so a worker's times
+        may be later than `end_ns`."""
         return max(self.points) - self.points.start_ns
 
     def error(self, model: str, version: int, groups: Sequence[str]) -> ShoalError | None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 
-#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). The
-#: block of such a payload would take at least half of the slab, and would have to wait until so much is free in one
-#: piece.
+#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). A
+#: block for such a payload would be at least half as large as the largest one, and would have to wait until so much is
+#: free in one piece.
 SLAB_PARTS = 4
-#: The largest payload in bytes: references and spans in shared memory count less than 4 GiB.
+#: The largest payload in bytes. A block's reference counts units of 4096 bytes in 20 bits, and the word for a part of a
+#: block has 32 bits for the part's size (shm/layout.py), so both reach less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096
 
 #: What the address of a Unix socket begins with; its port is 0.

@@ -55,7 +55,7 @@ Options:
 
 Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.
 """
-#: Parameters that are arguments of a request to a sequence, not parameters of the model.
+#: Request parameters that `infer` and `stream` of shoal.Client take as arguments of their own, not in `parameters`.
 _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
 

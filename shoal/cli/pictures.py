@@ -16,7 +16,7 @@ _FAULTS = (OSError, ValueError, SyntaxError)
 #: Mean and deviation of ImageNet's red, green and blue, of pixels from 0 to 1.
 _IMAGENET = "imagenet"
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-#: The sizes of a dimension of channels.
+#: The sizes by which a dimension of a shape is known as that of the channels.
 _CHANNELS = (1, 3, 4)
 
 
@@ -26,13 +26,14 @@ class PictureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a shape without its batch dimension has height, width and channels. -1: the picture's own size."""
+    """Height, width and number of channels that an input's shape, without a batch dimension, asks of a picture, and the
+    order of its dimensions. A height or width of -1 is the picture's own."""
 
     channels: int
     height: int
     width: int
     is_channels_first: bool = False
-    shape: Sequence[int] | None = None  # of the tensor, without a dimension of channels; -1: the picture's own size
+    shape: Sequence[int] | None = None  # of an input without a dimension of channels: [height, width] or [pixels]
 
 
 def split(text: str) -> tuple[Path, str]:

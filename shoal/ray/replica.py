@@ -50,8 +50,11 @@ class ShoalReplica:
         _relay.port = self._server.http_port
 
     async def check_health(self) -> None:
-        """Start the server, unless Serve has; raises UnavailableError with the reasons, or with the end of the log,
-        which Serve's status then shows. The first call is a part of the replica's start."""
+        """Start the server, unless Serve has started it by its listener (listener.py), and ask whether it is ready.
+
+        Raises UnavailableError, which Serve's status then shows: with the reasons for which models are not ready, or
+        with the end of the log of a server that has ended. The first call is a part of the replica's start.
+        """
         if not self._server.is_started:
             await asyncio.to_thread(self._server.start)
             self._has_started()
@@ -83,7 +86,7 @@ class ShoalReplica:
         return self._client
 
     async def __del__(self) -> None:
-        """Called by Serve when the replica's requests are answered."""
+        """Stop the server; called by Serve when the replica's requests are answered."""
         if self._client is not None:
             await self._client.close()
         await asyncio.to_thread(self._server.stop)

@@ -1,4 +1,5 @@
-"""An upgrade as the new server sees it: the old server, its sockets, and what requests have changed there.
+"""An upgrade as the new server sees it: the old server, its sockets, and the models and settings that requests have
+changed there since its start.
 
     connect ─► the old server's state ─► models load ─► `settle`: the old server agrees ─► front ends listen
     ─► `take_over`: this is the server now ─► the old one answers what it has accepted, and ends
@@ -66,12 +67,12 @@ class Predecessor:
         self._descriptors = dict(descriptors)
         self.has_ended = False
         self._received: dict[type[Message], Future[Any]] = {}  # by type, the message that is to come
-        self._gone: list[Future[None]] = []  # once it is watched: done when its connection has ended
+        self._gone: list[Future[None]] = []  # one, from `watch` on: done when the connection has ended
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
-        """The old server whose place this process is to take, connected; None where there is none. Removes its
-        variables from `environ`. Raises UpgradeFailedError."""
+        """The old server whose place this process is to take, connected; None where there is none. Removes the
+        variables that name the old server from `environ`. Raises UpgradeFailedError."""
         text, fds = environ.pop(VARIABLE, ""), environ.pop(DESCRIPTORS_VARIABLE, "")
         if not text:
             return None
@@ -93,8 +94,8 @@ class Predecessor:
         return predecessor
 
     def _adopt(self) -> None:
-        """Adopt the copies of files that came with loads, before anything else is begun: no process looks for them if
-        both servers are killed first."""
+        """Adopt the old server's copies of files that came with loads, before anything else is begun: a copy that was
+        not adopted stays on disk for ever if both servers are killed, since no sweep removes it (override_files.py)."""
         for position, (name, config, copy) in enumerate(self.given):
             with suppress(OSError):  # the load logs the error
                 if copy is not None:
@@ -135,8 +136,9 @@ class Predecessor:
         is_ending: Callable[[], bool],
     ) -> None:
         """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
-        resolved where the old server ends before this one has taken over. A server that `is_ending` by then does not
-        take over any more: the old one goes on once this one has ended."""
+        resolved where the old server ends before this one has taken over. If `is_ending` says, when the old server
+        hands over (TakeOver), that this one is ending, this one does not take over: the old one goes on once
+        this one has ended."""
         kinds = messages.SettingsCarried, messages.TakeOver, messages.MainProcessNamed
         self._received, self._gone = {kind: loop.future() for kind in kinds}, [loop.future()]
         self._channel.setblocking(False)
@@ -174,18 +176,18 @@ class Predecessor:
             else:
                 self._channel.send(message)
         except OSError:
-            return  # the connection's end is on the way
+            return  # the connection has ended: `receive` of `watch` is about to read that
 
     async def settle(self, serving: list[tuple[str, int]]) -> messages.SettingsCarried:
-        """Report the versions that this server could serve; returns the settings to begin with once the old server
-        agrees."""
+        """Report the versions that this server could serve. Once the old server agrees, returns its settings that
+        requests have changed, with which this server is to begin."""
         self._send(messages.ModelsSettled(serving))
         settings: messages.SettingsCarried = await shared(self._received[messages.SettingsCarried])
         return settings
 
     async def take_over(self) -> None:
-        """Report that this server answers; returns when it has taken over, and is the service manager's main process.
-        It no longer dies with the old one then."""
+        """Report that this server answers; returns when it has taken over, is the service manager's main process, and
+        no longer dies with the old one."""
         self._send(messages.NewServerServes())
         await shared(self._received[messages.TakeOver])
         await first(self._received[messages.MainProcessNamed], *self._gone)

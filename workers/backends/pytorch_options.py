@@ -14,7 +14,7 @@ from shoal.workers.backends.backend import BackendModel, Device
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _Default = TypeVar("_Default")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in any case
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in capitals or small letters
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def bound_memory(nbytes: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tensors of each file, or why there are none."""
-    warnings.simplefilter("ignore")  # that scikit-learn has another version; the server's log has it, too
+    warnings.simplefilter("ignore")  # such as of a file by another scikit-learn: the server's log shows them as well
     nbytes, *paths = argv
     for path in paths:
         said: dict[str, Any] = {"skops": version("skops")}

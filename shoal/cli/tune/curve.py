@@ -1,4 +1,4 @@
-"""How long batches take by their rows, as a server has counted it. Pure."""
+"""How long batches take by their number of rows, as a server has counted it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,8 @@ _LEAST_BATCHES = 5
 
 @dataclass(frozen=True, slots=True)
 class BatchCurve:
-    """Rows of a batch → the mean time of its execution in ms, for the sizes that a trial has executed."""
+    """Rows of a batch → the mean time of its execution in ms, for the sizes that a server has executed
+    with one choice of settings."""
 
     ms: Mapping[int, float] = field(default_factory=dict)
 
@@ -48,8 +49,8 @@ def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
 
 
 def as_text(curve: BatchCurve, num_skipped: int) -> str:
-    """The curve in a sentence, with sizes that double and the largest size, and how many settings were not tried for
-    its sake; "" for an empty curve."""
+    """The curve in a sentence, with sizes that double and the largest size, and the number of settings that were not
+    tried because by these times they cannot win; "" for an empty curve."""
     if not curve.ms:
         return ""
     sizes: list[int] = []

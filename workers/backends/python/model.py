@@ -116,7 +116,7 @@ class PythonModel:
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
         """Run one batch, for a model whose execute is no coroutine. Exceptions of the model pass unchanged, for
         `as_failure`; raises TritonModelException for a wrong result."""
-        depth = forks.depth  # the body of forks.end_here: the context would take 1k instructions more per execution
+        depth = forks.depth  # as in forks.end_here, whose `with` would take 1k instructions more per execution
         try:
             returned = self._instance.execute(list(requests))
         except BaseException as error:
@@ -316,6 +316,6 @@ async def _within(seconds: float, awaitable: Any) -> Any:
 
     task = asyncio.ensure_future(awaitable)
     done, _ = await asyncio.wait((task,), timeout=seconds)
-    if not done:  # the loop that runs this coroutine cancels the rest
+    if not done:  # asyncio.run, which runs this coroutine, cancels the task
         raise TritonModelException(f"is_ready has not returned within {seconds:g} s")
     return task.result()

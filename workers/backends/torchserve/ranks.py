@@ -32,8 +32,8 @@ from shoal.workers.backends.torchserve.archive import Launch
 _log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
-#: Seconds in which this process has to report that a rank could not load; after them it hangs in a collective operation
-#: with that rank, and is ended (ours).
+#: Seconds in which this process has to report that a rank could not load. If it has not done so by then, it must be
+#: waiting for that rank in a collective operation, which never returns: the process is ended (ours).
 _REPORT_S = 5.0
 
 
@@ -149,7 +149,7 @@ class Ranks:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces.
+        # From 3.12 on Python warns of forks beside other threads, and miscounts these if a process's title has spaces.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
