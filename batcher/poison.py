@@ -26,8 +26,8 @@ from shoal.star.request_digest import RequestContent, request_content
 _log = logging.getLogger(__name__)
 
 _FOUND = CELL["poison_found"]
-#: Signals that come from outside the worker: an operator's, or the kernel's when memory is short, if the worker is not
-#: known to be the reason. A death by such a signal says nothing about the requests.
+#: Signals that come from outside the worker: an operator's, or the kernel's when memory is short and the worker is not
+#: known to be what took it. A death by such a signal says nothing about the requests.
 _FROM_OUTSIDE = frozenset(
     {
         -signal.SIGKILL,
@@ -43,8 +43,8 @@ _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTI
 #: Contents from clients that run foreign code are compared only with each other: such a client can change its block
 #: after a worker has read it, so that the batcher reads other contents than those that ended the instance.
 _FOREIGN = b"foreign"
-#: Most queued requests that are compared with the requests of a dead instance (ours: 30 ms); further ones are executed
-#: without a trial.
+#: Most queued requests that are compared with the requests of a dead instance (ours: to compare them takes 30 ms);
+#: further ones are executed without a trial.
 _MAX_COMPARED = 4096
 
 
@@ -60,7 +60,9 @@ class Poison:
         refusal_ns: int,
         reports: list[Message],
     ) -> None:
-        """`tried` and `refusal_ns` are as for TrialScheduler and Suspects; `reports` gets PoisonFound messages."""
+        """`tried` gets the key of each request on trial, with the scheduler that is to learn how the trial ends; None
+        once the request is back in the queue. `refusal_ns` is the time for which a content is refused first, and for
+        which a suspect is remembered. `reports` gets PoisonFound messages."""
         self._requests = requests
         self._workers = workers
         self._blocks = blocks
@@ -94,8 +96,8 @@ class Poison:
 
         If the death counts, the requests that other instances of the process were executing are noted, too, and those
         instances' deaths are not noted again. A death that does not count is not noted. If several instances shared the
-        process, the death that counts may be noted later: that of the instance whose limit was the reason to kill the
-        process.
+        process, the death that counts may be noted later: that of the instance whose batch was over the execution
+        limit, for which the process was killed.
         """
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)

@@ -52,7 +52,7 @@ class FrontEnd:
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.CudaRegionRegistered, state.regions.add_cuda),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name, message.kind)),
-            # only the acknowledgement matters, which comes from this process's own loop
+            # there is nothing to do: its acknowledgement shows the supervisor that this process's loop runs
             on(Ping, lambda _message: None),
         )
 
@@ -122,7 +122,7 @@ def join(name: str) -> FrontEnd:
 
 
 def key_ring(rows: Sequence[Sequence[Any]]) -> KeyRing:
-    """The keys in a message of the supervisor."""
+    """The API keys in a message of the supervisor."""
     return KeyRing(
         [
             ApiKey(name, digest, tuple(scopes), tuple(models), KeyLimits(*limits))

@@ -30,8 +30,8 @@ from shoal.star.place import REPLIES_FIRST
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
 #: Descriptors that are kept free of connections: for the segments and the clients' regions that the lane has, and for
-#: connections on their way to the road; half of the limit if that is low (ours; the supervisor has workers for a tenth
-#: of the limit, and regions for a quarter).
+#: connections on their way to the road; half of the process's limit if that is low (ours: by the same limit, the
+#: supervisor has no more workers than a tenth of it, and no more regions than a quarter).
 RESERVE = 4096
 #: Seconds that a stopping lane leaves idle connections open, for requests that are on their way already.
 LINGER_S = 2.0
@@ -86,7 +86,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self.now_s = time.monotonic()  # when this pass began
         self._patience_s = TICK_S  # how long the next pass may wait for events
         self._stops_at_s = 0.0
-        self._looked_s = 0.0  # when the last pass began in which the lane was stopping
+        self._looked_s = 0.0  # while the lane stops: when the last pass began, to notice a standstill since
         self._has_given_up = False
         self._unwatched = CountedWarning("connections that epoll does not watch, and that were closed: %d, the last: ")
 
@@ -129,7 +129,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _refuse_all(self) -> None:
-        """Refuse all requests that are open: the server ends (ServerState.no_answer)."""
+        """Refuse all open requests with the error of ServerState.no_answer, since the server ends."""
 
     @abstractmethod
     def _deliver(self) -> None:
@@ -155,7 +155,7 @@ class Lane(ABC, Generic[ConnectionT]):
         """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
 
     def _on_other(self, fd: int, event: int) -> None:
-        """Handle an event of a descriptor that is none of a connection's and that a subclass has registered."""
+        """Handle an event of a descriptor that a subclass has registered and that is no connection's."""
 
     def _finish_pass(self) -> None:
         """Finish a pass of the loop, after all ready descriptors have been handled."""

@@ -1,5 +1,5 @@
-"""What the recorder does with the entries in the batcher's ring: the sample is written into files, and the last seconds
-before an instance's death.
+"""What the recorder does with the entries in the batcher's ring: those that the batcher has chosen as a sample are
+written into files, and if an instance dies, its model version's entries of the last seconds before, into another file.
 
 Room in the ring is given back when the entries have been written. So a recorder that is killed loses nothing but the
 last seconds before a death, and its successor may write some entries twice. Runs in the recorder.
@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 KEPT_NS, MAX_KEPT_NBYTES = 10_000_000_000, 32 << 20
 #: A frame is written when it has so many bytes, or no further entries are there (ours: what zlib compresses in 5 ms).
 FRAME_NBYTES = 1 << 19
-#: How long a death waits for entries of the other requests in its batch, which the batcher makes one by one (ours).
+#: How long a death's file waits for the entries of the other requests that the dead instance was executing, which the
+#: batcher makes one by one (ours).
 DEATH_WAIT_NS = 1_000_000_000
 #: Time between two log lines about a failing disk (ours).
 COMPLAINT_NS = 10_000_000_000
@@ -128,8 +129,8 @@ class Recorder:
             self._complain(error)
 
     def write_deaths(self) -> None:
-        """Write the last seconds of each model an instance of which has died, if any has. Each entry is written for one
-        death."""
+        """Write the last seconds of each model an instance of which has died, if any has. An entry that was written
+        for one death is not written again for the next."""
         entries = self._last_seconds.take()
         try:
             if entries:
@@ -146,5 +147,5 @@ class Recorder:
 
 
 def _num_ended(entry: Entry) -> int:
-    """The number of requests in an entry; responses that are not the last of theirs do not count."""
+    """The number of requests in an entry; a response that others of the same request follow does not count."""
     return sum([request.outcome != Outcome.PART for request in entry.requests])

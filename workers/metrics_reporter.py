@@ -2,8 +2,8 @@
 end.
 
 A thread of its own sends, so that changes by a model's threads between batches are reported, too; it also receives the
-supervisor's messages while a batch is executed: a scrape of /metrics shows what was counted before it. The thread
-starts with the first change: most models have no metrics. Runs in a worker.
+supervisor's messages while a batch is executed, so that a scrape of /metrics shows what the model has counted before
+the scrape, in that batch, too. The thread starts with the first change: most models have no metrics. Runs in a worker.
 """
 
 import logging
@@ -37,7 +37,7 @@ class MetricsReporter:
         self._channel = channel
         self._bell = Doorbell.create()  # rung by changes, and when the thread is to receive messages, too
         self._reporting = threading.Lock()  # held so that reports are sent in the order in which changes are taken
-        # Changed by the first change, under the registry's lock, and by listen_with.
+        # Changed when a metric first changes, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
         self._listen: Callable[[], None] | None = None
 
@@ -56,8 +56,8 @@ class MetricsReporter:
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:
-        """Have the reporter's thread receive the supervisor's messages, too: `listen` applies the next one, unless
-        another thread has."""
+        """Have the reporter's thread receive the supervisor's messages, too: `listen` receives and applies the next
+        message, and does nothing if another thread has received it."""
         self._listen = listen
         self._bell.ring()
 

@@ -24,7 +24,7 @@ class CallSocket(Protocol):
     fd: int
 
     def serve(self, event: int) -> None:
-        """Handle an event of the descriptor."""
+        """Handle an event of the socket."""
         ...
 
 
@@ -72,7 +72,7 @@ class AdmissionClient:
         try:
             ours = self._socket or self._open()
             ours.send(message.pack())
-        except OSError:  # full, since the road does not read for long, or closed; or no descriptor is left for it
+        except OSError:  # the road has not read for long, or has closed its end; or no descriptor is left for a socket
             self._disconnect()
 
     def _open(self) -> socket.socket:
@@ -91,7 +91,7 @@ class AdmissionClient:
 
     def _disconnect(self) -> None:
         """Close the socket; the next message opens another. The road then counts all admitted requests as ended; the
-        requests that wait are refused at the next tick."""
+        requests that wait are refused by the next `expire`."""
         if self._socket is not None:
             self._lane.forget(self)
             self._socket.close()
@@ -122,7 +122,7 @@ class AdmissionClient:
             waiting.stream.decided(decision.number, error)
 
     def expire(self, now_s: float) -> None:
-        """Refuse the requests for which no answer has come, or will come; called at each tick."""
+        """Refuse the requests whose answer has not come in time, or is lost with the socket; called every TICK_S."""
         for number, waiting in list(self._waiting.items()):
             if waiting.deadline_s <= now_s:
                 self.end(number)

@@ -4,9 +4,9 @@ thread, the lane's.
 Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
 but for an id and parameters, from request to request. The result of parsing and validating such JSON is kept (a
 RequestTemplate) and used again for a request with the same JSON, model and sizes. Id and parameters are cut out of the
-JSON first (16 floats: 5 µs a request, 21 without a template). JSON with the numbers in it has templates of its own
-(json_template.py). BYTES tensors, and whatever else depends on the data, are parsed each time. If the HTTP head is
-equal, too, but for fields without a meaning for the server, neither head nor JSON is parsed (known_request.py).
+JSON first. A request with 16 floats takes 5 µs with a template, 21 without. JSON with the numbers in it has templates
+of its own (json_template.py). BYTES tensors, and whatever else depends on the data, are parsed each time. If the HTTP
+head is equal, too, but for fields without a meaning for the server, neither head nor JSON is parsed (known_request.py).
 responses.py makes the responses.
 """
 
@@ -61,11 +61,11 @@ HEADER_BYTES = 4096
 #: Known requests are found by request line and size: the most pairs of line and size, and the most requests of one pair
 #: (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
-#: The key of a template: model, JSON without its cut-out options, place of the first tensor, number of bytes behind the
-#: JSON, and whether outputs are binary by the cut-out parameters.
+#: The key of a template: model, JSON without the id and parameters that were cut out, place of the first tensor, number
+#: of bytes behind the JSON, and whether the parameters that were cut out ask for binary outputs.
 _Key = tuple[int, tuple[bytes, ...], int, int, bool]
-#: The key of a template of JSON alone: model, skeleton of the JSON without its cut-out options, the number of pieces of
-#: the JSON, and whether outputs are binary by the cut-out parameters.
+#: The key of a template of JSON alone: model, skeleton of the JSON without the id and parameters that were cut out, the
+#: number of pieces of the JSON, and whether the parameters that were cut out ask for binary outputs.
 _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 
 
@@ -137,7 +137,7 @@ class Submission:
     ) -> None:  # fmt: skip
         """Keep a request of `nbytes` bytes, so that `find` recognises later ones like it."""
         if self._state.restrictions and head.raw != before.raw:
-            return  # a field that seems to mean nothing may be a restriction's secret
+            return  # a header that seems to mean nothing may be the secret that a restricted API asks for
         layout = learn(head, before, json, options, nbytes)
         if layout is None:
             return
@@ -164,9 +164,9 @@ class Submission:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
         Returns the request's number, and the argument for `response` when the reply comes. `body` lies in `block`, at
-        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. `before`,
-        the head of the connection's previous request, is given to have a request that came in one piece kept for
-        `find`. Raises ShoalError, after freeing the block.
+        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. A
+        request that came in one piece is given with `before`, the head of the connection's previous request, to be
+        kept for `find`. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -274,7 +274,7 @@ class Submission:
         varied: JsonTemplate | RegionTemplate | VariedRequest, header: bytes, settings: RequestSettings | None,
         start_ns: int,
     ) -> tuple[int, Submitted]:  # fmt: skip
-        """Submit a request of this template with these tensors and this header. Raises ShoalError."""
+        """Submit a request of this template with these tensors and this packed InferRequest. Raises ShoalError."""
         end = template.header_offset + len(header)
         block = self._port.allocate(end, entry.model_id)
         memory = block.memory
@@ -306,7 +306,8 @@ class Submission:
         template: RegionTemplate | None = kept.entries.get(key)
         if template is None:
             prepared = self._prepared(entry, head, memoryview(body))
-            number = submit_copy(self._port, prepared, start_ns)  # raises first if the road must take it
+            # Raises if only the road can take the request: then no template is made.
+            number = submit_copy(self._port, prepared, start_ns)
             made = make_region_template(without(prepared, options)) if is_right(body, options) else None
             if made is not None:
                 kept.keep(key, made)
@@ -345,8 +346,8 @@ class Submission:
         self, template: RequestTemplate, tail: bytes | memoryview, block: Block | None, start_ns: int,
         id_: bytes, settings: RequestSettings | None,
     ) -> tuple[int, Submitted] | None:  # fmt: skip
-        """Submit a request of this template. None, and no effect, if its header does not fit behind the body that
-        `block` has received. Raises ShoalError."""
+        """Submit a request of this template. None, and no effect, if the packed InferRequest does not fit behind the
+        body that `block` has received. Raises ShoalError."""
         prepared = template.prepared
         varied: RequestTemplate | VariedRequest = template
         header, end, span = template.header, template.nbytes, template.span
@@ -400,7 +401,7 @@ class Submission:
             and sum([len(chunk) for chunk in response.chunks]) >= LEAST_COMPRESSED_BYTES
         ):
             self._large.add(model_id)
-            self._num_large += 1  # makes known requests invalid: from now on Accept-Encoding decides who answers
+            self._num_large += 1  # forgets known requests: those that accept compression go to the road from now on
         return [response_head(response), *response.chunks]
 
 

@@ -1,6 +1,6 @@
-"""`POST /v1/embeddings`: texts in, a vector for each, as numbers or as base64 of little-endian FP32. On the road.
+"""`POST /v1/embeddings`: texts in, a vector for each, as numbers or as base64 of little-endian FP32.
 
-The texts of one request are given to the model in batches of its max_batch_size, several at a time.
+The texts of one request are given to the model in batches of its max_batch_size, several at a time. Runs on the road.
 """
 
 import base64
@@ -97,7 +97,7 @@ def _embed(
 def _batches(
     entry: ModelEntry, request: Mapping[str, Any], texts: Sequence[str], model: EmbeddingModel
 ) -> Iterator[dict[str, Any]]:
-    """The members of each request to the model, for one batch of the texts each."""
+    """For each request to the model, one batch of the texts and all its other inputs and parameters, by name."""
     inputs = entry.signature.inputs
     members = {name: value for name, value in request.items() if name not in _READ}
     if _NUM_TOKENS_ASKED in inputs:
@@ -115,7 +115,7 @@ def _batches(
         if "dimensions" not in inputs:
             raise InvalidRequestError(f"model '{entry.name}' has no choice of 'dimensions': leave it out", "dimensions")
         members["dimensions"] = dimensions
-    # Each other input of the request has one row, so the model gets one text at a time.
+    # An input beside the texts has one row only, so the model gets one text at a time if there is such an input.
     num_rows = 1 if members.keys() & inputs.keys() else max(1, entry.signature.max_batch_size)
     for start in range(0, len(texts), num_rows):
         yield {**members, model.text: list(texts[start : start + num_rows])}

@@ -1,4 +1,4 @@
-"""A configuration of a backend, a batch size and tensors as config.pbtxt. Pure."""
+"""The text of a config.pbtxt that names a backend, the largest batch, inputs and outputs. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

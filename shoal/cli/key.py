@@ -97,4 +97,4 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
         json.dump({**document, **entries}, file, indent=2)
         file.write("\n")
-    part.replace(real)  # publishes: the file with its new entry
+    part.replace(real)  # only now is the new entry in the file, which was never half written

@@ -191,7 +191,7 @@ def described(applications: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status_lines(rows: Mapping[str, Any]) -> list[str]:
-    """Lines about applications of `described`."""
+    """Applications, as `described` returns them, in lines for a person."""
     lines = []
     for name, application in rows.items():
         lines.append(f"{name}  {application['status']}")

@@ -23,7 +23,7 @@ class PrintedResponse:
     outputs: Mapping[str, "Array"]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
-    signature: "Signature | None" = None  # tells BF16, which numpy lacks
+    signature: "Signature | None" = None  # tells which outputs are BF16, a type that numpy lacks
 
     def shown(self) -> "Iterator[tuple[str, str, Array]]":
         """Name, datatype and values of each output."""

@@ -30,12 +30,12 @@ class VersionFigures(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: Sequence[int]) -> "VersionFigures":
-        """The figures in a message of the batcher: both numbers, then each bucket and its count."""
+        """The figures in a message of the batcher: requests, errors, then each bucket of latencies and its count."""
         return cls(packed[0], packed[1], tuple(zip(packed[2::2], packed[3::2], strict=True)))
 
     @property
     def num_answered(self) -> int:
-        """Number of requests with a latency."""
+        """Number of requests that were answered, and so have a latency."""
         return sum([count for _, count in self.latencies])
 
     def num_over(self, limit_ns: float) -> int:
@@ -43,8 +43,8 @@ class VersionFigures(NamedTuple):
         return sum([count for bucket, count in self.latencies if bucket_ns(bucket) > limit_ns])
 
     def quantile_ns(self, quantile: float) -> int:
-        """The latency, rounded up to its bucket's bound, below which this share of the requests stayed; 0 without
-        any."""
+        """The latency, rounded up to its bucket's bound, below which this share of the requests stayed; 0 if no
+        request was answered."""
         left = quantile * self.num_answered
         for bucket, count in self.latencies:
             left -= count
@@ -90,7 +90,7 @@ class Verdict(Enum):
     """The decision about a step from its figures."""
 
     STAY = 0
-    ADVANCE = 1  # to the next step, which the rollout then is in
+    ADVANCE = 1  # the step is over, and `Rollout.step` is the next one already
     PROMOTE = 2
     ROLL_BACK = 3
 
@@ -106,7 +106,8 @@ class Rollout:
     phase: Phase = Phase.RUNNING
     reason: str = ""  # why it was rolled back
     figures: Figures = NO_FIGURES  # the last ones seen
-    #: The stable version's figures that the canary is compared with: those of the last step in which it had enough.
+    #: The stable version's figures that the canary is compared with: those of the last step in which the stable version
+    #: answered as many requests as the plan demands.
     baseline: VersionFigures = NO_FIGURES.stable
 
     @property
@@ -167,7 +168,8 @@ class Rollout:
         canary, stable = self.figures.canary, self.figures.stable
         bound = guard.bound
         if guard.is_relative and not self.plan.retries and stable.num_requests:
-            # (With retries, a request that the stable version fails, too, is no error of the canary's.)
+            # (With retries, the stable version executes what the canary has failed; a request that it fails, too, is no
+            # error of the canary's, so its own errors need no allowance.)
             bound += stable.num_errors / stable.num_requests
         if not is_improbable(canary.num_errors, canary.num_requests, bound):
             return ""

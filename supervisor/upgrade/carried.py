@@ -102,7 +102,8 @@ class CarriedState:
         self._regions.follow(member)
 
     def restore_region(self, message: RegionChange) -> None:
-        """Apply a change that a client has made at a new server, which may not take over."""
+        """Apply a change of regions that a client has made at a new server: this server needs it if the new one fails
+        to take over."""
         self._regions.restore(message)
 
     def discard(self) -> None:
@@ -113,12 +114,12 @@ class CarriedState:
     # --- the new server ---
 
     def registered(self, predecessor: Predecessor | None) -> Sequence[Mapping[str, Any]] | None:
-        """The old server's registrations from TorchServe's store; None without an old server."""
+        """The models that the old server had registered from TorchServe's store; None without an old server."""
         return None if predecessor is None else predecessor.models.registered
 
     async def load_models(self, predecessor: Predecessor | None) -> None:
-        """Load the models that the old server, if any, had loaded by request, after the models of the start; returns
-        when each has loaded or failed, which is logged."""
+        """Load the models that the old server, if any, had loaded by request, after those that every start loads.
+        Returns when each has loaded or failed; the log says which."""
         if predecessor is None:
             return
         carried = predecessor.models
@@ -129,8 +130,8 @@ class CarriedState:
         await self._admin.scaling.restore(carried.scaled)
 
     async def settle(self, predecessor: Predecessor | None) -> None:
-        """Report the versions that serve to the old server, if there is one; returns when that has agreed, and its log
-        and trace settings are in force."""
+        """Tell the old server, if there is one, which versions serve in this one. Returns when the old server has found
+        all of its own among them, and its log and trace settings are in force here."""
         if predecessor is None:
             return
         carried = await predecessor.settle(self.serving())

@@ -15,14 +15,15 @@ _MAX_LEFT = 4096
 
 
 class Queue:
-    """The unsent data of a stream. Changed by the sending side alone."""
+    """The unsent data of a stream. Changed by the sending side alone. Behind the pieces of each message that lies in
+    another process's memory stands a mark, a Sent."""
 
     __slots__ = ("is_ready", "nbytes", "num_lent", "num_taken", "pieces", "trailers")
 
     def __init__(self) -> None:
         self.pieces: deque[Chunk | Sent] = deque()
         self.nbytes = 0  # bytes of data
-        self.num_lent = 0  # number of marks: messages that lie in another process's memory
+        self.num_lent = 0  # number of marks, and so of messages that lie in another process's memory
         self.num_taken = 0  # bytes that have left the queue
         self.trailers: bytes | None = None  # sent behind the data
         self.is_ready = False  # whether the stream is among those that take turns
@@ -46,11 +47,12 @@ class Queue:
         return kept
 
     def is_lent_before(self, then_s: float) -> bool:
-        """Whether the queue has a message that was given before `then_s` and lies in another process's memory."""
+        """Whether a message that lies in another process's memory has been in the queue since before `then_s`."""
         return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
 
     def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
-        """When the oldest message was given whose token `is_wanted`, in monotonic s; inf if there is none."""
+        """When the oldest message came into the queue that lies in another process's memory under a token (the lane's
+        name of the reply) for which `is_wanted` is true; in monotonic s, inf if there is no such message."""
         marks = [each for each in self.pieces if isinstance(each, Sent)] if self.num_lent else ()
         return next((each.since_s for each in marks if is_wanted(each.token)), inf)
 
@@ -92,7 +94,7 @@ class Streams:
         self.open: dict[int, Stream] = {}
         #: Streams that were ended here while their client was still sending, oldest first. Changed by both sides.
         self.left: dict[int, None] = {}
-        #: The highest number that the client has used. Changed by the receiving side.
+        #: The highest number of a stream that the client has used. Changed by the receiving side.
         self.last_id = 0
 
     def queue_of(self, number: int) -> Queue | None:
@@ -101,12 +103,13 @@ class Streams:
         return None if stream is None else stream.queue
 
     def lent_before(self, then_s: float) -> list[tuple[Stream, Queue]]:
-        """The streams with unsent messages that were given before `then_s` and lie in another process's memory."""
+        """The streams with an unsent message that lies in another process's memory and has been in the queue since
+        before `then_s`."""
         queues = [(each, each.queue) for each in self.open.values() if each.queue is not None]
         return [(stream, queue) for stream, queue in queues if queue.is_lent_before(then_s)]
 
     def leave(self, number: int) -> None:
-        """Ignore frames that the client still sends on a stream."""
+        """Remember a stream that has ended here, so that frames which its client still sends on it are ignored."""
         if len(self.left) >= _MAX_LEFT:
             del self.left[next(iter(self.left))]
         self.left[number] = None

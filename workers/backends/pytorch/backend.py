@@ -1,4 +1,4 @@
-"""PyTorch models, on the worker's own cores: one program per instance."""
+"""PyTorch models, on the worker's own cores or a GPU: one loaded program, which all instances of a process call."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 # Before the import, which reads this setting. GNU OpenMP's threads would spin while they wait for the next operator, on
-# cores that other processes need: 54 instead of 26 ms of CPU for a batch of 20 ms and a pause, with two threads.
+# cores that other processes need: with two threads, a batch of 20 ms and a pause took 54 ms of CPU instead of 26.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -116,8 +116,8 @@ class PytorchBackend(BatchedBackend):
         return other
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, some of them views of PyTorch's memory, page-locked for those from a GPU. Raises InternalError
-        with PyTorch's text if the run fails."""
+        """The outputs. Some are views of PyTorch's memory; those from a GPU are in page-locked memory. Raises
+        InternalError with PyTorch's text if the run fails."""
         datatypes = self._datatypes
         return self._run(lambda: {name: self._as_tensor(array, datatypes[name]) for name, array in inputs.items()})
 
@@ -231,7 +231,7 @@ class PytorchBackend(BatchedBackend):
         return arrays | {name: self._as_device_output(transfers, name, outputs[name]) for name in there}
 
     def _as_device_output(self, transfers: Transfers, name: str, value: torch.Tensor) -> DeviceOutput:
-        """An output on the GPU, as it is there, checked like any other."""
+        """An output that stays on the GPU, checked like any other."""
         datatype, value = self._signature.outputs[name].datatype, value.contiguous()
         self._check_output(name, value, datatype)
         host: Callable[[], Array] = lambda: self._as_array(name, transfers.to_host({name: value})[name])  # noqa: E731

@@ -1,7 +1,8 @@
 """Optimization profiles: the shapes that an engine was built for, and the choice of the profile that a batch is run
 with.
 
-Pure: does not import TensorRT. The distance and the sentences are Triton's. Runs in a worker.
+Pure: does not import TensorRT. The distance that decides the choice, and the texts of errors, are Triton's. Runs in a
+worker.
 """
 
 from collections.abc import Mapping, Sequence
