@@ -77,7 +77,7 @@ def test_bytes_beyond_ascii_in_values_are_kept() -> None:
     assert HeaderBlocks(Limits()).request(PLAIN_CALL + b"\0\1a\2\xc3\xa9")["a"].encode("latin-1") == b"\xc3\xa9"
 
 
-def test_a_refusal_of_a_block_names_the_error_alone() -> None:
+def test_a_refusal_of_a_block_prints_no_address() -> None:
     with pytest.raises(BrokenError) as raised:
         HeaderBlocks(Limits()).request(b"\x82\x84\xff\xff\xff")
     assert str(raised.value) == "a header block that cannot be decompressed (HPACKDecodingError)"
