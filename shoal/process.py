@@ -27,6 +27,8 @@ LARGE_BLOCK_BYTES = 512 * 1024
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 _ARG_START = 45  # of the fields of /proc/PID/stat behind the name: the address of the arguments (proc(5))
+#: The signal mask of a thread that forks, from before the fork.
+_forking = threading.local()
 #: Opened once, before processes are forked: each opening makes a type, which took a forked process 0.3 MiB of copies.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -55,6 +57,29 @@ def ignore_group_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_forks_by_sigterm() -> None:
+    """Have processes that this one forks from now on end by SIGTERM, which this process ignores: multiprocessing sends
+    it to its children, and waits for their end. To be called once.
+
+    A SIGTERM that comes right after the fork is blocked until its action is the default one: a blocked signal waits,
+    while an ignored one is discarded.
+    """
+    os.register_at_fork(before=_block_sigterm, after_in_parent=_restore_mask, after_in_child=_heed_sigterm)
+
+
+def _block_sigterm() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _heed_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _restore_mask()
 
 
 def ignore_supervisors_signals() -> None:

@@ -1,4 +1,4 @@
-"""shoal/process.py: what a process does with the heap of the C library."""
+"""shoal/process.py: what a process does with the heap of the C library, and with signals in processes that it forks."""
 
 import subprocess
 import sys
@@ -31,3 +31,26 @@ def returned_mib(way: str) -> int:
 def test_large_blocks_go_back_to_the_kernel_one_by_one() -> None:
     assert returned_mib("returned") >= 31
     assert returned_mib("kept") < 8  # what the call is for
+
+
+#: A child is sent SIGTERM right after its fork: by a hook that runs before those that give the signal its action.
+FORKS = """
+import os, signal
+from shoal.process import end_forks_by_sigterm, ignore_group_signals
+
+ignore_group_signals()
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+end_forks_by_sigterm()
+child = os.fork()
+if not child:
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+print(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+"""
+
+
+def test_a_forked_process_ends_by_a_sigterm_that_comes_with_the_fork() -> None:
+    """As multiprocessing's pools send it to children that have hardly begun. The parent goes on ignoring it."""
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, check=True, text=True, timeout=60)
+    assert ended.stdout.split() == ["-15", "0"]

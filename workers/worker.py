@@ -28,7 +28,14 @@ from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
-from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signals, set_title, trim_heap
+from shoal.process import (
+    EXIT_DEVICE_LOST,
+    die_with_parent,
+    end_forks_by_sigterm,
+    ignore_group_signals,
+    set_title,
+    trim_heap,
+)
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
@@ -70,6 +77,7 @@ def main() -> int:
     faulthandler.enable()
     fault.install("worker")
     ignore_group_signals()
+    end_forks_by_sigterm()
     os.register_at_fork(after_in_child=_leave_memory)
     try:
         with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:

@@ -1,7 +1,6 @@
 """The services of a worker to its model: calls of other models and model control. For all of the model's threads."""
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -50,7 +49,6 @@ class WorkerRuntime(Runtime):
         current_parents.set(NO_PARENTS)
         if client is not None:
             client.abandon()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workers ignore it, so Pool.terminate would wait for ever
 
     # --- the requests for which calls are made ---
 
