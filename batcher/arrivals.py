@@ -20,7 +20,8 @@ from shoal.shm.ring import Record
 
 
 class Arrivals:
-    """Handles REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
+    """Handles REQUEST and CHILD_REQUEST records. A model whose queue has changed is added to `counted` (its figures are
+    published) and to `awake` (its batches are formed)."""
 
     def __init__(
         self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
@@ -103,7 +104,7 @@ class Arrivals:
                 return
             flags = own_flags(flags)
             if key in self._requests.splits.routed:
-                low = high = 0  # the response cache knows no splits: a canary's requests pass it by
+                low = high = 0  # no digest: the response cache, which knows no splits, must not answer a canary
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
         if flags >= ALONE:
@@ -122,7 +123,7 @@ class Arrivals:
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
-        try:  # the body of OpenRequests.enqueue: a call would cost as much again
+        try:  # copied from OpenRequests.enqueue: a call would double the time
             model.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
             self._requests.refuse(key, error, now_ns)
@@ -161,7 +162,7 @@ class Arrivals:
                 model.order.begin((key,))
             return True
         if self._may_be_begun(model):
-            # A worker may have this request, and its client some of the responses: it cannot be executed again.
+            # A worker may have this request, and the client some of its responses: it cannot be executed again.
             self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
             self._send_cancel(key, model)
             return True
@@ -194,8 +195,8 @@ class Arrivals:
         return min(deadlines_ns, default=0)
 
     def _may_be_begun(self, model: ScheduledModel) -> bool:
-        """Whether a dead batcher may have begun a request that its client sends again, so that it must not be
-        executed."""
+        """Whether a dead batcher may have begun a request that its client sends again, so that the request must not be
+        executed a second time."""
         if isinstance(model, Ensemble):
             return not model.may_run_again
         if model.sequences is not None and model.sequences.is_iterative:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: Longest sleep, after which all rings are read. No work is due then; the bound limits the cost of a lost wake-up (none
 #: is known).
 MAX_SLEEP_S = 10.0
-#: How often all rings are read while there is work: a RELEASE that is not prompt rings no bell (ours).
+#: How often (ns) all rings are read while there is work, since most RELEASEs ring no bell (ours).
 LOOK_NS = 1_000_000_000
 #: How often a full ring is checked for room, since reading a ring rings no bell; and how often a worker with several
 #: batches is checked for answers, since it rings only at the end of an execution that may be long (ours).
@@ -135,7 +135,7 @@ class Batcher:
             on(to_batcher.ShadowsChanged, self._on_shadows_changed),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
-            on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
+            on(Ping, lambda _message: None),  # the acknowledgement alone matters: it shows that this loop runs
         )
 
     def run(self) -> None:
@@ -359,7 +359,7 @@ class Batcher:
 
     def _on_worker(self, message: to_batcher.WorkerJoined) -> None:
         model = self._exchange.models.get(message.model_id)
-        if model is None:  # the model is gone: a worker that has died was announced to a successor
+        if model is None:  # the model is gone; its worker, announced to a successor, has died
             close_descriptors(message)
             return
         link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)
@@ -437,7 +437,7 @@ def wall_offset_ns() -> int:
 
 
 def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -> "RedisConnection":
-    # imports TLS: 40 ms and 1 MiB, only for servers with such a cache
+    # imports ssl, which takes 40 ms and 1 MiB: only in servers that share answers through Redis
     from shoal.batcher.redis_connection import RedisConnection
 
     return RedisConnection(settings, poller, bell.ring)

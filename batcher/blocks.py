@@ -34,7 +34,7 @@ class Blocks:
         self._payloads: dict[int, SlabView] = {}
         self._askers: dict[int, int] = {}
         self._late = late
-        #: The batcher's own memory, from the first ensemble or the cache on.
+        #: The batcher's own memory; None before the server has an ensemble or a response cache.
         self.own: Slab | None = None
         self._own_owner = 0
 
@@ -125,7 +125,8 @@ class Blocks:
         if worker is not None:
             worker.freed.append(ref)
             self._written.add(worker)
-            # A worker's next batch can carry the FREE of a block of its slab, unless the worker lacks memory.
+            # The FREE of a block of the worker's slab can wait for the worker's next batch, unless the worker lacks
+            # memory.
             if worker.lacks_memory or owner != worker.owner:
                 worker.must_ring = True
         elif self.own is not None:

@@ -32,7 +32,7 @@ _CACHE = 0
 
 
 class CachedResponses:
-    """The response cache of all models that enable it. Implements `CoalescingCache` by its methods up to `drain`."""
+    """The response cache of all models that enable it. The methods up to `drain` implement `CoalescingCache`."""
 
     def __init__(
         self,

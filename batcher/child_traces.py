@@ -9,8 +9,8 @@ from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES
 
 #: Most children sent of one trace (ours: with their spans they fit into the OpenTelemetry SDK's queue of 2048).
 MAX_CHILDREN = 1000
-#: The part of each bound that is reserved for parents of children that were sent, and for decoupled steps whose
-#: responses began other steps (ours): such requests end last.
+#: How much of MAX_CHILDREN and of MAX_UNREAD_CHILD_TRACES is kept for the requests that end last (ours): parents of
+#: children that were sent, and decoupled steps whose responses began other steps.
 NUM_KEPT = 100
 
 

@@ -1,7 +1,7 @@
-"""The parameters by which suspected requests are compared: those about the content, not those about the caller. Pure.
+"""The parameters by which suspected requests are compared: those about the content, not those about the sender. Pure.
 
 A request of TorchServe's protocol has one parameter, `ts`, with all that a handler may know about the request, as JSON
-(frontend/torchserve/predictions.py): an id that no other request has, and all header fields. Fields about the caller,
+(frontend/torchserve/predictions.py): an id that no other request has, and all header fields. Fields about the sender,
 the time or the route, and the boundary of a form, are left out, so that requests with equal bodies are equal.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _TORCHSERVE = "ts"
-#: Header fields about a connection, a caller or a route; the content type has a member of its own in `ts`.
+#: Header fields about a connection, a sender or a route; the content type has a member of its own in `ts`.
 _FIELDS = frozenset(
     {
         "accept-encoding", "authorization", "b3", "baggage", "connection", "content-length", "content-type", "cookie",

@@ -19,7 +19,7 @@ from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM
 from shoal.shm.ring import Record
 
-#: Replaced times are removed once there are this many more of them than valid ones (ours).
+#: Replaced times are removed from the heap of DueModels once there are this many more of them than valid ones (ours).
 _MAX_STALE = 64
 
 
@@ -34,7 +34,7 @@ class DueModels:
 
     def __init__(self) -> None:
         # Changed by every method: model → its time (monotonic ns). Public, since other code tests it for emptiness: a
-        # `__bool__` would take 0.3k instructions each time.
+        # `__bool__` would take 300 instructions each time.
         self.due_ns: dict[int, int] = {}
         #: (time, model), including replaced times until they reach the top.
         self._heap: list[tuple[int, int]] = []
@@ -103,8 +103,8 @@ class Dispatch:
                 self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
-        """Form batches of all models in `awake` and empty it; models whose staged batches the rate limiter has
-        admitted now are added for the next call."""
+        """Form batches of all models in `awake`. Afterwards `awake` has only models whose staged batches the rate
+        limiter has just admitted, for the next call."""
         for model in self.awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):
@@ -147,7 +147,7 @@ class Dispatch:
         if model.latest_ns is not None:
             running.overtaken = _overtaken(model.latest_ns, requests)
         if model.order is not None and model.order.begin([request.key for request in requests]):
-            worker.note_overlap()  # `preserve_ordering` may keep responses back, and a successor cannot know which
+            worker.note_overlap()  # a successor cannot know which responses `preserve_ordering` keeps back
         for index, request in enumerate(requests):
             key = request.key
             _, _, _, block, header, _, _, _ = self._requests[key]

@@ -186,7 +186,7 @@ class EnsembleRun:
         return start_ns, input_ns, infer_ns, output_ns
 
 
-#: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when the step began (ns).
+#: Open steps by the numbers of their requests: run, iteration, step, the step's model, when the step began (ns).
 Steps = dict[int, tuple[EnsembleRun, Iteration, int, ScheduledModel, int]]
 
 
@@ -299,7 +299,8 @@ class Ensemble(ScheduledModel):
         self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
         self.answers = EnsembleResponses(self.signature)
         self.max_inflight = configured.max_inflight_requests(config)
-        # Changed as steps begin and end: number of open requests to each step, and iterations that wait to ask it.
+        # Changed as steps begin and end: number of open requests to each step, and the iterations that wait to send
+        # one.
         self.num_inflight = [0] * len(self.steps)
         self.parked = [deque[tuple[EnsembleRun, Iteration]]() for _ in self.steps]
         #: Outputs that models have left out of a response.

@@ -196,7 +196,8 @@ class Ensembles:
             self._end(run, iteration, now_ns)
 
     def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
-        """Note that a request to a step has ended, and start the step for iterations that wait for such a place."""
+        """Note that a request to a step has ended, and start the step for iterations that wait because too many
+        requests to it were open."""
         ensemble.num_inflight[step] -= 1
         parked = ensemble.parked[step]
         while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
@@ -343,7 +344,7 @@ class Ensembles:
         if iteration.is_last:
             run.answer = (ref, span, len(pieces))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
-            self._close(run, now_ns)  # the client's backlog is too large
+            self._close(run, now_ns)  # the request has failed: too many of its replies wait for the client
 
     def _finish(self, run: EnsembleRun, now_ns: int) -> None:
         """Send the final reply. The final reply is empty if the last response was sent before it was known to be the

@@ -29,8 +29,8 @@ NO_BATCH: BatchWords = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Noted(NamedTuple):
-    """A request that is to be copied; `words` are the fields of RequestWords before `input_nbytes`; the others are
-    known when the request is copied."""
+    """A request that is to be copied; `words` are the fields of RequestWords before `input_nbytes`; the later fields
+    are known only when the request is copied."""
 
     client: ClientPeer | None  # None: its inputs are not copied
     block: int
@@ -65,7 +65,7 @@ class EntryPacker:
         self, description: bytes, group: Sequence[Noted], *, is_sampled: bool
     ) -> tuple[list[bytes | memoryview], int, int]:
         """Pack requests that one worker has answered in one block. Returns the entry's parts, its size in bytes, and
-        its number of requests; requests whose inputs cannot be read are left out ([], 0, 0 if that is all)."""
+        its number of requests; requests whose inputs cannot be read are left out ([], 0, 0 if no request is left)."""
         found = [(each, content) for each in group if (content := self._input(each)) is not None]
         if not found:
             return [], 0, 0

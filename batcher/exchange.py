@@ -433,7 +433,7 @@ class Exchange:
                 ref >> OWNER_SHIFT == owner or self.blocks.check_named(worker, ref, may_be_gone=kind == layout.HAVE)
             ):
                 named.append(ref)
-            if kind == DONE:  # a request's only response, or its end
+            if kind == DONE:  # a request's only response, or the end of its responses
                 _, key, _, status, _, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
                 running = worker.missing.pop(key, None)
                 if running is None:

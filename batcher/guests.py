@@ -43,7 +43,7 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
     if not now_ns - _MAX_AGE_NS < start_ns <= now_ns:
         start_ns = now_ns
     if model.signature.lengths:
-        return min(max(1, shape_key), MAX_LENGTH), start_ns  # a false length is harmless: the worker pads to real ones
+        return min(max(1, shape_key), MAX_LENGTH), start_ns  # a false length is harmless: the worker pads to true ones
     # A false shape key would batch tensors that do not fit together; so a guest's requests are batched with its own
     # requests only, unless the model has only one shape key.
     shape_key = 0 if model.is_fixed else hash((client.owner, shape_key)) & _MAX_INT64 or 1

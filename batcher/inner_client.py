@@ -39,7 +39,7 @@ class InnerClient(ClientPeer):
         return self._kind
 
     def block(self, ref: int) -> memoryview | None:
-        """Always None: the blocks of this client's requests are other processes'."""
+        """Always None: the blocks of this client's requests belong to other processes."""
         return None
 
     def trace_parent(self, number: int) -> TraceParent | None:

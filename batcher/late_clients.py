@@ -1,7 +1,7 @@
 """Clients of a dead batcher that have not yet sent their open requests to its successor, which does not wait for them.
 
-Such a client may be in users' code that holds its interpreter for minutes. The successor serves all other clients
-meanwhile, and
+Such a client may run a user's code that keeps the lock of its Python interpreter for minutes. The successor serves all
+other clients meanwhile, and
 - leaves the late client's ring unread: the records there are handled once the client has sent its open requests again;
 - counts those of its requests as open that workers have, as the workers' rings describe the requests: an answer goes
   into the client's ring at once, so that the answer is not lost if this batcher dies, too. (An answer that

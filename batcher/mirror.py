@@ -56,11 +56,11 @@ class Drop(str, Enum):
     """Why a chosen request was not compared; the label of a metric."""
 
     BUSY = "busy"  # no instance was idle soon enough
-    FULL = "full"  # too many, or too large ones, waited
+    FULL = "full"  # too many requests, or too large ones, waited for the shadow
     UNAVAILABLE = "unavailable"  # the shadow version is not served, or its queue refused the request
     MEMORY = "memory"  # the worker that has answered needed its memory, or an input or output is on a GPU
     GONE = "gone"  # the client or the worker that has answered is gone
-    COMPARATOR = "comparator"  # the comparator was behind
+    COMPARATOR = "comparator"  # the ring to the comparator had no room
 
 
 class _Mirrored:
@@ -84,7 +84,7 @@ class _Mirrored:
         self.header = header
         self.queued = queued
         self.words = words
-        # Changed by the mirror: the block of the first answer, 0 once the block was given back; the shadow whose
+        # Changed by the mirror: the block of the primary's answer, 0 once the block was given back; the shadow whose
         # scheduler got the request, and when that was (0 before); whether an instance is known to have the request; and
         # the shadow's reply.
         self.answer = answer
@@ -105,7 +105,8 @@ class _PairMirror:
         self.rule = rule
         self.pair = rule.pair
         self.queue = ShadowQueue(rule.share, max_nbytes)
-        #: The model whose requests are chosen: the newest with the version's number.
+        #: The model whose requests are chosen: of all models of the primary version (each reload makes another), the
+        #: newest.
         self.primary: ScheduledModel | None = None
         self.descriptions = tuple([entry.describe_model(rule.model, each, ()) for each in (rule.primary, rule.shadow)])
 
@@ -144,7 +145,7 @@ class Mirror:
         self._pairs: dict[Pair, _PairMirror] = {}
         self._shadows: dict[Pair, ScheduledModel] = {}
         self._ring: ByteRingWriter | None = None
-        # Changed by the exchange's step, and by deaths.
+        # Changed by the exchange's step, and by deaths of clients and workers.
         self._number = 0
         self._open: dict[int, _Mirrored] = {}
         self._ended: list[_Mirrored] = []
@@ -387,7 +388,7 @@ class Mirror:
             self._written.add(client)
 
     def _release_answer(self, each: _Mirrored) -> None:
-        """Give the block of the first answer back."""
+        """Give the block of the primary's answer back."""
         ref, each.answer = each.answer, 0
         if ref and (unheld := self._holders.release(each.key, ref)):
             self._blocks.free(unheld)

@@ -48,7 +48,7 @@ class OpenRequests(dict[int, OpenRequest]):
         splits: Splits,
     ) -> None:  # fmt: skip
         super().__init__()
-        #: The requests that canaries have or have failed.
+        #: The requests that canaries have, or have failed to answer.
         self.splits = splits
         self._late = late
         self._holders = holders
@@ -177,7 +177,7 @@ class OpenRequests(dict[int, OpenRequest]):
             model.sharing.settle(model, key, None, now_ns, is_executed=False)
         return model
 
-    # --- requests of a split's versions (split_requests.py) ---
+    # --- requests of a split's versions: overridden in split_requests.py ---
 
     def _answer_in_split(
         self, key: int, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute,
@@ -197,7 +197,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return False
 
     def _is_expendable(self, key: int, reason: Reason) -> bool:
-        """Whether another version executes a request if it fails now."""
+        """Whether another version executes a request that fails now, for this reason."""
         return False
 
     # --- requests that were slow or have failed ---
@@ -207,7 +207,7 @@ class OpenRequests(dict[int, OpenRequest]):
         running: RunningBatch | None, num_pieces: int, reason: int = 0, detail: int = 0,
     ) -> None:  # fmt: skip
         """Keep a slow or failed request among its model's finished ones, and record it if its model is recorded. Called
-        before its reply is sent; `ref`, `header` and `num_pieces` are a worker's answer."""
+        before the request's reply is sent; `ref`, `header` and `num_pieces` are a worker's answer."""
         client, model, number, block, span, start_ns, queue_ns, queued = request
         start_ns = min(start_ns, now_ns)
         if model.recording is not None:
@@ -290,7 +290,7 @@ class OpenRequests(dict[int, OpenRequest]):
         now_ns: int, running: RunningBatch | None = None,
     ) -> None:  # fmt: skip
         """Forget the trace of a request that has ended; a child's times go to the front end of the trace's root
-        request, and the execution of a root that `is_shown` to its client.
+        request, and the EXECUTION of a root that `is_shown` goes to its client.
 
         `start_ns`, from a client that may run users' code, is clamped to now.
         """
@@ -324,7 +324,7 @@ class OpenRequests(dict[int, OpenRequest]):
             return model
         if model.split_id:
             self.splits.cancel(key)
-        # Patience refuses no request of a sequence, and steps of ensembles have no client of their own.
+        # For patience: it refuses no request of a sequence, and steps of ensembles have no client of their own.
         counts = request[0].is_front_end and model.sequences is None
         is_waiting = model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
         if not is_waiting:
@@ -407,7 +407,7 @@ class OpenRequests(dict[int, OpenRequest]):
             if running.number > begun:
                 self._queue_again(key)
             elif model.split_id and self._is_expendable(key, reason):
-                self.fail(key, reason, now_ns, BACKEND, detail)  # the stable version executes it at once
+                self.fail(key, reason, now_ns, BACKEND, detail)  # `fail` has the stable version execute it at once
             # Not again if it was executed before, or if its client has responses of this execution.
             elif (
                 reason is Reason.INSTANCE_DIED

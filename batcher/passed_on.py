@@ -69,9 +69,8 @@ class EnsembleRequests:
     """Parser of clients' requests to one ensemble."""
 
     def __init__(self) -> None:
-        # Changed by read: requests by their headers, kept only of headers with no options; inputs and requested outputs
-        # by the layout, a header's part in front of the options. An input in the same block as the header has
-        # reference 0.
+        # Changed by read: parsed requests by header, of headers without options only; inputs and requested outputs by
+        # the part of a header in front of the options. An input in the same block as the header has reference 0.
         self._kept = Memo[tuple[bytes, int], tuple[EnsembleRequest, _Inputs]]("ensemble_request", MAX_KEPT)
         self._layouts = Memo[tuple[bytes, int], tuple[_Inputs, tuple[str, ...]]]("ensemble_request_layout", MAX_KEPT)
 

@@ -114,8 +114,8 @@ class ClientPeer(Peer):
         self._recalled = 0  # position in the ring behind the last RECALL
 
     def send(self, reply: Record) -> None:
-        """Send a reply, behind all earlier ones. A widened ring has room for one reply per request; further replies, or
-        all where there is no memory to widen the ring, wait in the backlog."""
+        """Send a reply, behind all earlier ones. The ring, once widened, has room for one reply per request; further
+        replies, and replies for which no memory is left to widen the ring, wait in the backlog."""
         self.must_ring = True
         if self.backlog:
             self.backlog.append(reply)

@@ -43,7 +43,7 @@ _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTI
 #: Contents from clients that run foreign code are compared only with each other: such a client can change its block
 #: after a worker has read it, so that the batcher reads other contents than those that ended the instance.
 _FOREIGN = b"foreign"
-#: Most queued requests that are compared with the requests of a dead instance (ours: to compare them takes 30 ms);
+#: Most queued requests that are compared with the requests of a dead instance (ours: to compare so many takes 30 ms);
 #: further ones are executed without a trial.
 _MAX_COMPARED = 4096
 
@@ -61,8 +61,8 @@ class Poison:
         reports: list[Message],
     ) -> None:
         """`tried` gets the key of each request on trial, with the scheduler that is to learn how the trial ends; None
-        once the request is back in the queue. `refusal_ns` is the time for which a content is refused first, and for
-        which a suspect is remembered. `reports` gets PoisonFound messages."""
+        once the request is back in the queue. `refusal_ns` is how long a content is refused the first time, and how
+        long a suspect is remembered. `reports` gets PoisonFound messages."""
         self._requests = requests
         self._workers = workers
         self._blocks = blocks

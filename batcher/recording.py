@@ -1,9 +1,9 @@
 """Recording: requests and their outcomes are copied into a ring that the recorder reads. Lives in the batcher.
 
 A request is noted when it ends, and copied at the end of the step: after workers' next batches are published, and
-before the request's reply is published, since the reply frees its blocks. A recorder with a slow disk takes no room in
-clients' or workers' slabs: requests for which the ring has no room are dropped and counted. Only requests to recorded
-models are noted.
+before the request's reply is published, since the reply frees the request's blocks. A recorder with a slow disk takes
+no room in clients' or workers' slabs: requests for which the ring has no room are dropped and counted. Only requests to
+recorded models are noted.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from shoal.shm.layout import B
 
 _RECORDED, _DROPPED = CELL["recorded"], CELL["record_dropped"]
 _STEP = "ensemble"
-#: Batches, answered one request at a time, whose requests' positions are kept (ours).
+#: Of how many batches that are answered one request at a time the requests' positions are kept (ours).
 _MAX_ORDERS = 256
 
 

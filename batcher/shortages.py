@@ -1,10 +1,11 @@
 """Workers that lack memory for a result, and the clients that must release such a worker's results. Pure; lives in the
 batcher.
 
-A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: the front ends copy the
-results, within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If the worker
-gets none (ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: if guests hold at
-least half of the bytes of the worker's results that clients hold, the guest that holds most is ended.
+A worker that has no room for a result, and says so by a record with ROOM, first gets back the blocks that front ends
+hold for slow readers: the front ends copy the results, within their bounds, and release the blocks. Meanwhile the
+worker requests an oversize segment. If the worker gets none, and says so by a record with ROOM_NOW, front ends
+disconnect their slowest readers. Guests cannot be asked for blocks: if guests hold at least half of the bytes of the
+worker's results that clients hold, the guest that holds most is ended.
 
 The batcher's own memory has a header for each response of an ensemble that a client holds. If requests to ensembles
 fail because this memory is used up, front ends are asked in the same way; if requests have failed for longer than

@@ -70,7 +70,8 @@ class SplitRequests(OpenRequests):
     def _fall_back(
         self, key: int, request: OpenRequest, routed: RoutedRequest, stable: ScheduledModel, now_ns: int
     ) -> None:
-        """Queue a request that a canary has failed for the stable version, as if the request had just arrived."""
+        """Put a request that a canary has failed into the stable version's queue, as if the request had just
+        arrived."""
         client, model, number, block, header, start_ns, _, was = request
         self._forget(key, model)
         if model.order is not None:

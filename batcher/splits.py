@@ -35,7 +35,7 @@ class Split:
         self.stable_id = self.canary_id = self.share = 0
         self.retries = True
         self.step = -1
-        # Changed as requests end, and replaced for each step.
+        # Changed as requests end, and replaced at each step of the rollout.
         self.stable = VersionFigures()
         self.canary = VersionFigures()
 
@@ -111,8 +111,8 @@ class Splits:
             model.note_ends()
 
     def figures(self, split_id: int, now_ns: int) -> SplitFigures | None:
-        """The figures of both versions since the step began, and how long the canary's open requests have waited. None
-        for an unknown split."""
+        """The figures of both versions since the rollout's step began, and how long the canary's open requests have
+        waited. None for an unknown split."""
         split = self._splits.get(split_id)
         if split is None:
             return None
@@ -125,7 +125,8 @@ class Splits:
         self, split_id: int, key: int, rows: int, correlation: int, flags: int, now_ns: int,
         holder: ScheduledModel | None,
     ) -> ScheduledModel | None:  # fmt: skip
-        """The version that executes a request; None if there is no such split, or neither version can.
+        """The version that executes a request; None if there is no such split, or neither of its versions can execute
+        the request.
 
         `holder` is the version that has the request from a dead batcher. A canary without an instance gets no request;
         each request that it would have got counts as failed by it.

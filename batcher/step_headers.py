@@ -43,7 +43,7 @@ class StepHeaders:
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
         """Store a response after the references to its tensors' blocks, over headers that no step reads any more.
-        Returns the block's reference and the header's span; from now on the caller owns the block. Raises
+        Returns the block's reference and the header's span; from now on this object does not free the block. Raises
         NoStepMemoryError if there is no room."""
         offset = len(pieces) * WORD
         nbytes = offset + len(header)
@@ -72,8 +72,8 @@ class StepHeaders:
 
 
 def allocate(slab: Slab, nbytes: int) -> Block:
-    """A block of at least `nbytes` bytes of the batcher's own slab, which the caller owns until it frees the block.
-    Raises NoStepMemoryError if there is no room."""
+    """A block of at least `nbytes` bytes of the batcher's own slab, to be freed by the code that asked for it. Raises
+    NoStepMemoryError if there is no room."""
     block = slab.allocate(nbytes)
     if block is None:
         raise NoStepMemoryError

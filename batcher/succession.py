@@ -91,7 +91,8 @@ class Succession:
                 if client is None:
                     continue
                 accepted_ns = item[B.ACCEPTED_NS]
-                # The shape key is unknown, and not needed, since the request is not queued from this item.
+                # The shape key is unknown, and not needed, since the request is not queued from this record of the
+                # worker's ring.
                 queued = QueuedRequest(key, item[B.ROWS], 0, accepted_ns)
                 number = key - client.first_key
                 self._requests[key] = (

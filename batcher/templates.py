@@ -38,7 +38,7 @@ class Template:
 def step_template(
     tensors: Sequence[tuple[str, TensorType]], outputs: Sequence[str], stays: Sequence[Stay] = ()
 ) -> Template:
-    """The layout of a step's request; each input has two holes, for its offset and its block."""
+    """The template of the header of a step's request; each input has two holes, for its offset and its block."""
     pieces = [_array_head(3 if stays else 2) + _array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
@@ -49,7 +49,7 @@ def step_template(
 
 
 def outputs_template(tensors: Sequence[tuple[str, TensorType]]) -> Template:
-    """The outputs of a response; each has one hole, for its offset."""
+    """The template of the outputs in a response's header; each output has one hole, for its offset."""
     pieces = [_array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(5) + packed(name) + packed(wire) + packed(shape) + _UINT64

@@ -1,1 +1,2 @@
-"""The front ends: processes that turn HTTP into requests in shared memory, and results back into HTTP."""
+"""The front ends: processes that turn clients' HTTP and gRPC into requests in shared memory, and results into
+responses."""

@@ -89,8 +89,8 @@ class ArrivalRate:
             if passed_ns > 0:
                 self.per_ns = self._rows / passed_ns
             if passed_ns > RATE_NS:
-                # The next span starts as if its first half had passed at the rate just computed: earlier arrivals keep
-                # that weight, however long the pause before this arrival was.
+                # The next span starts as if its first half had passed at the rate just computed: earlier arrivals have
+                # the weight of half a span, however long the pause before this arrival was.
                 self._rows = self.per_ns * (RATE_NS // 2)
                 self._since_ns = now_ns - RATE_NS // 2
             self._num_arrivals = 0

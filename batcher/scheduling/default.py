@@ -1,4 +1,4 @@
-"""The default scheduler, for models without `dynamic_batching`, and for TorchServe's with batches of one.
+"""The default scheduler, for models without `dynamic_batching`, and for models of TorchServe with batches of one.
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
 instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; the queue is bounded by

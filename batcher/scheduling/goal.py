@@ -33,8 +33,9 @@ _GAIN = 0.05
 #: The share of the target reserved for times that are not measured: the reply's way to the client, and executions
 #: slower than usual (ours).
 _RESERVE = 0.1
-#: The time in ns within which a backlog should be worked off (simulated: half a second notices a growing load too late;
-#: the latency target would be too strict where it is short and requests come in bursts).
+#: The time in ns within which a backlog should be worked off (simulated: with half a second, a growing load is noticed
+#: too late; the latency target in place of this time would be too strict if the target is short and requests come in
+#: bursts).
 _BACKLOG_NS = 250_000_000
 #: Arrivals are assumed to be at most this share of a model's capacity (ours).
 _MAX_LOAD = 0.95

@@ -21,7 +21,8 @@ MAX_SAMPLES = 11
 MAX_PACES = 5
 #: Number of a cell's times from which on its batches count for the pace (ours).
 _SEEN = 3
-#: Batches after which the table is computed again; fewer while few are known. (Measured: 60 us for 64 cells.)
+#: Batches after which the table is computed again; fewer while few are known. (Measured: to compute the table takes 60
+#: us for 64 cells.)
 REFRESH_BATCHES = 16
 #: The share of a cell's weight that each new table leaves: half after 550 batches.
 _FADE = 0.98
@@ -30,10 +31,11 @@ _LINE_WEIGHT = 0.25
 #: A cell of less weight counts as never seen.
 _FORGOTTEN = 0.05
 #: Number of a cell's times from which on the size is known: a few slow executions in a busy moment must not end the use
-#: of a good size (measured: 32 rows were not used again after one execution of 77 ms instead of 61 or, with 3, after
-#: the first second of a slow phase).
+#: of a good size (measured with smaller numbers: 32 rows were not used again after one execution of 77 ms instead of
+#: 61; with 3, not after the first second of a slow phase).
 _KNOWN = 6
-#: The factor by which the rows of a batch may exceed the largest known size (ours): 1, 4, 16, 64.
+#: The factor by which the rows of a batch may exceed the largest known size (ours): the first batches have up to 1, 4,
+#: 16, 64 rows.
 _STRIDE = 4
 #: The share by which a larger batch must be faster per row than a smaller one, or the smaller one is executed (ours):
 #: batching that does not pay only makes the first of a batch wait for the last.

@@ -249,7 +249,7 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
                 added = forming.rows * (length - forming.length)
             else:
                 added = sum([request.rows for request in groups[length]]) * (forming.length - length)
-            # Before the time of an execution is known, and for a batch larger than any: at most half of what is
+            # Before the time of an execution is known, and for a batch larger than any so far: at most half of what is
             # executed is padding.
             most = forming.real if fixed is None else min(fixed, max(forming.real, self._line.largest))
             if added <= most and forming.add(groups[length], length):

@@ -30,7 +30,7 @@ ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
 #: give up (ours).
 PART = 0.9
 #: A limit that was not confirmed for TRIAL_NS is raised by the factor RAISED_BY, again every STEP_NS, and ends above
-#: END_NS (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).
+#: END_NS (ours: to raise the limit once in ten seconds costs some tenths of a second of answers that come too late).
 TRIAL_NS, STEP_NS, RAISED_BY, END_NS = 10_000_000_000, 2_000_000_000, 1.25, 60_000_000_000
 
 

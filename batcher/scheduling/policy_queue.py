@@ -20,7 +20,8 @@ from shoal.errors import UnavailableError
 
 #: Deadlines of requests that have left are removed once they outnumber the valid deadlines by this many (ours).
 _MAX_STALE = 64
-#: A level without requests keeps its two lines as long as there are no more lines than this (ours).
+#: A level has two lines of requests: those on time, and late ones. A level without requests keeps its lines as long as
+#: there are no more lines than this (ours).
 _KEPT_LINES = 128
 
 

@@ -16,8 +16,8 @@ from shoal.errors import UnavailableError
 class QueuedRequest:
     """A request as schedulers see it; never changed.
 
-    Made once for each request (2.7k instructions), and read often (50 per field). A NamedTuple made by `tuple.__new__`
-    would take 2.2k and 190.
+    Made once for each request (2.7k instructions), and read often (50 instructions per field). A NamedTuple made by
+    `tuple.__new__` would take 2.2k to make, and 190 per field.
     """
 
     #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.
@@ -33,7 +33,8 @@ class QueuedRequest:
     timeout_us: int = 0
     #: Monotonic time after which the client does not wait for the answer; 0 = never.
     deadline_ns: int = 0
-    #: The word of the sequence's id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
+    #: The word of the sequence's id; and Triton's flags, in a batch together with the number of the slot
+    #: (shoal/sequences.py).
     correlation: int = 0
     flags: int = 0
 

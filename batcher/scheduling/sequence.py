@@ -422,7 +422,7 @@ class SequenceScheduler(Scheduler):
         return requests
 
     def _release(self, sequence: Sequence) -> None:
-        """Free a sequence's slot. The caller calls `_fill` once it has freed all slots."""
+        """Free a sequence's slot. `_fill` is to be called once all slots have been freed."""
         assert sequence.instance is not None
         del self._of(sequence).owners[sequence.slot]
         heappush(self._free, (sequence.slot, sequence.instance))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shoal.batcher.scheduling.split import spread
 
-#: Mirrored requests of a pair that wait at once (ours: some batches).
+#: Mirrored requests of a pair that wait at once (ours: as many as a few batches have).
 MAX_WAITING = 16
 #: How long a request waits for an idle instance (ours: longer than a burst, far shorter than clients wait).
 PATIENCE_NS = 200_000_000

@@ -29,7 +29,7 @@ def is_chosen(sticky: int, share: int) -> bool:
 
 
 class VersionFigures:
-    """The figures of one version of a split since the present step began."""
+    """The figures of one version of a split since the present step of the rollout began."""
 
     __slots__ = ("latencies", "num_errors", "num_requests")
 

@@ -79,7 +79,7 @@ class Suspects:
     __slots__ = ("_refusal_ns", "_suspects")
 
     def __init__(self, refusal_ns: int) -> None:
-        """`refusal_ns` is the time for which a content is refused first, and for which a suspect is remembered."""
+        """`refusal_ns` is how long a content is refused the first time, and how long a suspect is remembered."""
         self._refusal_ns = refusal_ns
         # Changed by every method but `is_suspect` and `refusal`. In the order of their last deaths.
         self._suspects: OrderedDict[Digest, Suspect] = OrderedDict()

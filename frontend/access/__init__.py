@@ -1,1 +1,1 @@
-"""Authorisation: what each route and rpc is for, and the callers that it is open to."""
+"""Authorisation: what each route and rpc is for, and the clients that it is open to."""

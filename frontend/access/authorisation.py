@@ -99,7 +99,7 @@ def check_named_model(state: ServerState, headers: Mapping[str, str], model: str
 def is_authorised(
     state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str | None
 ) -> bool:
-    """Whether a request may pass, see `authorise`."""
+    """Whether `authorise` lets a request pass."""
     try:
         authorise(state, scope, headers, address, model)
     except (UnauthenticatedError, PermissionDeniedError):
@@ -127,8 +127,8 @@ def check_lane(key: ApiKey, *, is_stream: bool) -> None:
 def credential(headers: Mapping[str, str]) -> str:
     """The key that a request has sent; "" for none. Raises UnauthenticatedError for two that differ.
 
-    A field that was sent twice is joined by commas, which no key has. An Authorization of another scheme than Bearer is
-    ignored.
+    The values of a field that was sent twice are joined by a comma, which no key contains. An Authorization of another
+    scheme than Bearer is ignored.
     """
     sent, authorization = headers.get("x-api-key", "").strip(), headers.get("authorization", "")
     bearer = authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""

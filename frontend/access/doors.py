@@ -1,4 +1,4 @@
-"""The table of doors: every route, rpc and verb by which a caller can enter, and the scope that the caller needs.
+"""The table of doors: every route, rpc and verb by which a client can enter, and the scope that the client needs.
 
 A door that the table lacks needs the scope ADMIN, so that a forgotten row closes its door. A restriction of
 --http-restricted-api and --grpc-restricted-protocol holds beside the scope: a group of paths, or of rpcs, needs a
@@ -11,7 +11,7 @@ from hmac import compare_digest
 
 
 class Scope(Enum):
-    """The right that a door asks for; the values are the words of docs/security.md. Without --api-keys every caller has
+    """The right that a door asks for; the values are the words of docs/security.md. Without --api-keys every client has
     all scopes but ADMIN."""
 
     OPEN = "open"  # needs no key: health, for what watches the server
@@ -19,7 +19,7 @@ class Scope(Enum):
     READ = "read"  # describes models: needs a key for inference or for administration
     INFER = "infer"
     METRICS = "metrics"
-    ADMIN = "admin"  # changes the server; without keys only callers on this machine may (authorisation.py)
+    ADMIN = "admin"  # changes the server; without keys only clients on this machine may (authorisation.py)
     SETTINGS = "read, admin with settings"  # rpcs that read settings, and change them if the request has any
 
 
@@ -170,8 +170,8 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "ModelMetadata": _READ,
         "ModelInfer": _INFER,
     },
-    # Needs no key: the file's permissions admit the server's own user alone (docs/security.md). No verb changes the
-    # server (supervisor/questions/guest_questions.py).
+    # The client socket needs no key: the socket file's permissions admit the server's own user alone
+    # (docs/security.md). No verb changes the server (supervisor/questions/guest_questions.py).
     "socket": {
         "server_metadata": _KNOWN,
         "ready": _OPEN,

@@ -83,8 +83,8 @@ class KeyUses:
                 del self.uses[name]
 
     def answer(self, key: ApiKey | None, answer: Callable[[], Response]) -> Response:
-        """The response that `answer` returns; a request by a key with limits is in flight until then, or until a
-        response in parts is closed. Raises KeyLimitError."""
+        """The response that `answer` returns; a request by a key with limits is in flight until the response is made
+        or, if the response comes in parts, is closed. Raises KeyLimitError if the request is over a limit."""
         if key is None or not key.is_limited:
             return answer()
         self.begin(key, time.monotonic_ns())
@@ -93,7 +93,7 @@ class KeyUses:
         except BaseException:
             self.end(key)
             raise
-        if response.stream is None:  # counted before the response is sent, upon which the client may send its next
+        if response.stream is None:  # before the response is sent: after it the client may send its next request
             self.end(key)
             return response
 

@@ -20,7 +20,7 @@ REFUSAL, TOKEN_REFUSAL = (
     refused(
         400, "InvalidKeyException", f"Token {what} failed. Token either incorrect, expired, or not provided correctly"
     )
-    for what in ("Authorization", "Authentication")  # Authentication in requests that renew a token
+    for what in ("Authorization", "Authentication")  # requests that renew a token have the field Authentication
 )
 
 
