@@ -104,7 +104,7 @@ class Arrivals:
                 return
             flags = own_flags(flags)
             if key in self._requests.splits.routed:
-                low = high = 0  # no digest: the response cache, which knows no splits, must not answer a canary
+                low = high = 0  # no digest: the response cache, which knows no splits, must not answer for a canary
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
         if flags >= ALONE:

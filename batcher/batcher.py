@@ -176,7 +176,7 @@ class Batcher:
                 continue
             now_ns = time.monotonic_ns()
             exchange.step(now_ns, None if is_for_all else rung_by)
-            if now_ns >= look_ns:  # after the step, so that no request waits for this look
+            if now_ns >= look_ns:  # a second step, of all rings, so that no request waits for it
                 exchange.step(now_ns)
                 for model in exchange.models.values():
                     model.finished.turn(now_ns)
@@ -412,7 +412,7 @@ class Batcher:
     def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange
         if not self._is_taking_over:
-            exchange.step(time.monotonic_ns())  # blocks that clients have released are freed before workers are asked
+            exchange.step(time.monotonic_ns())  # frees what clients have released, before workers count their blocks
         own, num_cached = exchange.blocks.own, 0 if exchange.cached is None else exchange.cached.num_kept
         acquired, released = (0, 0) if own is None else own.counts
         slots = [peer.reader.counts for peer in (*exchange.clients.values(), *exchange.workers.values())]

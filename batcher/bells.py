@@ -18,15 +18,15 @@ class Bells:
 
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
-        # Changed by add and remove.
+        # Changed by add and remove: the bells by the owner id of the peer that rings them.
         self._by_owner: dict[int, Doorbell | GuestBell] = {}
         #: Descriptor of a bell → owner id of the peer that rings it; and guests' bells, which must be cleared.
         self.owners: dict[int, int] = {}
         self.guests: dict[int, GuestBell] = {}
 
     def add(self, owner: int, bell: Doorbell | GuestBell) -> None:
-        """Wait for a peer's bell, which this object owns and closes. The wait is edge-triggered: a guest's bell whose
-        other end is closed stays readable for ever."""
+        """Wait for a peer's bell, which this object owns and closes. The wait is edge-triggered, since a guest's bell
+        whose other end is closed stays readable for ever."""
         self._by_owner[owner] = bell
         self.owners[bell.fd] = owner
         if isinstance(bell, GuestBell):
@@ -39,5 +39,5 @@ class Bells:
         if bell is not None:
             del self.owners[bell.fd]
             self.guests.pop(bell.fd, None)
-            self._poller.unregister(bell.fd)  # close() would not unregister it: the open file has other descriptors
+            self._poller.unregister(bell.fd)  # close() would not unregister it: other processes have the open file, too
             bell.close()

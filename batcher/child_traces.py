@@ -25,7 +25,7 @@ class TraceRoot:
         #: Whether the client is sent the request's EXECUTION, too.
         self.is_shown = is_shown
         self.trace_id = trace_id  # of the client's trace, two words, the high one first; 0: not known
-        # Changed by note_sent.
+        # Changed by note_sent: the number of children that were sent, and the keys of their parents.
         self._num_sent = 0
         self._parents = set[int]()
 

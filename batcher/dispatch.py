@@ -84,7 +84,8 @@ class Dispatch:
         self._written = written
         self._counted = counted
         self._limiter = limiter
-        # Changed by form_batches, and by all code that queues or removes a model's requests.
+        # Changed by form_batches, and by all code that queues or removes a model's requests: the models that may have a
+        # batch to form, and the times at which a model's scheduler must run again.
         self.awake = requests.awake
         self.deadlines = DueModels()
         #: Workers whose rings are read without a bell: such a worker has several batches, and may ring only at the end

@@ -62,7 +62,7 @@ class Ensembles:
         self._send_cancel = send_cancel
         self._on_shortage = on_shortage
         self._is_short = False  # a request has failed for lack of memory; changed by _answer_error and advance
-        # Changed by add, remove and advance.
+        # Changed by add, remove and advance: ensembles by model id; the number of the last step's request; open steps.
         self._ensembles: dict[int, Ensemble] = {}
         self._news: list[Ensemble] = []  # ensembles with new or cancelled requests
         self._number = 0
@@ -94,7 +94,8 @@ class Ensembles:
             self._drop(run, now_ns)
 
     def relink(self, model_id: int, models: list[int], decoupled: Collection[int] = (), *, may_run_again: bool) -> None:
-        """Change the models of an ensemble's steps, for requests that begin from now on."""
+        """Change the models of an ensemble's steps, for requests that begin from now on. `may_run_again`: whether a
+        request to the ensemble may be executed a second time."""
         ensemble = self._ensembles.get(model_id)
         if ensemble is not None:
             ensemble.link(models, decoupled)

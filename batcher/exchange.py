@@ -485,7 +485,7 @@ class Exchange:
             worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
 
-    # --- both ways ---
+    # --- from clients to workers ---
 
     def _send_cancel(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or to those that have its steps; a worker that cannot stop

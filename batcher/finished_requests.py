@@ -45,8 +45,9 @@ class FinishedRequests:
     __slots__ = ("_least_ns", "_num_noted", "_windows", "notes_all", "slow_ns")
 
     def __init__(self) -> None:
-        # Changed by every method.
-        #: A request that took longer than this is to be noted; public, since it is compared for each request.
+        # Changed by every method: the time (ns) that a request must exceed to be kept as slow; the windows, the last
+        # one open; the number of slow requests that were noted.
+        #: A request that took longer than this (ns) is to be noted; public, since it is compared for each request.
         self.slow_ns = self._least_ns = -1
         #: Whether all requests are to be noted, since they are recorded, or the version is one of a split.
         self.notes_all = False

@@ -30,7 +30,7 @@ class LateClients:
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
-        # Changed by the methods below.
+        # Changed by the methods below. Late clients by owner id.
         self._clients: dict[int, ClientPeer] = {}
         #: Owner id → keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}

@@ -34,10 +34,10 @@ from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.layout import MIRROR_OWNER, NUMBER_BITS, B, P, ref_owner, unpack_span
 from shoal.shm.ring import Record
 
-#: Bytes of all inputs and answers that the mirror keeps at once, shared by the pairs equally (ours: an eighth of a
-#: front end's default slab); and the part, one in so many, of a front end's slab that is lent at most.
+#: MAX_NBYTES is the most bytes of inputs and answers that the mirror keeps at once, shared by the pairs equally (ours:
+#: an eighth of a front end's default slab). At most one in CLIENT_PARTS of the bytes of a front end's slab is lent.
 MAX_NBYTES, CLIENT_PARTS = 8 << 20, 8
-#: Bytes that one step copies; further pairs wait for the next step (ours: 0.1 ms).
+#: Bytes that one step copies; further pairs wait for the next step (ours: to copy so many takes 0.1 ms).
 STEP_NBYTES = 512 << 10
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 #: Numbers of mirrored requests are at least the time in units of 2^10 ns: the first number of a successor is then
@@ -145,7 +145,9 @@ class Mirror:
         self._pairs: dict[Pair, _PairMirror] = {}
         self._shadows: dict[Pair, ScheduledModel] = {}
         self._ring: ByteRingWriter | None = None
-        # Changed by the exchange's step, and by deaths of clients and workers.
+        # Changed by the exchange's step, and by deaths of clients and workers: the number of the last mirrored request;
+        # open ones by key; those whose answers are to be copied; the bytes that each client has lent; requests mirrored
+        # and dropped since the last report.
         self._number = 0
         self._open: dict[int, _Mirrored] = {}
         self._ended: list[_Mirrored] = []

@@ -120,7 +120,7 @@ class OpenRequests(dict[int, OpenRequest]):
             reply = records.traced_reply_record(number, status, ref, header, times, num_pieces) + reply[P.IS_LENT :]
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns, running)
-        if model.order is None:  # the body of _send: a call would cost as much again
+        if model.order is None:  # copied from _send: a call would double the time
             client.send(reply)
             self._written.add(client)
         else:
@@ -403,7 +403,7 @@ class OpenRequests(dict[int, OpenRequest]):
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             poison.note_death(worker, begun, reason, detail, now_ns)
-        for key, running in reversed(worker.missing.items()):  # reversed, since each is queued before all others
+        for key, running in reversed(worker.missing.items()):  # the last first: each is queued in front of all others
             if running.number > begun:
                 self._queue_again(key)
             elif model.split_id and self._is_expendable(key, reason):

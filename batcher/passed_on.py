@@ -147,7 +147,7 @@ class StepRequests:
         self._inputs = inputs
         self._outputs = outputs
         self._stays = stays
-        # Changed by write.
+        # Changed by write: rows, shape key and template, by model id, sequence and the types of the inputs.
         self._kept = Memo[Hashable, Checked]("step_request", MAX_KEPT)
 
     def write(
@@ -243,7 +243,7 @@ class StepResponses:
     def __init__(self, tensors: Sequence[tuple[str, str]]) -> None:
         """`tensors` pairs the model's outputs with the ensemble's tensors."""
         self._tensors = tensors
-        # Changed by read.
+        # Changed by read: parsed responses, by model id, header and number of bytes.
         self._kept = Memo[tuple[int, bytes, int], Answered]("step_response", MAX_KEPT)
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
@@ -275,7 +275,7 @@ class EnsembleResponses:
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
-        # Changed by write.
+        # Changed by write: templates of outputs, by the outputs and the types of their tensors.
         self._kept = Memo[Hashable, Template]("ensemble_response", MAX_KEPT)
 
     def write(

@@ -377,7 +377,7 @@ class WorkerPeer(Peer):
         its end."""
         since_ns = self._words[BUSY_SINCE_WORD]
         if not self.missing or self.overlaps or 0 < since_ns < now_ns - RING_AFTER_NS:
-            return self.reader.has_unread()  # read after BUSY_SINCE: no earlier answer is missed
+            return self.reader.has_unread()  # read after BUSY_SINCE, so that no earlier answer is missed
         return True
 
     def flush(self) -> bool:
@@ -477,7 +477,7 @@ class WorkerPeer(Peer):
                 reached("introduced")
             return
         batches: dict[int, RunningBatch] = {}
-        given: dict[int, Record] = {}  # by slot
+        given: dict[int, Record] = {}  # by the slot of the request's sequence
         for _, record in reversed(items):
             number = record[B.BATCH]
             running = batches.setdefault(number, RunningBatch(number, 0, 0))

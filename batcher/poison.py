@@ -26,8 +26,8 @@ from shoal.star.request_digest import RequestContent, request_content
 _log = logging.getLogger(__name__)
 
 _FOUND = CELL["poison_found"]
-#: Signals that come from outside the worker: an operator's, or the kernel's when memory is short and the worker is not
-#: known to be what took it. A death by such a signal says nothing about the requests.
+#: Signals that come from outside the worker: from an operator, or from the kernel when memory is short and nothing
+#: shows that the worker took it. A death by such a signal says nothing about the requests.
 _FROM_OUTSIDE = frozenset(
     {
         -signal.SIGKILL,
@@ -141,7 +141,7 @@ class Poison:
         if not trials.behind.pending:
             return
         queued = [key for key, request in self._requests.items() if request[1] is model][:_MAX_COMPARED]
-        for key in reversed(queued):  # reversed, since each is queued before all others
+        for key in reversed(queued):  # the last first: each is queued in front of all others
             content = self.read(key)
             if content is not None and trials.suspects.is_suspect(content.sample) and trials.behind.cancel(key):
                 trials.add_first(self._requests[key][-1])

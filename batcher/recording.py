@@ -44,7 +44,8 @@ class Recording:
         self._ring = ring
         self._packer = EntryPacker(blocks, wall)
         self._counted = counted
-        # Changed by add and write.
+        # Changed by add and write: the noted requests; for batches that are answered one request at a time, by the
+        # worker's owner id and the batch's number, the position of each unanswered request.
         self.noted: list[_Chosen] = []
         self._orders: dict[tuple[int, int], dict[int, int]] = {}
 

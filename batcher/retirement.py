@@ -15,7 +15,7 @@ class Retirement:
     __slots__ = ("models", "workers")
 
     def __init__(self) -> None:
-        # Changed by the exchange, and by `reports`.
+        # Changed by the exchange, which adds what retires, and by `reports`, which removes what it reports.
         self.workers: set[WorkerPeer] = set()
         self.models: set[ScheduledModel] = set()
 

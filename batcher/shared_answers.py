@@ -67,7 +67,7 @@ class SharedAnswers:
         self._store = store
         # Changed by name and unname: model id → first part of the names of its answers.
         self._names: dict[int, bytes] = {}
-        # Changed by look_up, forget and step.
+        # Changed by look_up, forget and step: requests that wait for the store, by key.
         self._pending: dict[int, StoreLookUp] = {}
 
     # --- models ---

@@ -67,7 +67,7 @@ class Splits:
         self._counted = counted
         #: Has a model's scheduler run in the next step; called with model id and monotonic ns. Set once.
         self.wake_later: Callable[[int, int], None] = lambda _model_id, _now_ns: None
-        # Changed by `change`.
+        # Changed by `change`: the splits by their model ids.
         self._splits: dict[int, Split] = {}
         # Changed as requests come and end. By key: the requests that a canary has; the splits of requests that a canary
         # has failed and the stable version has.

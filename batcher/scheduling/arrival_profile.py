@@ -74,7 +74,7 @@ class ArrivalRate:
     __slots__ = ("_num_arrivals", "_rows", "_since_ns", "per_ns")
 
     def __init__(self) -> None:
-        # Changed by add alone.
+        # Changed by add alone: arrivals since the rate was last computed; rows since `_since_ns`; the rate.
         self._num_arrivals = 0
         self._rows = 0.0
         self._since_ns = 0

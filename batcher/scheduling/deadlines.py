@@ -36,7 +36,7 @@ class DeadlineScheduler(ForwardingScheduler):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self._admission = Admission()
-        # Changed by every method that adds or removes requests.
+        # Changed by every method that adds or removes requests: the queued requests with deadlines, by key.
         self._waiting: dict[int, _Waiting] = {}
         #: A heap of (when a request leaves, serial number, key); requests that have left stay until they reach the top.
         self._deadlines: list[tuple[int, int, int]] = []

@@ -69,7 +69,8 @@ class DynamicBatchScheduler(QueueScheduler[Queue]):
         self._max_preferred_rows = max(preferred_batch_sizes, default=0)
         self._delay_ns = max_queue_delay_ns
         self._prefetching = prefetching
-        # Changed by take and cancel.
+        # Changed by take and cancel: the payloads that wait for an instance, the oldest first, and the number of
+        # requests in them.
         self._payloads: deque[Payload] = deque()
         self._num_in_payloads = 0
         #: The last payload while requests may still join it; None if there is none.

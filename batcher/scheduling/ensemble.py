@@ -68,7 +68,7 @@ class Graph:
                 found.add(step)
                 left |= self.sources[step] - found
             needed = frozenset(found)
-            if len(self._needed) < 64:  # clients could ask for 2^n combinations
+            if len(self._needed) < 64:  # clients could ask for 2^n combinations of n outputs
                 self._needed[wanted] = needed
         return needed
 
@@ -164,7 +164,7 @@ class Stage:
         self.missing = missing
         #: Steps that are being executed.
         self.running = running
-        # Changed by `after`.
+        # Changed by `after`: the transitions from this stage that were computed, by step and tensors written.
         self._following: dict[tuple[int | None, tuple[str, ...]], Following] = {}
 
     def key(self) -> object:

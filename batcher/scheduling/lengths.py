@@ -114,7 +114,8 @@ class LengthBatchScheduler(QueueScheduler[RequestQueue]):
         self.max_rows = max(1, max_rows)
         self.lengths = lengths
         self._delay_ns = delay_ns
-        # Changed by the methods. Requests whose instance died are in `_again`, and run alone, before all others.
+        # Changed by the methods. `_num_real` and `_num_elements` count the elements executed so far, without padding
+        # and with it. Requests whose instance died are in `_again`, and run alone, before all others.
         self._again = list[QueuedRequest]()
         self._line = CostLine()
         self._running = dict[int, int]()  # elements of the execution that each instance was given last

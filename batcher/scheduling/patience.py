@@ -43,7 +43,8 @@ class Patience:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        # Changed by gave_up, answer_became_useless and current_ns.
+        # Changed by gave_up, answer_became_useless and current_ns. At `_raise_at_ns` a limit that is not confirmed is
+        # raised.
         self.limit_ns = 0
         self._raise_at_ns = 0
         self._last_ns = 0  # when the last sample was taken

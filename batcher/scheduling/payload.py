@@ -29,7 +29,7 @@ class Payload:
 
     def __init__(self, shape_key: int) -> None:
         self.shape_key = shape_key
-        # Changed by the scheduler, until an instance takes the payload.
+        # Changed by the scheduler until an instance takes the payload: the requests, and the sum of their rows.
         self.requests: list[QueuedRequest] = []
         self.rows = 0
         #: Whether a request of another shape came next: no later payload may be merged into this one, nor this one into

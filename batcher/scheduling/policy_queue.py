@@ -88,7 +88,7 @@ class PolicyQueue:
         self._num_levels = num_levels
         self._default_level = default_level
         self._max_total_queue = max_total_queue
-        # Changed by add, popleft, cancel, expire and drain.
+        # Changed by add, popleft, cancel, expire and drain: by line, its requests by key, and the sum of their rows.
         #: The requests of a level that are on time have the line 2 * level - 1, those that are late 2 * level.
         self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {}
         self._line_rows: dict[int, int] = {}

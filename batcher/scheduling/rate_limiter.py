@@ -45,7 +45,7 @@ class RateLimiter:
 
     def __init__(self, limits: Sequence[Limit] = ()) -> None:
         self._limits = limits
-        # Changed by every method.
+        # Changed by every method. All instances, by number.
         self._instances: dict[int, _Instance] = {}
         #: Instances with a staged batch that execute no batch and have no resources allocated. Of two with equal scaled
         #: priorities, the one that was added here first comes first.

@@ -92,7 +92,8 @@ class Sequence:
         self.number = number  # sequences are numbered as they begin
         self.correlation = correlation
         self.began_ns = began_ns  # of a sequence of a dead batcher: when the successor took the sequence over
-        # Changed by the scheduler.
+        # Changed by the scheduler: the instance and its slot that the sequence has; whether one of its requests is
+        # being executed; since when the sequence has had no request that waits or runs.
         self.instance: int | None = None
         self.slot = 0
         self.requests: deque[QueuedRequest] = deque()  # waiting ones

@@ -81,7 +81,8 @@ class Suspects:
     def __init__(self, refusal_ns: int) -> None:
         """`refusal_ns` is how long a content is refused the first time, and how long a suspect is remembered."""
         self._refusal_ns = refusal_ns
-        # Changed by every method but `is_suspect` and `refusal`. In the order of their last deaths.
+        # Changed by every method but `is_suspect` and `refusal`. Suspects by sample, in the order of the last deaths
+        # for which they were suspected.
         self._suspects: OrderedDict[Digest, Suspect] = OrderedDict()
 
     def __len__(self) -> int:

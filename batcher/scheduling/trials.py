@@ -48,6 +48,8 @@ class TrialScheduler(ForwardingScheduler):
         self._read = read
         self._tried = tried
         # Changed by every method that adds or removes requests. Key → request, and the sample of its content.
+        # `_are_others_first`: an instance has died and no execution has ended since; `_look_ns`: when old suspects are
+        # looked for next.
         self._waiting: dict[int, tuple[QueuedRequest, Digest]] = {}
         #: Requests on trial: key → the sample, and when an instance was given the request; 0 = not yet.
         self.trials: dict[int, tuple[Digest, int]] = {}

@@ -28,7 +28,7 @@ _BEARER = "bearer "
 _UNKNOWN_KEY = "this API key is not known, or not any more"
 #: The header fields that may hold a request's API key, in lower case.
 CREDENTIALS = frozenset({"authorization", "x-api-key"})
-#: By the scope of a door, the scopes of keys that open it.
+#: Scope of a door → the scopes of the keys that open the door.
 _OPENED_BY: Mapping[Scope, frozenset[str]] = {
     Scope.KNOWN: frozenset({"infer", "admin", "metrics"}),
     Scope.READ: frozenset({"infer", "admin"}),

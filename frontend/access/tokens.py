@@ -13,7 +13,7 @@ import orjson
 
 from shoal.frontend.torchserve.errors import refused
 
-#: By the group of a route, the key that its requests must have; requests for metrics need none.
+#: Group of a route → the key that requests to the route must have; requests for metrics need none.
 _KEYS = {"inference": "inference", "health": "inference", "model-repository": "management", "token": "API"}
 _BEARER = "bearer "
 REFUSAL, TOKEN_REFUSAL = (
