@@ -3,7 +3,8 @@
 An answer is copied once, into the batcher's own memory, and each hit is a reference to that copy, held as a worker's
 block is. Requests that wait for an equal one get references to the block of its answer. Which answers are kept and
 which requests wait is decided in `response_cache`. If answers are shared with other servers (`shared_answers`), the
-first of equal requests is looked up in their store before it is executed. Lives in the batcher.
+answer to the first of equal requests is looked up in the shared store before the request is executed. Lives in the
+batcher.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class CachedResponses:
 
     def take(self, model: ScheduledModel, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
         """Take an accepted request unless it must be queued: the request is answered at once, or waits for an equal
-        one. The digest (0, 0) means that none was computed."""
+        one. False if the request must be queued. The digest (0, 0) means that none was computed."""
         if digest == (0, 0):
             return False
         began_ns = self._clock_ns()
@@ -227,7 +228,8 @@ class CachedResponses:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
     def _keep_shared(self, identity: RequestIdentity, answer: DecodedValue) -> CacheEntry | None:
-        """Copy an answer of another server into the cache if there is, or can be made, room for the copy."""
+        """Copy an answer of another server into the cache; None if there is no room for the copy, and none can be
+        made."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)
         kept = None if own is None else self._allocate(own, nbytes)

@@ -49,7 +49,8 @@ class StepClient(InnerClient):
         self._steps = steps
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """The trace that an open step is part of: that of the ensemble's request for which the step is made."""
+        """The trace that an open step is part of: that of the ensemble's request for which the step is made; None if
+        that request is not traced."""
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
 
@@ -161,8 +162,8 @@ class EnsembleRun:
 
     @property
     def trace_of_steps(self) -> TraceParent | None:
-        """The trace that the request's steps are part of, if any. Computed when needed, since a request's TRACE record
-        is read after its REQUEST record."""
+        """The trace that the request's steps are part of; None if the request is not traced. Computed when needed,
+        since a request's TRACE record is read after its REQUEST record."""
         found = self.client.trace_parent(self.key - self.client.first_key) if self.outermost.traced else None
         return None if found is None else TraceParent(found.root, self.key)
 

@@ -475,7 +475,7 @@ class Exchange:
     def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.
 
-        Returns the request's model if this response makes the request fail: the worker must be sent a CANCEL.
+        Returns the request's model if this response makes it fail, so that the worker must be sent a CANCEL; else None.
         """
         key, status, ref, header = _answer(record)
         if key not in worker.missing:

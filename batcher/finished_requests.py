@@ -15,10 +15,12 @@ from shoal.finished_request import FinishedRequest
 from shoal.request import split_header, unpack_options
 from shoal.shm.layout import unpack_span
 
-#: The minutes that are kept, and the requests of each kind in each of them (ours).
+#: The length of a window (ns), the number of windows that are kept, and the number of slow, and of failed, requests
+#: kept in each (ours).
 WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
 #: A full window takes only requests that are slower by a sixteenth than the quickest request in it (ours). While a
-#: queue grows, each request is slower than all before it; without the margin, each would cost a description.
+#: queue grows, each request is slower than all before it; without the margin, each would cost the making of a
+#: FinishedRequest.
 _MARGIN_BITS = 4
 #: Less than any time that a request takes. A time is negative if the request's start is later than the batcher's
 #: `now_ns`.

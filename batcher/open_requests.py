@@ -68,8 +68,8 @@ class OpenRequests(dict[int, OpenRequest]):
     def respond(
         self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0
     ) -> ScheduledModel | None:
-        """Send a response that is not the last; the client holds its block `ref` from now on. Returns the model if
-        the request fails now, because too many of its replies wait."""
+        """Send a response that is not the last; the client holds its block `ref` from now on. Returns the model if the
+        request fails now, because too many of its replies wait; else None."""
         request = self.get(key)
         if request is None:
             return None
@@ -314,7 +314,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """Cancel a request. Without `is_sure`, the client may still wait for the answer, and a queued request stays in
         its queue.
 
-        Returns the request's model if one of the model's workers has the request.
+        Returns the request's model if one of the model's workers has the request; else None.
         """
         request = self.get(key)
         if request is None:

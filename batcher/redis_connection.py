@@ -40,7 +40,7 @@ _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 _TEXT, _ERROR, _NUMBER, _VALUE = b"+-:$"
 _KINDS = frozenset((_TEXT, _ERROR, _NUMBER, _VALUE))
 _LINE_END = b"\r\n"
-#: Most bytes of a text, an error or a number (ours; those of Redis have some dozens).
+#: Most bytes of a text, an error or a number (ours; those that Redis sends have some dozens of bytes).
 _MAX_LINE_BYTES = 64 << 10
 
 #: The key of the request that needed a value, and the value; None: there is none, or the lookup failed.

@@ -132,7 +132,7 @@ class Succession:
             self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> ClientPeer | None:
-        """Forget a dead client. Returns the client if it was late."""
+        """Forget a dead client. Returns the client if it was late, else None."""
         client = self._late.pop(owner)
         if client is not None:
             self._settle(owner, now_ns)

@@ -57,7 +57,7 @@ class RateLimitedScheduler(ForwardingScheduler):
         return staged + rows
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch that may run now; batches that may not yet are staged."""
+        """The next batch that may run now; None if there is none. Batches that may not run yet are staged."""
         for instance, batches in self._staged.items():
             if self._limiter.begin(instance):
                 batch = batches.popleft()

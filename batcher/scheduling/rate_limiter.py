@@ -143,7 +143,7 @@ class RateLimiter:
 
     def _next(self) -> int | None:
         """The first instance for which there are enough free resources, beside the resources that are kept for the
-        instances in front of it."""
+        instances in front of it; None if there is no such instance."""
         waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
         waiting.sort(key=itemgetter(0))
         kept: dict[Resource, int] = {}
