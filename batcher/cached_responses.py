@@ -77,9 +77,9 @@ class CachedResponses:
     def settle(
         self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int, *, is_executed: bool
     ) -> None:
-        """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with
-        it; without a response (None), have the next waiting request executed. Each execution counts as a miss, even one
-        that fails (as in Triton), except an ensemble's."""
+        """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with it;
+        without a response (None), have the next waiting request executed. Each execution counts as a miss, even one
+        that fails (as in Triton), except an ensemble's; with `is_executed` False, the request ended without one."""
         ended = self._cache.end(key)
         if ended is None:
             return

@@ -69,7 +69,7 @@ class Exchange:
         self.clients: dict[int, ClientPeer] = {}
         self.workers: dict[int, WorkerPeer] = {}
         self.models: dict[int, ScheduledModel] = {}
-        # Changed by step and by deaths.
+        # Changed by step and by peers' deaths: the holders of blocks, peers with unpublished records, and other tables.
         self.holders = Holders()
         self._written_workers: set[WorkerPeer] = set()
         self._written_clients: set[ClientPeer] = set()

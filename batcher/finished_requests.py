@@ -67,7 +67,7 @@ class FinishedRequests:
         self._set_least(-1)
 
     def note_all(self, *, is_on: bool) -> None:
-        """Set whether all requests are noted, or only slow and failed ones."""
+        """Set whether all requests are noted (`is_on`), or only slow and failed ones."""
         self.notes_all = is_on
         self._set_least(self._least_ns)
 

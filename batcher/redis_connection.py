@@ -279,7 +279,8 @@ class RedisConnection:
         self._wait(error if is_news else None, now_ns)
 
     def _wait(self, error: object, now_ns: int) -> None:
-        """Set the time of the next attempt to connect, and log the error if it is new."""
+        """Set the time of the next attempt to connect, and log the error if it is the first since Redis last
+        answered."""
         self._retry_ns = now_ns + RETRY_NS
         if error is not None and not self._is_failure_logged:
             self._is_failure_logged = True

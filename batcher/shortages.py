@@ -75,7 +75,8 @@ class Shortages:
         return most_holding_guest(nbytes, self._clients, half=sum(nbytes.values()) / 2)
 
     def _ask_all(self, held: Mapping[int, set[int]], *, is_urgent: bool) -> None:
-        """Send RECALL to the front ends among `held`: a client's owner id → the blocks that it holds."""
+        """Send RECALL to the front ends among `held`: a client's owner id → the blocks that it holds. With `is_urgent`,
+        front ends disconnect slow readers."""
         for owner, refs in held.items():
             client = self._clients.get(owner)
             if client is not None and client.is_front_end:

@@ -135,7 +135,8 @@ class Goal:
         return best, BatchReason.LATENCY_TARGET if best < wanted else BatchReason.NO_GAIN
 
     def _rows_that_pay(self, rows: int, queued_rows: int, *, is_full: bool) -> int:
-        """How many rows should be executed together, regardless of the latency target."""
+        """How many of `rows` should be executed together, regardless of the latency target. `is_full`: at least as many
+        rows wait as fit into one batch."""
         wanted, most = self.curve.best_rows(rows, any_gain=is_full), min(rows, self.curve.most_rows)
         if is_full or not 1 < wanted < most:
             return wanted

@@ -157,7 +157,8 @@ class SequenceScheduler(Scheduler):
         return request.in_sequence(request.correlation, request.flags | START)
 
     def _is_full(self, sequence: Sequence | None, *, is_alone: bool) -> bool:
-        """Whether there is no room for a further request of `sequence` or, if that is None, of a new sequence."""
+        """Whether there is no room for a further request of `sequence` or, if that is None, for one of a new sequence;
+        with `is_alone`, for a request that is a sequence by itself."""
         limits = self._limits
         if sequence is None:
             no_sequence = bool(limits.max_open) and not is_alone and len(self._live) >= limits.max_open
