@@ -38,8 +38,8 @@ from shoal.star.validation import ParsedInput, PreparedInput, log_prefix, valida
 
 _MAX_ID_LENGTH = 1024  # ours: every error text and log line about the request contains it
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
-#: The most bytes that a tensor on a GPU takes in a packed header beside its name: its place, two numbers, msgpack's
-#: own.
+#: The most bytes that a tensor on a GPU takes in a packed header beside its name: its place, two numbers, and
+#: the bytes by which msgpack marks them.
 _CUDA_NBYTES = PLACE_NBYTES + 32
 #: In a packed header, the most bytes that a recorded header takes beside its name and value.
 _RECORDED_NBYTES = 16
@@ -72,7 +72,7 @@ class PreparedRequest:
     timeout_us: int
     correlation_id: int | str = 0  # 0 and "" = no sequence
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
-    wants_empty_final: bool = False  # whether a stream whose last response is not marked ends with an empty one
+    wants_empty_final: bool = False  # whether an empty response ends a stream whose last one is not marked
     deadline_ns: int = 0  # when the client stops waiting, monotonic; 0 = unknown; unused on lanes
     sticky_key: int = 0  # 32 bits: while a rollout splits requests, equal keys go to one version; 0 = none
     headers: RecordedHeaders = ()  # of the request, for recordings

@@ -29,8 +29,8 @@ MAX_UINT64 = 2**64 - 1
 #: thirds longer (measured).
 _ONE_PIECE_BYTES, _PIECE_BYTES = 1 << 20, 32 << 10
 
-#: As many zeros as the shortest integer beyond every double has digits; and a table that turns all digits into zeros,
-#: so that a search for these zeros finds such integers.
+#: As many zeros as the shortest integer that is too large for a double has digits (309); and a table that turns all
+#: digits into zeros, so that a search for so many zeros finds such integers.
 _LONG_NUMBER, _DIGITS_ARE_ZEROS = b"0" * 309, bytes.maketrans(b"123456789", b"0" * 9)
 _DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
@@ -152,7 +152,7 @@ def _read_as_rapidjson(text: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Typed access. Triton's wrapper answers INTERNAL with these texts, behind the name of the caller's field.
+# Typed access. The errors are INTERNAL, with the texts of Triton's wrapper behind the name of the field.
 
 
 def find(value: Any, member: str) -> Any:

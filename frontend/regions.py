@@ -39,7 +39,7 @@ class Regions:
         self.are_allowed = are_allowed
         self.has_gpus = has_gpus  # whether regions may lie on a GPU
         self._max_string_bytes = max_string_bytes
-        # Changed by add and remove.
+        # Changed by add and remove: the regions by name.
         self._regions: dict[str, ClientRegion | CudaRegion] = {}
         #: Templates of requests that name regions, for later ones like them; emptied with each change of regions.
         self.kept = Memo[Hashable, Any]("region_requests", _MAX_KEPT)
@@ -84,7 +84,7 @@ class Regions:
         found = self.slice(name, offset, nbytes)
         if datatype is not BYTES or isinstance(found, CudaSlice):
             return found
-        if nbytes > self._max_string_bytes:  # a sparse object is long without taking memory
+        if nbytes > self._max_string_bytes:  # an object in /dev/shm may be long without taking memory
             raise InvalidArgumentError(
                 f"{nbytes} bytes of strings in shared memory region '{name}' exceed the maximum allowed input size of "
                 f"{self._max_string_bytes} bytes. Use --http-max-input-size to increase the limit."
@@ -132,7 +132,7 @@ NO_REGIONS = Regions()
 class RegionInputs(NamedTuple):
     """The input tensors of a request, all of them in regions."""
 
-    reads: tuple[tuple[int, RegionSlice], ...]  # each tensor's offset in the request's block, and its bytes' place
+    reads: tuple[tuple[int, RegionSlice], ...]  # each tensor's offset in the request's block, and its region's part
     refs: tuple[TensorRef, ...]
     end: int  # where the block's header begins
 
@@ -172,7 +172,7 @@ def inputs_in_regions(prepared: PreparedRequest) -> RegionInputs | None:
 def region_block(port: Port, entry: ModelEntry, inputs: RegionInputs, header: bytes) -> tuple[Block, int]:
     """A block for a request to a model, with copies of these tensors and this header; and the header's span.
 
-    The caller owns the block. Raises ShoalError if there is no room, or a region has been truncated.
+    The block belongs to the calling code. Raises ShoalError if there is no room, or a region has been truncated.
     """
     block = port.allocate(inputs.end + len(header), entry.model_id)
     try:

@@ -16,7 +16,7 @@ class Reused(Generic[T]):
         self._read = read
         self._interval_ns = interval_ms * _NS_PER_MS
         self._lock = threading.Lock()
-        # Changed under the lock.
+        # Changed under the lock: when `read` was last called, in ns, and its result.
         self._last: tuple[int, T] | None = None
 
     def get(self, now_ns: int) -> T:

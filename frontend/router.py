@@ -35,15 +35,14 @@ class RouteMatch(NamedTuple):
     name: str
     version: str | None
     query: str
-    scope: Scope = Scope.ADMIN  # the right that the caller needs
-    #: The model for which the caller needs the scope; "" for all models, None where the handler checks the model.
+    scope: Scope = Scope.ADMIN  # the right that the client needs
+    #: The model for which the client needs the scope; "" for all models, None where the handler checks the model.
     model: str | None = ""
     refuse: Refuse | None = None  # makes the response for an error; None: the endpoint's
 
     @property
     def is_inference(self) -> bool:
-        """Whether the handler waits for a model to answer; a lane submits such a request without calling the
-        handler."""
+        """Whether the handler is that of POST …/infer; a lane submits such a request without calling the handler."""
         return self.handler is infer
 
     @property
@@ -53,7 +52,7 @@ class RouteMatch(NamedTuple):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the handler may wait, so that only the road may call it."""
+        """Whether only the road may call the handler, because it may wait or needs the scope ADMIN."""
         return self.handler in BLOCKING or self.scope is Scope.ADMIN
 
     @property
@@ -63,8 +62,8 @@ class RouteMatch(NamedTuple):
         return self.handler in SMALL_BODIES
 
     def asks_model(self, state: ServerState) -> bool:
-        """Whether this is a question for the readiness of a model that decides on it itself (model_ready), so that the
-        handler waits and only the road may call it."""
+        """Whether the request asks if a model is ready whose own is_ready decides that (see model_ready): then the
+        handler waits, and only the road may call it."""
         return self.handler is model_ready and asks_model(state, self.name, self.version)
 
 
@@ -80,10 +79,10 @@ def _unrouted(path: str, methods: Sequence[str]) -> Response:
 
 
 class Router:
-    """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
+    """The routes of one endpoint; access/doors.py has the scope that each route of this `api` needs.
 
-    `unrouted` makes the refusal of a request that no route takes, from its path and the methods of that path; there are
-    none if the API lacks the path. `refuse` makes the refusal of a name that no model can have. With
+    `unrouted` makes the refusal of a request that no route takes, from its path and the path's methods, an empty
+    sequence if the API lacks the path. `refuse` makes the refusal of a name that no model can have. With
     `ignores_last_slashes` a path that no route takes is looked up once more without the slashes at its end.
     """
 

@@ -63,7 +63,7 @@ ROUTES = (
     Route("/v2/repository/[^/]+/models/[^/]+/(?:un)?load", {"POST": refuse_repository_name}, "model-repository"),
     Route(_REPOSITORY_MODEL + _VERSION + "/instances", _INSTANCES, "model-repository"),  # ours
     Route(_REPOSITORY_MODEL + _VERSION + "/batches", {"GET": batches}, "model-repository"),  # ours
-    # TorchServe's
+    # TorchServe's path to scale the workers of a model.
     Route("/models/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"PUT": scale_workers}, "model-repository"),
     Route(f"{_SYSTEM}/status", {"GET": lambda call: regions(call, "system")}, "shared-memory"),
     Route(f"{_SYSTEM}/register", {"POST": register}, "shared-memory"),
@@ -80,7 +80,8 @@ ROUTES = (
     Route("/v2/recording", {"GET": recording, "POST": record}, "trace"),  # ours
     Route("/v2/models/(?P<name>[^/]+)/rollout", {"GET": rollout, "POST": change_rollout}, "model-repository"),  # ours
     Route("/v2/shadow", {"GET": shadows, "POST": shadow}, "trace"),  # ours
-    # The page, all ours. Its files have a group of their own, which --http-restricted-api does not know.
+    # The page's paths, none of which Triton has. The page's files have a group of their own, which
+    # --http-restricted-api does not know.
     Route("/", _PAGE, PAGE),
     Route("/ui", _PAGE, PAGE),
     Route("/ui/figures", page_methods(figures), "statistics"),

@@ -31,15 +31,15 @@ class ServerState(KnownServer):
     `regions`, `api_keys`."""
 
     http_max_input_size: int = 64 << 20  # Triton's default
-    max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
-    max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
+    max_request_bytes: int = 2 << 30  # of a body, binary tensors included; Triton has no such limit
+    max_control_bytes: int = 1 << 20  # this and max_expansion: ours, see shoal/options.py
     max_expansion: int = 100
     #: When the server began, in seconds since 1970; OpenAI's endpoints report it as the time of creation of each model.
     begun_s: int = 0
-    default_max_tokens: int = 16  # of a text, where a request to OpenAI's endpoints names no number; Triton's default
+    default_max_tokens: int = 16  # where a request to OpenAI's endpoints names no number; Triton's default
     is_draining: bool = False  # each connection ends with its next response; matters to the road alone
     gives_up: bool = False  # the time for open requests is over: they are refused, and this process ends
-    upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py
+    upload_timeout_s: float = 60.0  # this and min_upload_rate: ours, see shoal/options.py
     min_upload_rate: int = 1024
     #: The memory for requests that arrive on the road.
     upload_budget: UploadBudget = field(default_factory=lambda: UploadBudget(1 << 30))
@@ -61,7 +61,7 @@ class ServerState(KnownServer):
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
     metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
-    sagemaker_ping_mode: str = "ready"  # these three: Triton's defaults
+    sagemaker_ping_mode: str = "ready"  # this and the next two: Triton's defaults
     sagemaker_default_model: str = ""
     sagemaker_inference_type: str = "infer"
     vertex_ai_default_model: str = ""
@@ -111,6 +111,7 @@ class ServerState(KnownServer):
         return found
 
     def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
-        """The times of a version's requests in the last minute, for the summaries; None if these are turned off."""
+        """The times of a version's requests in the last minute, for the summaries of /metrics; None if summaries are
+        turned off."""
         windows = None if self.counters is None or entry.row < 0 else self.counters.windows(entry.row)
         return None if windows is None else windows.read(now_ns)

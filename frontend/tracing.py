@@ -49,10 +49,10 @@ from shoal.tracer.trace import (
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
 
-#: The most bytes that one child takes in a message (KEY to IS_CALL of layout.T as msgpack; ours). A child is a request
-#: that was made for the traced one.
+#: The most bytes that one child takes in a message to the tracer: the words KEY to IS_CALL of its CHILD_TRACE
+#: record, as msgpack. A child is a request that was made for the traced one.
 CHILD_NBYTES = 80
-#: The positions of some of a child's words.
+#: The positions of some words among those of a child.
 _PARENT, _MODEL, _START, _END = [word - T.KEY for word in (T.PARENT, T.MODEL, T.START_NS, T.END_NS)]
 #: Most bytes of a trace's tensors together; beyond that, tensors are traced without their elements (ours: elements are
 #: copied, then made text).
@@ -64,7 +64,7 @@ class TraceSender:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        # Changed by send, in any thread.
+        # Changed by send, in any thread: traces dropped since the last one that was sent.
         self._num_dropped = 0
 
     def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
@@ -115,7 +115,7 @@ class TracedRequest:
         self, outlet: TraceSender | None, trace: Trace, entry: ModelEntry, names: Mapping[int, str],
         *, has_tensors: bool, is_shown: bool,
     ) -> None:  # fmt: skip
-        self._outlet = outlet  # None: the trace is only shown
+        self._outlet = outlet  # None: the trace's times are only shown to the client
         self._trace = trace  # stamps and tensors are added when the trace ends
         self._entry = entry
         self._names = names
@@ -124,7 +124,7 @@ class TracedRequest:
         self.is_shown = is_shown
         #: The request's times from the batcher.
         self.times = TracedTimes()
-        # Changed by each method.
+        # Changed by each method: the times of the request's events, and its tensors.
         self._stamps = [0] * len(STAMPS)
         self._tensors: list[TracedTensor] = []
 

@@ -76,7 +76,7 @@ class UploadBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        # Changed under the lock.
+        # Changed under the lock: by key, each request's address and bytes; and the sum of all bytes.
         self._shares: dict[Hashable, _Share] = {}
         self._nbytes = 0
 

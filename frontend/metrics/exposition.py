@@ -24,7 +24,7 @@ from shoal.version import __version__
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _ESCAPES = {**_HELP_ESCAPES, ord('"'): '\\"'}
 _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1e6, 1e9
-#: Bounds of Shoal's histograms, as numbers of bits of a time in ns: 16 µs to 137 s.
+#: Bounds of Shoal's histograms: 2^n ns for these n, which are 16 µs to 137 s.
 _BITS = range(14, 38)
 _SECONDS = tuple((1 << bits) / _NS_PER_S for bits in _BITS)
 _ROWS = tuple(1 << power for power in range(11))
@@ -36,8 +36,8 @@ class ExternalFigures(NamedTuple):
     """The figures that are not read from the models' counters in shared memory."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None if it did not answer
-    cpu: Mapping[str, float]  # those of `Cpu` (listener.py)
-    gpus: Sequence[Mapping[str, Any]]  # those of `shoal.nvml.Gpus`
+    cpu: Mapping[str, float]  # the figures of `Cpu.read` (listener.py)
+    gpus: Sequence[Mapping[str, Any]]  # the figures of `shoal.nvml.Gpus`, one mapping for each GPU
 
 
 class _Version(NamedTuple):
@@ -198,7 +198,7 @@ def _keys(state: ServerState) -> Iterator[str]:
 
 def _latencies(latency: Latency, version: _Version) -> Iterator[str]:
     by_bits = version.row.histograms[latency.phase]
-    # A time of n bits lies below 2^n.
+    # A time of n bits lies below 2^n ns, so the bucket for times of n bits has the bound 2^n.
     counts = [sum(by_bits[: _BITS.start + 1]), *by_bits[_BITS.start + 1 : _BITS.stop], sum(by_bits[_BITS.stop :])]
     total = version.row.cells[latency.cell] / _NS_PER_S
     return _histogram(latency.family.name, version.labels, _SECONDS, counts, total)
@@ -263,7 +263,7 @@ def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[
 
 
 def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]) -> Iterator[str]:
-    """The lines of one family, with one line for each source that has the figure."""
+    """The lines of one family, one for each source (labels, and figures by name) that has the family's figure."""
     samples = (
         (labels, source[figure.figure] / figure.divisor) for labels, source in sources if figure.figure in source
     )
@@ -273,7 +273,7 @@ def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]
 def _histogram(
     name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float
 ) -> Iterator[str]:
-    """The lines of a histogram; `counts` has a number for each bucket, one more than there are bounds."""
+    """The lines of a histogram; `counts` has a number for each bucket, the last for values above all bounds."""
     *cumulated, count = accumulate(counts)
     yield _sample(f"{name}_count", labels, count)
     yield _sample(f"{name}_sum", labels, total)
@@ -286,7 +286,7 @@ def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
     return f"{name}{{{text}}} {_number(value)}" if text else f"{name} {_number(value)}"
 
 
-@memoized("metric_number", 1024)  # bounds come again and again
+@memoized("metric_number", 1024)  # every answer has the same bounds
 def _number(value: float) -> str:
     """A number as Triton prints it: whole numbers have no decimal point."""
     if not math.isfinite(value):
@@ -301,6 +301,6 @@ def _labels(entry: ModelEntry) -> Labels:
     return ("model", entry.name), ("version", str(entry.version)), *namespace, *tagged
 
 
-@memoized("metric_labels", 4096)  # labels come again and again
+@memoized("metric_labels", 4096)  # every answer has the same labels
 def _text(labels: Labels) -> str:
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels))

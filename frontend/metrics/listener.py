@@ -17,18 +17,19 @@ from shoal.nvml import Gpus, has_library, load_nvml
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
 
-#: Fields of the first line of /proc/stat that Triton counts as work, and as idling; guests are part of user and nice.
+#: Fields of the first line of /proc/stat that Triton counts as work, and as idling. Virtual machines' time is within
+#: the fields user and nice already.
 _WORK, _IDLE = (0, 1, 2, 5, 6, 7), (3, 4)
 _KIB = 1024
 
 
 class Cpu:
-    """Reads the machine's utilization and memory, by Triton's definitions. Utilization is the share of time worked
-    since the last `read`, or since this object was made."""
+    """Reads the utilization of the machine's CPUs, and its memory, by Triton's definitions. Utilization is the share of
+    time worked since the last `read`, or since this object was made."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        # Changed by read.
+        # Changed by read: the machine's time of work and of idling so far, in ticks of /proc/stat.
         self._work, self._idle = self._ticks()
 
     def read(self) -> dict[str, float]:

@@ -110,7 +110,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def wrap_str_format(self, value: Any) -> Any:
-        return None  # no safe replacement: `is_safe_attribute` refuses `format`
+        return None  # no wrapper around `str.format`: then `is_safe_attribute` refuses the method
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _PADDING)

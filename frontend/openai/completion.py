@@ -46,7 +46,7 @@ class StopSequences:
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are not empty."""
         self._stops = stops
-        # Changed by feed and rest.
+        # Changed by feed and rest: the text that is kept back, and whether a stop sequence has come.
         self._kept = ""
         self.is_found = False
 
@@ -121,7 +121,7 @@ class Completion:
         self._answer = model.answer
         self._kind = kind
         self._head = {"id": f"{kind.id}{uuid.uuid4().hex}", "created": int(now_s), "model": request.model}
-        # Changed by add and end.
+        # All of these are changed by add and end.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopSequences(request.stops)
         self._texts: list[str] = [request.prompt] if request.is_echoed else []
@@ -316,7 +316,7 @@ def known(call: HandlerCall, name: str) -> None:
     """Raise NoSuchModelError for a name that no loaded model has."""
     try:
         call.state.models.lookup(name, None)
-    except (NotFoundError, InvalidArgumentError) as error:  # InvalidArgumentError if models have namespaces
+    except (NotFoundError, InvalidArgumentError) as error:  # the latter if several models have the name
         raise NoSuchModelError(f"{error}; GET /v1/models lists the models that text can be asked of") from None
 
 
@@ -344,7 +344,7 @@ def _members(entry: ModelEntry, model: TextModel, request: TextRequest) -> dict[
             raise InvalidRequestError(f"model '{request.model}' takes messages alone: POST /v1/chat/completions")
         return {**members, model.prompt: request.prompt}
     if model.takes_messages:
-        return {**members, MESSAGES: json.dumps(request.messages)}  # orjson refuses large numbers
+        return {**members, MESSAGES: json.dumps(request.messages)}  # orjson refuses integers of more than 64 bits
     template = parameter(entry.config, CHAT_TEMPLATE)
     if not template:
         raise InvalidRequestError(
@@ -352,7 +352,7 @@ def _members(entry: ModelEntry, model: TextModel, request: TextRequest) -> dict[
             "config.pbtxt, or POST /v1/completions with a prompt",
             "messages",
         )
-    from shoal.frontend.openai.chat_template import render  # with the first template: Jinja takes 2 MiB
+    from shoal.frontend.openai.chat_template import render  # imported with the first template: Jinja takes 2 MiB
 
     tokens = {name: parameter(entry.config, name) or "" for name in (BOS_TOKEN, EOS_TOKEN)}
     return {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: The most texts of one request, OpenAI's number.
 MAX_TEXTS = 2048
-#: Batches of one request that are at the model at a time (ours).
+#: Batches of one request that may be queued or executing at a time (ours).
 _MOST_AT_ONCE = 8
 _READ = frozenset({"model", "input", "encoding_format", "user", "dimensions"})
 

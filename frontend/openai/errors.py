@@ -27,7 +27,7 @@ def refusal(error: ShoalError) -> Response:
 
 
 def unrouted(path: str, methods: Sequence[str]) -> Response:
-    """The response for a path that the API lacks or, if `methods` has the path's methods, for any other method."""
+    """The response for a path that the API lacks or, if the path has `methods`, for a method that is not among them."""
     kind, shown, allowed = "invalid_request_error", path[:200], ", ".join(methods)
     if not methods:
         return json_response(404, _object(f"Invalid URL: there is no {shown}", kind))

@@ -7,7 +7,8 @@ TensorRT-LLM backends have, or names its own tensors in its config.pbtxt:
     parameters { key: "text_output" value { string_value: "ANSWER" } }
 
 An *embedding model* has a string input `text_input` and an output of floats `embedding`, or the output that its
-parameter `embedding_output` names. A model with an input `embedding_request`, as of Triton's vLLM backend, is both.
+parameter `embedding_output` names. A model with an input `embedding_request`, as of Triton's vLLM backend, is
+of both kinds.
 """
 
 import json
@@ -99,7 +100,7 @@ def members_of(
         members["stream"] = is_stream
     if SAMPLING in inputs:
         parameters = {**sampling, "stop": list(stops)} if stops else dict(sampling)
-        return {**members, SAMPLING: json.dumps(parameters)}  # orjson refuses large numbers
+        return {**members, SAMPLING: json.dumps(parameters)}  # orjson refuses integers of more than 64 bits
     for name in _STOPS:
         if stops and name in inputs:
             members[name] = list(stops)
@@ -107,7 +108,7 @@ def members_of(
 
 
 def models(call: HandlerCall) -> Response:
-    """The handler of GET /v1/models: the models that the caller may use."""
+    """The handler of GET /v1/models: the models that the client may use."""
     names = sorted({entry.name for entry in call.state.models.ready_entries()})
     listed = [_row(call, name) for name in names if _is_served(call, name) and _may_use(call, name)]
     return json_response(200, {"object": "list", "data": listed})
@@ -121,7 +122,7 @@ def model(call: HandlerCall) -> Response:
 
 
 def _is_served(call: HandlerCall, name: str) -> bool:
-    """Whether the version that requests for `name` get is a text or embedding model."""
+    """Whether `name` has a ready version, and the one for requests without a version is a text or embedding model."""
     ready = call.state.models.ready_entries(name)
     meant = next((entry for entry in ready if entry.is_default), ready[-1] if ready else None)
     # A directory's name need not be valid Unicode, which JSON requires.

@@ -30,7 +30,7 @@ _READ = frozenset(
         "stop", "stream", "stream_options", "suffix", "tool_choice", "tools", "top_logprobs",
     }
 )  # fmt: skip
-#: Members that would change the answer and are not honoured.
+#: Members that would change the answer and that this server does not honour.
 _REFUSED = frozenset({"audio", "moderation", "prediction", "web_search_options"})
 #: Sampling parameters that OpenAI's API has, all of them numbers.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
@@ -45,7 +45,7 @@ class TextRequest(NamedTuple):
     """A request for text to one of OpenAI's two endpoints, with its members read and checked."""
 
     model: str
-    prompt: str  # of a completion
+    prompt: str  # of a completion; "" for a chat
     messages: Sequence[Message]  # of a chat, each with its text as `content`; empty for a completion
     template_variables: Mapping[str, Any]  # further names for the chat template (vLLM's `chat_template_kwargs`)
     is_stream: bool

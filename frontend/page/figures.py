@@ -1,5 +1,5 @@
 """GET /ui/figures: the models and the batcher's counters as the page draws them, read only while a page is open; and
-GET /ui/metrics: the text of /metrics, whose own port a browser does not let the page ask.
+GET /ui/metrics: the text of /metrics, which has a port of its own that a browser does not let the page ask.
 
 Counts are sums since a version was loaded: a page that asks twice draws the difference, so the server keeps no state of
 any page. All pages together cost one reading of the counters in half a second.
@@ -35,8 +35,8 @@ def figures(call: HandlerCall) -> Response:
 
 
 def access(call: HandlerCall) -> Response:
-    """The response to a caller who may change the server. Other callers do not get here: the route needs the scope
-    ADMIN."""
+    """The response to a client that may change the server. Other clients are refused before: the route needs the
+    scope ADMIN."""
     if not call.state.has_page:
         return NOT_FOUND
     return Response(200, _HEADERS, (b'{"may_administer":true}',))

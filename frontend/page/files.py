@@ -28,8 +28,8 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-#: Header fields of all responses to the page. By the ETag a browser asks each time whether a file has changed, so the
-#: page never mixes files of two versions of the server.
+#: Header fields of all responses to the page. Its files have an ETag, too, by which a browser asks each time whether a
+#: file has changed, so the page never mixes files of two versions of the server.
 SAFE: Headers = (
     ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),

@@ -2,7 +2,7 @@
 the models that are ready. Pure.
 
 Each model has paths of its own, so that a generated client, or a person, sees which tensors the model takes. Paths with
-a model's name as a parameter are Triton's protocol, and are left to the documentation of that.
+a model's name as a parameter are Triton's protocol, and are left to that protocol's documentation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def describe(state: ServerState) -> dict[str, Any]:
         names.setdefault(entry.name, []).append(entry)
     for name, entries in sorted(names.items()):
         if len({entry.namespace for entry in entries}) > 1 or not _is_text(name):
-            continue  # models of several namespaces have the name, or it is no Unicode
+            continue  # models of several namespaces have this name, or the name is no valid Unicode
         default = next((each for each in entries if each.is_default), entries[-1])
         paths |= _model_paths(f"/v2/models/{_escaped(name)}", default, "")
         if len(entries) > 1:

@@ -39,7 +39,7 @@ class AdmissionServer:
         accepted.setblocking(False)
         try:
             self._poller.register(accepted, selectors.EVENT_READ, partial(self._read, accepted))
-        except OSError:  # the kernel watches no further descriptor: the lane's next message opens another
+        except OSError:  # epoll takes no further descriptor: the lane's next message opens another pair
             accepted.close()
             return True
         self._admitted[accepted] = {}

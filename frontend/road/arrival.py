@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 #: gunicorn's limits for the first line of a request, and for a head of 100 fields (frontend/gunicorn_conf.py).
 MAX_LINE_BYTES, MAX_HEAD_BYTES = 8190, 100 * 8192
-#: Triton's limit for the chunks of a body. In Triton each chunk costs stack; here each costs a pass of a loop in
+#: Triton's limit for the chunks of a body. In Triton each chunk costs stack; here each costs a turn of a loop in
 #: Python.
 MAX_CHUNKS = 65536
 #: Most bytes of a chunk's line, with its size and extensions; the road refuses longer lines (bound_chunks in road.py).

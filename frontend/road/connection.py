@@ -71,7 +71,7 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Changed by every method.
+        # Changed by every method: the received bytes that are not parsed yet, in order.
         self._pieces: deque[bytearray] = deque()
         self.is_short = False  # whether gunicorn has wanted more bytes than had been collected
 
@@ -116,7 +116,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.is_tunnel = is_of_lane(accepted)
         self.address = client[0] if isinstance(client, tuple) else ""
         self.received = ReceivedBytes()
-        # Changed by the event loop (uploads.py).
+        # All of these are changed by the event loop (uploads.py).
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0

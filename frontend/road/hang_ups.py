@@ -46,7 +46,7 @@ class HangUps:
     def __init__(self) -> None:
         self._poller = select.epoll()
         self._lock = threading.Lock()
-        # Changed by watch, under the lock.
+        # Changed by watch, under the lock: by descriptor, each watched client and the function to call.
         self._watched: dict[int, tuple[Caller, Notify]] = {}
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class HangUps:
     @contextmanager
     def watch(self, caller: Caller, notify: Notify) -> Iterator[None]:
         """Within the context, `notify` is called from the watching thread when the client hangs up or may have hung up
-        (see Notify); never if the kernel watches no further descriptor."""
+        (see Notify); never if epoll takes no further descriptor."""
         fd = caller.fileno()
         with self._lock, suppress(OSError):
             # Edge-triggered, for the end of the stream and for the reset; bytes that arrive wake no thread.

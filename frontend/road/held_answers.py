@@ -178,7 +178,7 @@ class StreamedReplies(queue.SimpleQueue[Any]):
     def __init__(self, held: HeldAnswers) -> None:
         super().__init__()
         self._held = held
-        # Changed under the lock of the port.
+        # Changed under the lock of the port: bytes of the copies that still count as kept.
         self._kept_bytes = 0
         # The replies in the queue that have a block or a copy of it, and when they came.
         self._unread: deque[tuple[Reply, float]] = deque()

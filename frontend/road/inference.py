@@ -37,7 +37,7 @@ def infer(call: HandlerCall) -> Response:
 
 
 def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
-    # the request refers to the decompressed body until it is answered
+    # Counted until the request is answered, since it refers to the decompressed body so long.
     with call.state.upload_budget.expansion() as expand:
         return _infer_body(entry, call, expand)
 

@@ -68,7 +68,7 @@ def error_writer(endpoints: Endpoints, write: Callable[[Any, bytes], None]) -> W
     def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
         state, server = endpoints.state, sock.getsockname()
         name = state.endpoint_at(*server[:2]) if isinstance(server, tuple) else ""  # a socket of a pair has no address
-        if name in state.torchserve_apis:  # TorchServe has one sentence for all; the log has the reason
+        if name in state.torchserve_apis:  # TorchServe's only sentence for broken requests; the log has the reason
             response = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
             response = endpoints.named[name].finish(response)
         else:
@@ -95,7 +95,7 @@ class RefusalLog(logging.Filter):
         super().__init__()
         self._now_s = now_s
         self._lock = threading.Lock()
-        # Changed under the lock.
+        # Changed under the lock: the end of the present second, the lines passed in it, and the lines dropped.
         self._second_ends_s = 0.0
         self._num_lines = 0
         self._num_dropped = 0

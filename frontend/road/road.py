@@ -69,7 +69,7 @@ NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32, Work.LOADING: 32}
 #: Seconds that a request has waited for a thread before its client, if it has closed its half of the connection, is
 #: probed (ours: clients that wait for their response may close their half, too, and most requests do not wait so long).
 PROBED_S = 1.0
-#: A limit for gunicorn's wait for open connections, which its setting takes as a number (ours: 68 years).
+#: Seconds that gunicorn waits for open connections at its end: no limit, but its setting must have one (68 years).
 FOR_EVER_S = 2**31
 #: Most bytes of chunk extensions in a body (ours). Clients send none; zeros before a chunk's size count as extensions.
 MAX_CHUNK_EXTENSION_BYTES = 256
@@ -98,7 +98,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         super().init_process()
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
-        """The threads for requests to models, of which gunicorn's setting is one model's share."""
+        """The threads for requests to models; one model may have as many as gunicorn's setting `threads` says."""
         return ThreadPoolExecutor(MODELS_AT_ONCE * self.cfg.threads, f"shoal-{Work.REQUEST.value}")
 
     def init_signals(self) -> None:
@@ -140,7 +140,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Begin or stop to accept connections, and to receive connections that lanes hand over.
 
         gunicorn stops accepting while the worker has as many connections as it may have. Without metrics no connection
-        is accepted; there is a listener then only because gunicorn does not start without one. Where the kernel watches
+        is accepted; there is a listener then only because gunicorn does not start without one. Where epoll takes
         no further descriptor, gunicorn's next pass tries again.
         """
         with suppress(OSError):
@@ -297,13 +297,13 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 return
             self._lanes.send(conn.sock, b"")
             if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
-                with suppress(OSError):  # the kernel watches no further descriptor: what waits leaves with the next
+                with suppress(OSError):  # epoll takes no more: what waits goes with the next `send`
                     self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
         else:
             self._uploads.add(conn, b"", self.cfg.keepalive)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Drain connections because the worker is about to end, also those on their way from or to lanes."""
+        """Drain connections because the worker is about to end, also connections on their way from or to lanes."""
         super()._cap_keepalive(deadline)
         self._looked_s = time.monotonic()
         self._stops_at_s = self._looked_s + self._graceful_timeout_s
@@ -322,7 +322,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
 def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
     """Log a request that a thread has answered; a gRPC lane logs its calls itself. A request that gunicorn refuses has
-    no head in `environ`, and no line."""
+    no head in `environ`, and gets no line."""
     head = environ.get(HEAD_VARIABLE)
     if head is not None and not is_of_lane(environ["gunicorn.socket"]):
         exchange = HttpExchange(head, environ["REMOTE_ADDR"])

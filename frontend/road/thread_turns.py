@@ -1,9 +1,9 @@
 """The queue of requests for the road's threads: first come, first served within a model, round robin between models.
 
 A request keeps its thread until its model has answered. So the number of threads of one model's requests is bounded,
-and some stay free for other models (the rule for places in flight, shm/shares.py). A request that waits keeps its body
-in memory; if its model's requests take much of that memory already, the request is refused. Pure; one thread, the event
-loop's.
+and some stay free for other models; shm/shares.py has the same rule for places in flight. A request that waits keeps
+its body in memory; if its model's requests take much of that memory already, the request is refused. Pure; one thread,
+the event loop's.
 """
 
 from collections import Counter, OrderedDict, deque

@@ -90,7 +90,7 @@ class PortTransport:
         self._port = front_end.place.port
         self._state = front_end.state
         self.request_timeout_s = front_end.place.request_timeout_s
-        #: The port with its listening thread, which the caller of the constructor must start.
+        #: The port with its listening thread, which the code that makes this object must start.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
         # Changed under the lock: the waiting threads' queues by requests' numbers; the copies for slow clients.
@@ -198,7 +198,7 @@ class PortTransport:
         return number
 
     def _wait(self, number: int, waiter: Waiter, deadline_s: float) -> Reply:
-        """The next reply, if it comes by the deadline. Raises ShoalError, or an error of the probe of the client; then
+        """The next reply, if it comes by the deadline. Raises ShoalError, or an error of probing the client; then
         the request must be abandoned."""
         try:
             while isinstance(reply := waiter.get(timeout=max(0.0, deadline_s - time.monotonic())), Caller):
@@ -252,8 +252,8 @@ class PortTransport:
             self.drop(reply)
 
     def cancel(self, number: int) -> None:
-        """Cancel a request. Replies that have come already are still in the request's queue; the caller must `drop`
-        them."""
+        """Cancel a request. Replies that have come already are still in the request's queue; the calling code must
+        `drop` them."""
         with self._lock:
             if self._waiting.pop(number, None) is not None:
                 self._port.cancel(number)
@@ -293,7 +293,7 @@ class PortTransport:
         if isinstance(reply, KeptReply):
             kept = partial(self.drop, reply), partial(self._send_kept, reply)
             return ModelResponse(response, block, *kept, other_version(reply))
-        # The numbers, since a reference to the reply in these functions would keep the reply's memory.
+        # Only the numbers: a reference to the reply in these functions would keep the reply's memory.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
         send = lambda made: self._held.send(made, number, part)  # noqa: E731
@@ -371,7 +371,7 @@ class Executions:
         self._transport = transport
         self._waiter = waiter
         self._deadline_s = deadline_s
-        # Changed by start, next and cancel.
+        # Changed by start, next and cancel: the open requests by number.
         self._open: dict[int, PreparedRequest] = {}
 
     def start(self, prepared: PreparedRequest, *, in_time: bool = False) -> int:
@@ -448,7 +448,7 @@ class TracedTransport:
         self._tracing = tracing
         self._headers = headers
         self._received_ns = begun_ns, time.monotonic_ns()
-        # Changed by infer and stream.
+        # Changed by infer and stream: the request's trace, once it has begun.
         self._trace: TracedRequest | None = None
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:

@@ -56,7 +56,7 @@ class Uploads:
         self._now_s = now_s
         self._budget = state.upload_budget
         self._pace = state.upload_pace
-        # Changed by every method.
+        # All of these are changed by every method.
         self._waiting: set[RoadConnection] = set()  # connections that wait for a request or the rest of one
         self._lingering: set[RoadConnection] = set()  # connections that wait for their client to close them
         self._ticks_s = 0.0
@@ -64,7 +64,7 @@ class Uploads:
 
     def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
         """Wait for the next request on a connection, of which `data` has come; at most `idle_s` for its first byte. The
-        connection is closed if the kernel watches no further descriptor (fs.epoll.max_user_watches)."""
+        connection is closed if epoll takes no further descriptor (fs.epoll.max_user_watches)."""
         now_s = self._now_s()
         connection.sock.setblocking(False)
         connection.arrival = Arrival(partial(self._judge, connection))
@@ -144,7 +144,7 @@ class Uploads:
     # --- bytes come in ---
 
     def _read(self, connection: RoadConnection, sock: socket.socket) -> None:
-        if sock.fileno() < 0:  # closed, and counted as closed, by an earlier event of this pass
+        if sock.fileno() < 0:  # an earlier event of this turn of the loop has closed the connection
             return
         try:
             data = sock.recv(READ_BYTES)

@@ -79,7 +79,7 @@ def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) 
     found = _INFERENCE.resolve(method, target)
     if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:
         return Kind(Work.REQUEST, found.name or path_of(target))
-    # The path is one of another endpoint, or the request is refused.
+    # The path belongs to another endpoint, or to none: then the request is refused.
     if method in ("GET", "HEAD"):
         return Kind(Work.READING, path_of(target))
     found = _MANAGEMENT.resolve(method, target)
@@ -90,7 +90,7 @@ def kind_of(head: bytes, *, is_tunnel: bool, body: Callable[[], bytes] = bytes) 
 
 def _model_in(body: bytes) -> str:
     """The model that the body of a request to OpenAI's API names; "" if none is found."""
-    # Without the collector of cycles, which would traverse a million lists again and again: parsing takes a quarter of
+    # Without the collector of cycles, which would traverse a million lists again and again, parsing takes a quarter of
     # the time.
     is_collecting = gc.isenabled()
     gc.disable()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: Seconds that a starting lane waits for the files (ours): a lane that is silent for a second is killed, and its
-#: successor would wait for them as well.
+#: Seconds that a starting lane waits for the files (ours): a lane that is silent for a second is killed, and the
+#: lane in its place would wait for the files as well.
 _READ_S = 0.5
 #: By protocol, the contexts that the arbiter has made; lanes inherit them.
 _at_start: "dict[str, ssl.SSLContext]" = {}
@@ -82,7 +82,7 @@ def read_in_lane(protocol: str) -> RenewedContext | None:
 
 
 def _context(files: str, protocol: str) -> "ssl.SSLContext":
-    from shoal.tls import server_context  # here: with ssl, for lanes with TLS only
+    from shoal.tls import server_context  # imported here: it imports ssl, which only lanes with TLS need
 
     cert, key, root, must_verify = json.loads(files)
     return server_context(cert, key, root, must_verify, protocol)

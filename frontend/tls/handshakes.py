@@ -17,7 +17,7 @@ from shoal.frontend.tls.tls_socket import TlsSocket
 
 _log = logging.getLogger("shoal")
 
-#: One in so many of the connections that a lane may have may be in its handshake (ours). At one more the oldest
+#: A lane has at most one handshake for so many connections that it may have (ours). When one more begins, the oldest
 #: handshake is closed, so that clients that stall do not keep others waiting.
 _CONNECTIONS_PER_HANDSHAKE = 10
 #: Steps of handshakes in one pass of the loop: a handshake has two, so handshakes keep up with the connections that a
@@ -39,9 +39,9 @@ class Handshakes:
         num_failed: memoryview,
     ) -> None:
         """`completed` is called with the socket of a client whose handshake is complete, which `poller` no longer
-        watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` is the word for
-        them in the log. A lane of `max_connections` has at most a part of that number in handshakes. The first word of
-        `num_failed` counts the handshakes that have failed, except those of clients that never sent anything.
+        watches; the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` is what
+        the log calls them. A lane of `max_connections` has at most a part of that number in handshakes. The first word
+        of `num_failed` counts the handshakes that have failed, except those of clients that never sent anything.
         """
         self._poller = poller
         self._tls = tls
@@ -49,7 +49,7 @@ class Handshakes:
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
         self._completed = completed
         self._num_failed = num_failed
-        # Changed by every method.
+        # All of these are changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
         self._failures = CountedWarning(f"TLS handshakes of {clients} that failed: %d, the last from ")
@@ -69,7 +69,7 @@ class Handshakes:
         client = TlsSocket(accepted, self._tls.context, ends_s, self._alpn)
         try:
             self._poller.register(client.fileno(), select.EPOLLIN)
-        except OSError as error:  # the kernel watches no further descriptor
+        except OSError as error:  # epoll takes no further descriptor
             self._failures.add(now_s, f"{address_of(client) or 'a client that has gone'}: {error}")
             client.close()
             return

@@ -23,7 +23,7 @@ _MAX_IDLE_BYTES = 32 * 1024
 _RECEIVED = memoryview(bytearray(512 * 1024))
 #: Protocols by their names in ALPN (RFC 7301, section 6).
 _PROTOCOLS = {"h2": "HTTP/2", "http/1.1": "HTTP/1.1"}
-#: The answer to a request of HTTP/1 in plain text.
+#: The body of the answer to a request of HTTP/1 that comes without TLS.
 _SENTENCE = b'{"error":"this port takes TLS only: ask it by an https:// URL"}'
 _NOT_PLAIN = (
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -52,7 +52,7 @@ class TlsSocket(socket.socket):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._alpn = alpn
         self.handshake_ends_s = handshake_ends_s  # when the lane gives the handshake up, in monotonic s
-        # Changed by every method.
+        # All of these are changed by every method.
         self.has_spoken = False  # whether the client has sent a byte
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
         self._num_idle = 0  # bytes of records without data, less an allowance per record with data
@@ -66,7 +66,7 @@ class TlsSocket(socket.socket):
         Raises OSError where it has failed: the client is gone, does not show the right certificate, speaks no TLS, or
         does not ask for the right protocol.
         """
-        with suppress(BlockingIOError):  # called because the socket can send
+        with suppress(BlockingIOError):  # this call came because the socket can send, not because bytes have come
             data = super().recv(_PIECE_BYTES)
             if not data:
                 raise ConnectionResetError("the client hung up")

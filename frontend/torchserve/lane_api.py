@@ -58,8 +58,8 @@ _FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
 
 class HeadParser:
     """Parses heads for the routes of one listener, as http_head.py does for Triton's: any head that is not plainly
-    right is left to the road. Here, unlike there, any method may ask for a prediction, and field names may have
-    underscores, as those of sequences have."""
+    right is left to the road. Unlike there, any method may ask for a prediction, and names of header fields may have
+    underscores, as ts_request_sequence_id has."""
 
     def __init__(self, routes: Router) -> None:
         self._routes = routes
@@ -151,7 +151,7 @@ class TorchServeApi:
         self._has_tokens = bool(state.torchserve.token_file)
         self._tokens = Tokens(state.torchserve.token_file)
         self.parse_head = HeadParser(router_of(apis)).parse
-        # Changed by submit.
+        # Changed by submit: templates by the bytes of their heads.
         self._templates = Memo[bytes, Template]("torchserve_template", _MAX_TEMPLATES)
 
     def find(self, _data: bytes, _last: object = None) -> None:
@@ -163,11 +163,12 @@ class TorchServeApi:
     def is_for_road(self, head: Head) -> bool:
         found = head.found
         if self._has_tokens and not self._tokens.admits("inference", head.headers, datetime.now().astimezone()):
-            return True  # the road refuses it
+            return True  # the road answers with the refusal
         if self._state.api_keys is not None and not may_pass(self._state, head):
             return True
         if isinstance(found, Response):
-            return head.content_length > 0  # the road can close without reading the body, and without losing the answer
+            # The road can close without reading the body, and the client still gets the answer.
+            return head.content_length > 0
         if not head.is_infer:
             return head.content_length > SMALL_BODY_BYTES
         if head.is_head or is_form(head.headers.get("content-type", "")):

@@ -69,7 +69,7 @@ def common_headers(settings: TorchServeSettings) -> Headers:
 def with_common_headers(response: Response, request_id: str, common: Headers) -> Response:
     """A response with its request's id, and those of the common fields that it lacks."""
     if response.status == 413 and not response.chunks:
-        return response  # TorchServe refuses too large a body while decoding, before it adds any field
+        return response  # TorchServe refuses too large a body while decoding, before it adds any header field
     has = {name.lower() for name, _ in response.headers}
     added = tuple(field for field in (("x-request-id", request_id), *common) if field[0].lower() not in has)
     return response._replace(headers=(*added, *response.headers))

@@ -184,7 +184,7 @@ def refuse_unless_enabled(call: HandlerCall) -> None:
 
 
 def renew_token(call: HandlerCall) -> Response:
-    """Replace a key in key_file.json, from where the caller reads the new one; the old key is no longer admitted."""
+    """Replace a key in key_file.json, from where the client reads the new one; the old key is no longer admitted."""
     settings = call.state.torchserve
     if not settings.token_file:
         raise RefusedError(RESOURCE_NOT_FOUND)

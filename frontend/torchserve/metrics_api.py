@@ -64,7 +64,7 @@ class RecentMeans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by read.
+        # Changed by read, by the times' names: the sum and number at the last call, and the last mean.
         self._totals: dict[str, tuple[int, int]] = {}
         self._means: dict[str, float] = {}
 
@@ -148,7 +148,7 @@ def _inference_families(call: HandlerCall) -> Iterator[_Family]:
 
 
 def _response_families(figures: Mapping[str, Any]) -> Iterator[_Family]:
-    """The numbers of responses by status, of all front ends, also of those that have ended."""
+    """The numbers of responses by status, of all front ends, ended ones included."""
     answered = figures.get("answered")
     for digit, name in _BY_STATUS.items():
         yield _Family(name, "counter", "Count", [] if answered is None else [(_host(), answered[digit])])

@@ -27,8 +27,8 @@ def version_text(entry: ModelEntry) -> str:
 
 
 def look_up(state: ServerState, name: str, version: str | None) -> ModelEntry:
-    """The version of a model that a prediction is for: the one with this text, else the default version; an empty name
-    stands for the only model. Raises ShoalError in TorchServe's words."""
+    """The version of a model that a prediction is for: the one with the text `version`, or the default version if no
+    version is named; an empty name stands for the only model. Raises ShoalError in TorchServe's words."""
     models = state.models
     name = name or _only_model(state)
     if version:

@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     """The facts about a prediction that follow from its path."""
 
     explain: str | None = None  # "True" or "False"; None on paths that have no explanations
-    url_path: str | None = None  # the path behind the version; None on paths that end before
+    url_path: str | None = None  # the path behind the version; None on paths that end there
     fields_from_query: bool = False  # whether parameters of the query are fields of the data
 
 

@@ -71,7 +71,7 @@ class _Attempt(NamedTuple):
 
 def run(graph: Mapping[str, Node], work: Work, clock_s: Callable[[], float]) -> dict[str, bytes]:
     """Execute a graph; returns the answers of the graph's last nodes, by name. Raises NodeFailedError, and the errors
-    of `work.next`; the caller then cancels open requests."""
+    of `work.next`; the calling code then cancels open requests."""
     parents: dict[str, list[str]] = {name: [] for name in graph}
     for name, node in graph.items():
         for each in node.next:

@@ -19,8 +19,8 @@ from shoal.errors import InternalError, InvalidArgumentError
 MAX_ELEMENTS = 1_000_000
 
 _UNSUPPORTED = (BOOL, BYTES, FP16, BF16)
-# Longer rows are partitioned first. Measured, sorted and partitioned: 100 elements 4 and 7 µs, 1000 elements 26 and 9
-# µs, 100,000 elements 11 and 0.15 ms.
+# Longer rows are partitioned before they are sorted. Measured, without and with that: 100 elements 4 and 7 µs, 1000
+# elements 26 and 9 µs, 100,000 elements 11 and 0.15 ms.
 _SORTED_AT_ONCE = 256
 
 

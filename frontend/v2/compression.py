@@ -42,7 +42,7 @@ def refuse_encoding(headers: Mapping[str, str]) -> None:
 
 
 def _uncounted(_nbytes: int) -> None:
-    """Count nothing: the caller has bounded the bytes."""
+    """Count nothing: for bytes that the calling code has bounded."""
 
 
 def decompress(
@@ -57,7 +57,7 @@ def decompress(
     that they have; `expand` may raise (see UploadBudget.expansion).
 
     Raises UnsupportedEncodingError (501), InvalidArgumentError for over `max_nbytes` bytes or a damaged stream, and
-    TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
+    TooLargeError (413) for more than `max_expansion` times the size of the body (0: any) and more than 1 MiB.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
@@ -124,7 +124,7 @@ def inflate(
 
 
 def compress(response: Response, accept_encoding: str) -> Response:
-    """The response in the encoding that the client prefers; unchanged if the response is short.
+    """The response in the encoding that the client prefers; unchanged if that is `identity`, or the response is short.
 
     Inference-Header-Content-Length is not changed: it describes the body before compression, as in Triton. The sender
     still calls `close`.

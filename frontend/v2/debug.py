@@ -94,7 +94,7 @@ class LogLines(NamedTuple):
 
     lines: list[str]
     position: int
-    is_cut: bool  # lines between the position that was asked for and these are left out
+    is_cut: bool  # whether lines between the position that was asked for and these were left out
 
 
 @blocking
@@ -114,8 +114,8 @@ def log_lines(call: HandlerCall) -> Response:
 
 
 def read_last(path: str, count: int, after: int) -> LogLines:
-    """At most `count` whole lines at the end of a file, behind the position `after`; 0, or a position beyond the end of
-    the file (which has been replaced), asks for the last lines. Raises OSError."""
+    """At most `count` whole lines at the end of a file, behind the position `after`; if that is 0, or beyond the
+    end of the file (which has then been replaced), the last lines. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits for a pipe
     try:
         about = os.fstat(fd)

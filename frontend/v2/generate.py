@@ -153,7 +153,7 @@ class _Mapping:
         self._signature = entry.signature
         self._id = id_
         self._max_input_size = max_input_size
-        # Changed by take.
+        # All of these are changed by take.
         self.inputs: dict[str, ParsedInput] = {}
         self.parameters: Parameters = {}
         self.num_members = 0  # members of the request and of its object `parameters` together

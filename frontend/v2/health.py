@@ -40,9 +40,9 @@ def reasons(call: HandlerCall) -> Response:
 
 
 def model_ready(call: HandlerCall) -> Response:
-    """200 if this version, or the model's default version, has a live instance and the model's own is_ready, if any,
-    does not deny it (a lane hands such a request over: RouteMatch.asks_model). Raises InvalidArgumentError if the
-    version is not ready."""
+    """200 if the version in the path, or else the default version, has a live instance and the model's own
+    is_ready, if any, does not deny it (a lane hands such a request over: RouteMatch.asks_model). Raises
+    InvalidArgumentError if the version is not ready."""
     if not is_model_ready(call.state, call.ask, call.name, call.version):
         raise InvalidArgumentError("Model version not ready")
     return _YES

@@ -55,8 +55,8 @@ def load(call: HandlerCall) -> Response:
 
 
 def load_model(state: ServerState, ask: Ask, name: str, config: str | None, contents: dict[str, Any]) -> None:
-    """Load a model as `load` does, given the configuration and the files by parameter (model_control.py). Raises
-    ShoalError."""
+    """Load a model as `load` does, given the configuration, and the files by the names of their parameters
+    (model_control.py). Raises ShoalError."""
     model_control.check_config(config)
     _require_control(state)
     model_control.load(ask, name, config, contents)
