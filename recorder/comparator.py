@@ -40,7 +40,7 @@ class Comparator:
     def __init__(self, supervisor: Channel, disagreements: Disagreements) -> None:
         self._supervisor = supervisor
         self._disagreements = disagreements
-        # Changed by step.
+        # Changed by step: the number of pairs that could not be read, and when the next log line is due.
         self._num_unreadable = 0
         self._quiet_until_s = 0.0
 

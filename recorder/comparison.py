@@ -35,9 +35,9 @@ def value_differences(
     *,
     is_strict: bool = False,
 ) -> list[ValueDifference]:
-    """The differences between a first answer and the outputs of another one; empty if the answers agree. `verb` tells
-    in sentences where the first comes from. BF16 outputs may be 16-bit words. Unless `is_strict`, the other outputs are
-    as a client gets them: of any shape with as many values, since models may reshape, and FP32 for BF16."""
+    """The differences between a first answer and the outputs of another one; empty if the answers agree. `verb` is
+    what sentences say of the first, such as "was recorded". `outputs` of BF16 may be 16-bit words. Unless `is_strict`,
+    `outputs` are as a client gets them: of any shape with as many values, since models may reshape, FP32 for BF16."""
     names = {each.name for each in response.outputs}
     if names != set(outputs):
         return [ValueDifference(f"outputs: {sorted(names)} {verb}, {sorted(outputs)} came")]
@@ -108,7 +108,7 @@ def _unlike(name: str, before: Array, after: Array, verb: str) -> ValueDifferenc
 
 
 def _row_fault(name: str, rows: Array, others: Array, tolerance: OutputTolerance) -> str | None:
-    """The sentence about rows whose largest value stands elsewhere, or whose direction differs; None if there are none.
+    """The sentence about rows whose largest value stands elsewhere, or whose direction differs; None without such rows.
     A row with NaN in one answer alone counts as both."""
     is_nan, is_other_nan = np.isnan(rows).any(axis=1), np.isnan(others).any(axis=1)
     if (is_nan != is_other_nan).any():
@@ -128,8 +128,8 @@ def _row_fault(name: str, rows: Array, others: Array, tolerance: OutputTolerance
 
 
 def _cosines(rows: Array, others: Array) -> Array:
-    """The cosine of each row with the other answer's; 1 for two rows of zeros, 0 for one alone. Rows are scaled first:
-    squares of large values are beyond FP64."""
+    """The cosine of each row with the other answer's row; 1 for equal rows, else 0 if one is all zeros. Rows are scaled
+    first: squares of large values are beyond FP64."""
     with np.errstate(all="ignore"):
         scaled = [each / np.max(np.abs(each), axis=1, keepdims=True, initial=0.0) for each in (rows, others)]
         lengths = np.linalg.norm(scaled[0], axis=1) * np.linalg.norm(scaled[1], axis=1)

@@ -1,7 +1,7 @@
 """The comparator's findings: pairs of answers are compared and counted, and the worst disagreements kept. Pure.
 
-An entry of the comparator's ring has a request with its answer, and its execution by the shadow. Bounded: MAX_EXAMPLES
-for each pair of versions, each with MAX_VALUES values of a tensor.
+An entry of the comparator's ring has a request with its answer, and its execution by the shadow. At most
+MAX_EXAMPLES disagreements are kept for each pair of versions, each with MAX_VALUES values of a tensor.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,28 +44,28 @@ class Compared(NamedTuple):
     request: RecordedRequest
     response: RecordedResponse | None
     error: ShoalError | None
-    compute_ns: int  # of the shadow
+    compute_ns: int  # the time that the shadow took
 
 
 class Disagreements:
     """The comparisons of all pairs of versions: tolerances, counts and the worst disagreements."""
 
     def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
-        # Changed by every method.
+        # All by pair of versions: the rules in force (changed by `change`), and the counts since the last report.
         self._tolerances: dict[Pair, Tolerance] = {}
         self._functions: dict[Pair, ComparingFunction] = {}
         self._counts: dict[Pair, _Counts] = {}
         self.change(rules)
 
     def change(self, rules: Iterable[Sequence[Any]]) -> None:
-        """Compare by these rules (ShadowRule, checked) from now on."""
+        """Compare by these rules from now on: the fields of ShadowRules, which the supervisor has checked."""
         known = [ShadowRule(*rule) for rule in rules]
         self._tolerances = {each.pair: read_tolerance(each.compare) for each in known}
         self._functions = {each.pair: ComparingFunction(Path(each.function)) for each in known if each.function}
 
     def take(self, memory: memoryview) -> None:
-        """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for one that is damaged,
-        which counts as dropped as far as its versions can be read."""
+        """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for a damaged entry,
+        whose pair counts as dropped if the entry shows of which versions it is."""
         entries = entries_of(memory)
         counts = self._counts.setdefault(_pair(*entries), _Counts())
         try:

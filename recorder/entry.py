@@ -43,11 +43,11 @@ class Outcome(IntEnum):
     OK = 0
     FAILED = 1  # with the error of its instance
     REFUSED = 2  # by the batcher, before or in place of an execution
-    DIED = 3  # its instance died while executing it; it may have been executed again, which is another record
-    PART = 4  # not its end: one of several responses
+    DIED = 3  # its instance died while executing it; it may have been executed again, and recorded again
+    PART = 4  # it has not ended: the entry has one of several responses
 
 
-#: The kinds of clients that make requests, as in FinishedRequest.asker.
+#: The kinds of clients that make requests, by the numbers in FinishedRequest.asker.
 ASKERS = ("front end", "client", "model", "ensemble", "shadow")
 
 
@@ -60,7 +60,7 @@ class RequestWords(NamedTuple):
     status: int  # the wire number of an error
     reason: int  # the batcher's (shoal/reasons.py), with a detail
     detail: int
-    asker: int  # of ASKERS
+    asker: int  # position in ASKERS
     rows: int
     priority: int
     timeout_us: int
@@ -82,8 +82,8 @@ class RequestWords(NamedTuple):
     num_requests: int  # of the batch
     batch_rows: int
     input_nbytes: int
-    input_header: int  # span
-    output_header: int  # span
+    input_header: int  # span of the request's header
+    output_header: int  # span of the response's header
     output_base: int  # where the offsets in the response's header count from
 
 
@@ -96,7 +96,7 @@ class EntryError(ValueError):
 
 
 class Entry(NamedTuple):
-    """An unpacked entry; memory of `inputs` and `output` is the entry's."""
+    """An unpacked entry; `inputs` and `output` are views of the memory that it was unpacked from."""
 
     is_sampled: bool
     wall_offset_ns: int
@@ -115,7 +115,7 @@ def describe_model(name: str, version: int, groups: Sequence[str]) -> bytes:
 
 
 def unpack(memory: memoryview) -> Entry:
-    """The entry in `memory`, bytes. Raises EntryError."""
+    """The entry in `memory`, a view of bytes. Raises EntryError."""
     try:
         num_requests, num_described, num_output, flags, wall_offset_ns, _ = ENTRY_HEAD.unpack_from(memory)
         at = ENTRY_HEAD.size

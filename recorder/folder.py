@@ -32,14 +32,14 @@ _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(died-)?\d{4,}" + re.escape(SUFFIX))
 
 
 class RecordingFolder:
-    """The files in one folder. `max_bytes` bounds all but those of deaths; `max_age_s` is their age, 0: no limit;
-    `wall_s` is the wall clock."""
+    """The files in one folder. `max_bytes` and `max_age_s` (0: no limit) bound the bytes and age of all files but those
+    of deaths; `wall_s` is the wall clock."""
 
     def __init__(self, path: Path, max_bytes: int, max_age_s: float, wall_s: Callable[[], float]) -> None:
         self._path = path
         self._max_age_s = max_age_s
         self._wall_s = wall_s
-        # Changed by bound, write and write_death.
+        # Changed by bound, write and write_death: the bounds; the last file, its size and age; the number of files.
         self.bound(max_bytes)
         self._fd = -1
         self._file = path
@@ -53,7 +53,7 @@ class RecordingFolder:
         self._file_nbytes = min(max(max_bytes // _NUM_FILES, _LEAST_NBYTES), _MOST_NBYTES)
 
     def write(self, entries: Sequence[bytes | memoryview]) -> None:
-        """Append a frame of entries to the last file. Raises OSError; then nothing of it counts as written."""
+        """Append a frame of entries to the last file. Raises OSError; then the file ends before this frame."""
         frame = pack_frame(entries)
         is_full = self._nbytes + len(frame) > self._file_nbytes
         is_old = self._max_age_s > 0 and abs(self._wall_s() - self._begun_s) > self._max_age_s / _NUM_FILES

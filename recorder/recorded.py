@@ -64,7 +64,7 @@ class RecordedExecution(NamedTuple):
 
     instance: str  # "mlp_0_0"
     pid: int
-    worker: int  # number of the instance in its server
+    worker: int  # owner id of the instance's segment in its server
     batch: int  # number of the batch of that instance
     formed_ns: int  # monotonic
     position: int  # of the request in the batch, from 0
@@ -86,7 +86,7 @@ class RecordedRequest:
     model: str
     version: int
     outcome: Outcome
-    asker: str  # the kind of client, of ASKERS
+    asker: str  # the kind of client, one of ASKERS
     id: str
     inputs: tuple[RecordedTensor, ...]
     requested_outputs: tuple[str, ...]
@@ -110,11 +110,11 @@ class RecordedRequest:
 
 class Recording:
     """The requests of a file, or of all files of a folder, in order. Once they are read, `damage` has each file that
-    could not be read to its end, and the place."""
+    could not be read to its end, and the place from which it could not."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Changed as the requests are read.
+        # Changed as the requests are read: by file, the place from which the file could not be read.
         self.damage: dict[Path, Damage] = {}
 
     def __iter__(self) -> Iterator[RecordedRequest]:
@@ -233,8 +233,8 @@ def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTen
 
 def batches(requests: Iterable[RecordedRequest], most: int | None = None) -> list[list[RecordedRequest]]:
     """Group requests by the batch that executed them: batches in the order of their first requests, each sorted by
-    position. A request that was not executed is a group of its own; one that was executed twice is in two groups. At
-    most `most` groups are read, if it is given."""
+    position. A request that was not executed is a group of its own; one that was executed twice is in two groups. If
+    `most` is given, reading ends before the group that would be one too many."""
     found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
         identity = (request.number,) if request.execution is None else request.execution.identity

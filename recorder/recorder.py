@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 #: How long, and how many bytes at most, entries are kept for a death that may follow (ours).
 KEPT_NS, MAX_KEPT_NBYTES = 10_000_000_000, 32 << 20
-#: A frame is written when it has so many bytes, or no further entries are there (ours: what zlib compresses in 5 ms).
+#: A frame is written when it has so many bytes, or the ring has no more entries (ours: zlib compresses it in 5 ms).
 FRAME_NBYTES = 1 << 19
 #: How long a death's file waits for the entries of the other requests that the dead instance was executing, which the
 #: batcher makes one by one (ours).
@@ -36,11 +36,11 @@ class _RecentEntry(NamedTuple):
 
 
 class LastSeconds:
-    """All entries of the last seconds, within bounds, and the deaths of instances that they are to be written for.
+    """All entries of the last seconds, within bounds, and the deaths of instances for which entries are to be written.
     Times are monotonic ns."""
 
     def __init__(self) -> None:
-        # Changed by every method but is_due.
+        # Changed by every method but is_due: the kept entries, the oldest first, and their bytes.
         self._recent: deque[_RecentEntry] = deque()
         self._nbytes = 0
         self._deaths: dict[tuple[str, int], int] = {}  # model and version → when the death is written at the latest
@@ -82,7 +82,7 @@ class Recorder:
         self._folder = folder
         self._redact = redact
         self._now_ns = now_ns
-        # Changed by step.
+        # All of these are changed by step.
         self._last_seconds = LastSeconds()
         self._frame: list[bytes] = []  # sampled entries that are to be written together
         self._frame_nbytes = 0

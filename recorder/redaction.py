@@ -1,8 +1,8 @@
 """Redaction: tensors, parameters and ids that never reach a file. Pure.
 
 A redacted tensor keeps its name, datatype and shape, and loses its bytes: they are zeros. A BYTES tensor of zeros has
-as many empty elements as fit, so that it can be told from one that was sent. A redacted parameter is gone, a redacted
-id is empty.
+as many empty elements as fit into its bytes, so that it can be told from one that was sent. A redacted parameter is
+gone, a redacted id is empty.
 """
 
 from collections.abc import Sequence

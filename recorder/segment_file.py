@@ -30,8 +30,8 @@ FRAME_HEAD = Struct("<4sIIIII")
 ENTRY_PREFIX = Struct("<II")
 FILE_MAGIC, FRAME_MAGIC, VERSION = b"SHOALREC", b"FRAM", 1
 AS_IT_IS, ZLIB = 0, 1
-#: zlib's fastest level: 100 MB/s. First so many bytes from the middle of the contents are compressed: if they hardly
-#: shrink, the frame is written as it is (ours).
+#: zlib's fastest level: 100 MB/s. First _TRIED_NBYTES bytes from the middle of the contents are compressed: if they
+#: hardly shrink, the frame is written as it is (ours).
 _LEVEL, _TRIED_NBYTES = 1, 1 << 14
 #: The largest frame that is read (ours: an entry takes a quarter of the ring at most).
 MAX_FRAME_NBYTES = 1 << 30
@@ -66,7 +66,7 @@ class FileReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        # Changed as the file is read.
+        # Changed as the file is read: None as long as no damage was found.
         self.damage: Damage | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -114,7 +114,7 @@ class FileReader:
 
 
 def _entries(raw: bytes, number: int) -> tuple[list[memoryview], str]:
-    """The entries of a frame's contents as far as they are whole, and why no further."""
+    """The entries of a frame's contents as far as they are whole, and why the next one is not; "" if all are whole."""
     memory, found, at = memoryview(raw), list[memoryview](), 0
     for _ in range(number):
         if at + ENTRY_PREFIX.size > len(memory):

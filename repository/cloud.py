@@ -28,13 +28,13 @@ from shoal.repository.cloud_progress import CopyProgress
 
 _log = logging.getLogger(__name__)
 
-#: Objects of one model, and models, downloaded at once (ours): one stream fills no network, a hundred win nothing.
+#: Objects of one model, and models, downloaded at once (ours): one stream fills no network, a hundred are no faster.
 OBJECTS_AT_ONCE = 8
 MODELS_AT_ONCE = 4
 #: Downloads that go on beside polls (ours): where there are as many, a poll begins no other.
 LATE_AT_ONCE = 32
 #: Connections to S3 at once (ours), so that no listing waits for downloads: enough for eight downloads for each of 32
-#: orders and of 36 models that polls have begun to copy. botocore's 10 are too few for two models.
+#: orders of the supervisor and of 36 models that polls have begun to copy. botocore's 10 are too few for two models.
 CONNECTIONS_AT_ONCE = 1024
 #: How often a copy is begun of a model whose objects change meanwhile.
 ATTEMPTS = 3
@@ -48,7 +48,7 @@ class _Library(NamedTuple):
 
 _LIBRARIES = {
     "s3": _Library("s3fs", "S3FileSystem", "s3"),
-    "gs": _Library("gcsfs.core", "GCSFileSystem", "gs"),  # gcsfs itself has an experimental one that needs gRPC
+    "gs": _Library("gcsfs.core", "GCSFileSystem", "gs"),  # what gcsfs itself exports is experimental and needs gRPC
     "as": _Library("adlfs", "AzureBlobFileSystem", "azure"),
 }
 #: Failures of the network in the clouds' libraries, by the names of their classes, which have no base in common.
@@ -85,10 +85,11 @@ class CloudRepository:
         self._environ = environ
         self._patience = patience or Patience()
         self._cache = CopyCache(cache_dir)
-        # Changed by listings and fetches. Replaced after a failure: credentials may have been renewed.
+        # fsspec's file system: made by the first listing or fetch, and again after a failure, as credentials may have
+        # been renewed.
         self._filesystem: Any = None
-        # Changed under the lock, by fetches: by name, the lock of the thread that fetches the model, and the latest
-        # copy; the models that are being fetched.
+        # Changed under the lock, by fetches: by name, the lock of the thread that fetches the model, and the model's
+        # latest copy; the models that are being fetched.
         self._lock = Lock()
         self._turns = defaultdict[str, Lock](Lock)
         self._latest: dict[str, Path] = {}
@@ -97,7 +98,7 @@ class CloudRepository:
         self._late: dict[str, Future[Path | ShoalError]] = {}
 
     def listing(self) -> CloudListing:
-        """All models in the repository now, from one listing of objects. Raises ShoalError, also without any."""
+        """All models in the repository now, from one listing of objects. Raises ShoalError, also if there are none."""
         objects = self._objects(self.url.path)
         if not objects:
             raise InvalidArgumentError(f"there is nothing in {self.url}; upload models, or correct --model-repository")
@@ -245,7 +246,7 @@ class CloudRepository:
     ) -> None:
         """Download all of `downloads`; no download goes on after an error, or where far more comes than was
         listed."""
-        import asyncio  # here: without it the poller starts 18 ms of CPU sooner
+        import asyncio  # imported here: the poller then starts 18 ms of CPU sooner
 
         from fsspec.callbacks import Callback
 
@@ -343,7 +344,7 @@ class CloudRepository:
             yield
         except ShoalError:
             raise
-        except Exception as error:  # the rim: the libraries' errors have no base class in common
+        except Exception as error:  # any: the libraries' errors have no base class in common
             self._filesystem = None
             raise UnavailableError(f"{what} failed: {_reason(error)}; {self._remedy(error)}") from error
 

@@ -2,7 +2,7 @@
 
     <root>/<bucket>-<digest of the address>/<slot>/
     ├── lock                    held by the server that uses this slot; the next server takes the next slot
-    ├── objects/<digest>        every object that was ever whole, hard-linked into the copies that have it
+    ├── objects/<digest>        every object that has come whole, hard-linked into the copies that have it
     ├── <tag>/<model>/…         a copy; its tag changes with its content, so equal paths mean equal contents
     └── .<anything>             in the making, or on its way out: what a killed process leaves
 
@@ -62,7 +62,7 @@ class CopyCache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._objects = directory / "objects"
-        # Changed under the lock, by `workplace`: the workplaces in use.
+        # The lock, and what it guards: the directories of `workplace` that are in use.
         self._lock = Lock()
         self._workplaces: set[Path] = set()
 
@@ -145,7 +145,7 @@ class CopyCache:
         if self._objects.is_dir():
             needed = {self._object(model, path, each) for model in under_way for path, each in model.files.items()}
             for stored in self._objects.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # moved into a copy, without hard links
+                with contextlib.suppress(FileNotFoundError):  # a thread moved it into a copy, as hard links are missing
                     if stored not in needed and stored.stat().st_nlink == 1:
                         stored.unlink()
 

@@ -90,7 +90,8 @@ def _s3(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if url.endpoint:
         found["endpoint_url"] = url.endpoint
-        found["config_kwargs"] = {"s3": {"addressing_style": "path"}}  # "bucket.localhost" does not resolve
+        # The bucket in the path, since a host like "bucket.localhost" does not resolve.
+        found["config_kwargs"] = {"s3": {"addressing_style": "path"}}
     if not is_file:
         return found
     fields = _fields(source, _S3_FIELDS, "s3")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shoal.cloud_url import CloudUrl
 from shoal.repository.identifier import MAX_NAME_BYTES, UNSAFE_CHARACTERS
 
-#: The most objects of a repository (ours). One of 200 models has some thousand; millions of images are no repository.
+#: The most objects of a repository (ours). 200 models have some thousand objects; millions of images are no repository.
 MAX_OBJECTS = 100_000
 #: The most bytes of a key, in every cloud.
 _MAX_KEY_BYTES = 1024

@@ -12,7 +12,7 @@ REPORT_EVERY_S = 10.0
 #: Seconds between two looks at a download (ours): for so long an object without end may go on to fill the disk.
 LOOK_S = 0.25
 _MB = 1_000_000
-#: Bytes by which a library may count those of a repeated request twice (ours).
+#: Bytes that may come beyond twice the listed ones (ours): a library may count those of a repeated request twice.
 _SPARE_NBYTES = 64 * _MB
 
 
@@ -25,7 +25,7 @@ class CopyProgress:
         self._stall_s = stall_s
         self.look_s = min(LOOK_S, stall_s / 4)  # between two calls of `look`
         self._started_s = now_s
-        # Changed by watch and look.
+        # Changed by watch and look: fsspec's counts; their sum, when it last grew, and when it was last logged.
         self._callbacks: list[Any] = []
         self._done_nbytes = 0
         self._grown_s = now_s

@@ -16,7 +16,7 @@ class FoundVersion(NamedTuple):
 
     directory: Path
     modified_ns: int  # the newest modification time in its directory, of the wall clock
-    config: Config | None = None  # the version's own, as of TorchServe's store; None: the model's
+    config: Config | None = None  # the version's own, as each has in TorchServe's store; None: the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +84,5 @@ class PollResult(NamedTuple):
     """All models of all repositories at one time."""
 
     models: dict[ModelIdentifier, FoundModel]  # those that were read
-    problems: dict[ModelIdentifier, str]  # → why it is no model
+    problems: dict[ModelIdentifier, str]  # of the others: why each is no model
     identifiers: tuple[ModelIdentifier, ...]  # of all models, read or not

@@ -59,5 +59,5 @@ def _lines(data: bytes, what: str) -> tuple[str, ...]:
             f"{what} is not UTF-8 at byte {error.start}; save the file as plain UTF-8 text"
         ) from error
     if not lines[-1]:
-        lines.pop()  # after the last line's end there is no line
+        lines.pop()  # the last line ends with a newline, behind which no line begins
     return tuple(lines)

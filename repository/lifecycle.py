@@ -58,7 +58,7 @@ class ModelVersion:
     #: The lines of the label file of each output that has one.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     namespace: str = ""
-    #: False until a worker has reported the tensors of the model file and these were filled in.
+    #: False until a worker has reported the tensors of the model file and these tensors are in the configuration.
     is_config_final: bool = False
     #: False for a model whose configuration could not be read: the server is ready without it, as Triton is.
     is_polled: bool = True
@@ -68,7 +68,7 @@ class ModelVersion:
     is_cached: bool = False
     #: Names of the version's instance groups, even removed ones: the report of a worker's death has an index into them.
     groups: list[str] = field(default_factory=list)
-    # Changed by move and by the supervisor.
+    # The fields from here on are changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
     #: The reason that is shown while the version is READY: why the rollout to this version was rolled back, if it was.
@@ -77,7 +77,7 @@ class ModelVersion:
     num_instances: int = 0
     num_instances_up: int = 0
     #: True while the version is UNAVAILABLE because all instances died again and again, and are still tried from time
-    #: to time. The next move ends that.
+    #: to time. The next `move` makes it False.
     is_failed: bool = False
     #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where no version
     #: is the default, such requests mean the highest.
