@@ -46,7 +46,8 @@ server has ended.
 #: A supervisor's address in /proc/net/unix: an abstract one, with the supervisor's pid behind its prefix.
 _ADDRESS = re.compile(rf"@({ADDRESS_PREFIX}([0-9]+)-[0-9a-f]{{32}})$")
 _SOCKETS = Path("/proc/net/unix")
-#: Seconds by which the old server's answer may come after its own time limit: it ends the new server first (ours).
+#: How many seconds after the time limit of the new server the old server's answer may come (ours): the old server ends
+#: the new one before it answers.
 SLACK_S = 120.0
 
 
@@ -124,7 +125,8 @@ def _peer(channel: Channel) -> int:
 
 
 def _messages(channel: Channel) -> Iterator[Message]:
-    """The supervisor's messages, as they come. Raises TimeoutError after its time limit, EOFError at its end."""
+    """The supervisor's messages, as they come. Raises TimeoutError once SLACK_S, and the time limit in UpgradeBegun,
+    have passed, and EOFError when the server has ended."""
     ends_s = time.monotonic() + SLACK_S
     while True:
         if not select.select([channel], [], [], max(0.0, ends_s - time.monotonic()))[0]:

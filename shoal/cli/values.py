@@ -93,7 +93,7 @@ def _parts(form: str, flag: str, described: str, text: str) -> tuple[Any, ...]:
 
 def _backend_setting(text: str) -> tuple[str, str, str]:
     """A backend's setting: `onnxruntime,intra_op_thread_count=2` → ("onnxruntime", "intra_op_thread_count", "2");
-    without a name for all backends."""
+    a setting without a backend's name is one for all backends."""
     described = "'<backend name>,<setting>=<value>' or '<setting>=<value>'"
     backend, setting, value = _parts("(?:([^=]+),)?([^=,]+)=(.+)", "backend-config", described, text)
     return backend, setting, value

@@ -22,7 +22,7 @@ from shoal.passwords import without_passwords
 T = TypeVar("T")
 
 EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
-#: The error where a verb is told no model of a server.
+#: The error where a command should name a model of a server, and names none.
 WHICH_MODEL = "Which model? 'shoal models' lists those of a server."
 
 #: A part of the server's sentence → advice.
@@ -195,8 +195,8 @@ def _remedies(sentence: str) -> list[str]:
 
 
 def show_error(sentence: str, *advice: str, as_json: bool, stdout: TextIO | None = None) -> None:
-    """Print an error, for people with advice; with JSON on a line of its own, so that it may follow other lines. URLs
-    have *** in place of passwords."""
+    """Print an error: for people, with advice; as JSON, on a line of its own, since other lines of JSON may come first.
+    URLs have *** in place of passwords."""
     sentence, advice = without_passwords(sentence), tuple(map(without_passwords, advice))
     print(printable_lines(sentence), *advice, sep="\n", file=sys.stderr)
     if as_json:

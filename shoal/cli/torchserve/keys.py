@@ -1,7 +1,7 @@
 """The keys of config.properties: every one of TorchServe's, what its value is, and whether Shoal honours it.
 
-A key is honoured, or its sentence says why it is not needed or what to do instead. Values of the wrong form get
-TorchServe's defaults where TorchServe does so, and a sentence. Pure.
+A key is honoured, or its sentence says why it is not needed or what to do instead. Where a key wants a whole number and
+its value is none, the default is used, with a warning, as by TorchServe. Pure.
 """
 
 import difflib
@@ -16,10 +16,10 @@ class Key(NamedTuple):
     """A key of config.properties."""
 
     name: str
-    default: Any  # its type is the type of the value; None: a text that is not given
-    ignored: str = ""  # completes "NAME is ignored: …"; "": honoured
-    has_variable: bool = True  # of the environment, with enable_envvars_config=true
-    variable: str = ""  # where it is not TS_ and the key in capitals
+    default: Any  # the value has the default's type; None: the value is a text, and there is no default
+    ignored: str = ""  # completes the warning "NAME is ignored: …"; "": the key is honoured
+    has_variable: bool = True  # with enable_envvars_config=true, an environment variable overrides the key
+    variable: str = ""  # the variable's name; "": TS_ and the key in capitals
 
     @property
     def environment(self) -> str:
@@ -149,7 +149,7 @@ def read_values(given: Mapping[str, str], flags: Mapping[str, str], environ: Map
 
 def _value(key: Key, text: str, warnings: list[str]) -> Any:
     if isinstance(key.default, bool):
-        return text.lower() == "true"  # as in TorchServe: all else is false
+        return text.lower() == "true"  # as in TorchServe: every other text means false
     if not isinstance(key.default, int):
         return text or key.default
     if _INTEGER.fullmatch(text):

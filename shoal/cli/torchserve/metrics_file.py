@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
     kind: str  # one of _KINDS
     name: str
-    unit: str  # in full
+    unit: str  # as it is shown: a long name of UNITS, or the file's own word
     dimensions: tuple[str, ...]
 
 

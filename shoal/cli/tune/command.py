@@ -28,9 +28,10 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.tune.trial_server import TrialModel
 
 EXIT_MISSED = 4
-#: Seconds of a window (ours): the usual ones, and the least, for a search with little time.
+#: The usual length of one measurement's window in seconds, and the least, for a search with little time (ours).
 _WINDOW_S, _LEAST_WINDOW_S = 0.4, 0.1
-#: Bounds of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
+#: Bounds for the measurement of one level of load (ours): it is short, since a search measures many levels; what noise
+#: this leaves is smaller than search.LEAST_GAIN.
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
 _QUESTION = "Which model, and which goal? As in: shoal tune digits --goal p99=20ms"
 _HELP = """\
@@ -102,9 +103,9 @@ class _Outcome(NamedTuple):
     start: "Settings"
     trials: "list[Trial]"
     best: "Trial"
-    other: "Trial"  # the best one of the turns, whose gain may be too small to propose it
-    ratios: list[float]  # of the turns: its throughput by that of the first finalist
-    is_compared: bool  # with the present settings
+    other: "Trial"  # the best finalist but the first; its gain may be too small to propose it
+    ratios: list[float]  # for each turn: the throughput of `other` by that of the first finalist
+    is_compared: bool  # whether the present settings are the first finalist
     num_left: int  # settings that were not tried
     num_skipped: int  # settings that cannot win by the times of earlier trials
 
@@ -122,7 +123,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     with trial_server(given.model_repository, given.model) as server:
         outcome = _search(given, server)
     num_processors = os.cpu_count() or 1
-    others_share = other_programs.share(before, other_programs.read(), num_processors)  # after the server has ended
+    others_share = other_programs.share(before, other_programs.read(), num_processors)  # the server has ended
     trials, best = outcome.trials, outcome.best
     text, path = _config_text(given)
     changed = _changed_text(text, outcome.config, outcome.start, best.settings)
@@ -227,7 +228,7 @@ def _try_out(
             raise  # these are the model's own settings: without them there is nothing to compare with
         return search.Trial(settings, refusal=str(error))
     measure = partial(_measure, given, model, wanted)
-    # Begin at the level that was best before.
+    # Begin at the level of load at which the best earlier trial had its best throughput.
     best = max(earlier, key=lambda trial: trial.score, default=None)
     first = best.best.concurrency if best is not None and best.best is not None else min(4, given.concurrency)
     points = search.climb(measure, given.goal.most_ms, first, given.concurrency, is_over)
@@ -257,9 +258,10 @@ def _in_turns(
     finalists: "Sequence[Trial]",
     start: "Trial",
 ) -> list[list[float]]:
-    """The throughput of settings that are measured again, each at its best level, turn by turn there and back.
+    """The throughput of all finalists in each turn, each measured at the level of load that was best for it. Every
+    second turn goes through the finalists from the last to the first.
 
-    A turn in which the goal is missed counts as 0, but for the configuration's own settings.
+    A finalist that misses the goal counts as 0 in that turn, except the configuration's own settings.
     """
     turns: list[list[float]] = []
     for number in range(given.turns):

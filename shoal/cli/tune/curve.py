@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Batches of a size that must have been executed before their mean counts (ours).
+#: How many batches of a size must have been executed before the mean of their times counts (ours).
 _LEAST_BATCHES = 5
 
 

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The share of the machine from which a search says that others disturb it (ours): two turns then differ by as much.
+#: Where other programs take this share of the machine or more, a search says that they disturb it (ours): two
+#: measurements of the same settings then differ by as much.
 DISTURBING = 0.1
 
 
@@ -20,7 +21,8 @@ class Reading:
 
 
 def read() -> Reading:
-    """The times so far. Children that still run count as other programs, so servers are stopped before."""
+    """The times so far. A child counts as another program until it has ended: call this when no server of a search
+    runs."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return Reading(time.monotonic(), machine_cpu_s(), sum(each.ru_utime + each.ru_stime for each in used))
 

@@ -48,9 +48,10 @@ def fields(text: str) -> list[FieldPlace]:
 
 
 def replaced(text: str, values: Mapping[str, str | None]) -> str:
-    """The text with fields as `values` has them, by name: their whole text, or None to remove them.
+    """The text with some fields replaced. `values`: a field's name → its new text, name included, or None to remove it.
 
-    A field takes the place of the first with its name; a field that the text does not have comes at the end.
+    The new text takes the place of the first field of that name, and others of the name are removed. A field that the
+    text does not have comes at the end.
     """
     places = fields(text)
     left = dict(values)

@@ -12,7 +12,7 @@ from shoal.cli.models import table
 from shoal.cli.tune.search import LEAST_GAIN, Settings, Trial, is_gain
 
 _HEAD = ["", "INSTANCES", "THREADS", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
-#: The settings that are tuned, as they are called.
+#: A field of Settings → its name in the report.
 _TITLES = {
     "instances": "instances",
     "threads": "threads of each",
@@ -70,7 +70,8 @@ def confirmation(ratios: Sequence[float], settings: Settings) -> str:
 
 
 def explained(trials: Sequence[Trial], best: Trial, goal: Goal, gain: float | None = None) -> list[str]:
-    """Why these settings: what each change from the configuration's own is worth, as far as it was measured."""
+    """Sentences on the best settings: what each change from the configuration's own is worth, as far as it was
+    measured."""
     start = trials[0]
     if best.best is None:
         least = min((p.latency_ms for t in trials for p in t.points if p.latency_ms is not None), default=None)
@@ -129,7 +130,8 @@ def as_json(trials: Sequence[Trial], best: Trial, goal: Goal, ratios: Sequence[f
 
 
 def svg(model: str, trials: Sequence[Trial], best: Trial, goal: Goal) -> str:
-    """A picture of all levels of all trials; the configuration's own and the best are lines."""
+    """A picture with a point for each level of load of each trial; lines join the points of the configuration's own
+    settings, and those of the best."""
 
     def points(trial: Trial) -> list[tuple[float, float, str]]:
         inside = sorted(trial.points, key=lambda point: point.concurrency)

@@ -13,19 +13,19 @@ from shoal.cli.tune.curve import BatchCurve
 
 #: A setting must gain more than this share to be preferred (ours): less is the noise of short windows.
 LEAST_GAIN = 0.03
-#: Queue delays that are tried, in µs; beside the configuration's own, and up to a part of the goal.
+#: Queue delays in µs that are tried beside the configuration's own: those that are at most _MOST_OF_GOAL of the goal.
 DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
 #: The most settings beside the present ones that are measured again (ours): each takes a second or two in each turn.
 NUM_FINALISTS = 3
-#: The share of a search's time that trials have at least (ours).
+#: The least share of a search's time that is spent on trials, before the best settings are measured again (ours).
 TRIALS_SHARE = 0.6
-#: The share of the best throughput that settings must be able to reach, by the times of batches, to be tried: on a busy
-#: machine these times are that far off (ours).
+#: Settings are tried only if, by the times that batches have taken, they can reach this share of the best throughput so
+#: far (ours): on a busy machine these times are wrong by a tenth.
 _REACH = 0.9
 
 
-#: Backend → the parameter of config.pbtxt that has the number of threads of an instance; 0 or none: one for each core.
+#: Backend → the parameter of config.pbtxt with the threads of an instance; 0, or not set: one for each core.
 THREADS = {
     "onnxruntime": "intra_op_thread_count",
     "openvino": "INFERENCE_NUM_THREADS",
@@ -52,7 +52,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A level of load under some settings. `latency_ms` is the percentile of the goal; None where none succeeded."""
+    """A level of load under some settings. `latency_ms` is the percentile of the goal; None where no request
+    succeeded."""
 
     concurrency: int
     requests_per_s: float
@@ -60,13 +61,13 @@ class Point:
     num_errors: int = 0
 
     def meets(self, goal_ms: float) -> bool:
-        """Whether the goal is met, and nothing failed."""
+        """Whether the goal is met, and no request failed."""
         return self.latency_ms is not None and self.latency_ms <= goal_ms and not self.num_errors
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Settings, all levels at which they were measured, and the best that meets the goal; None if none does."""
+    """Settings, all levels at which they were measured, and the best level that meets the goal; None if none does."""
 
     settings: Settings
     points: Sequence[Point] = field(default_factory=tuple)
@@ -92,13 +93,14 @@ class Space:
 
     @property
     def num_settings(self) -> int:
-        """The number of combinations; without batches, their size does not count."""
+        """The number of combinations; those without dynamic batching count once, not for each batch size."""
         num_delays = sum(delay is not None for delay in self.delay_us)
         num_without = len(self.delay_us) - num_delays
         return len(self.instances) * len(self.threads) * (num_delays * len(self.max_batch) + num_without)
 
     def line(self, settings: Settings, name: str) -> list[Settings]:
-        """The settings that differ in one value. More instances also come with as few threads as share the cores."""
+        """These settings with each value of the field `name`. Each number of instances also comes with so few threads
+        that the instances share the cores."""
         found = [replace(settings, **{name: value}) for value in getattr(self, name)]
         if name == "instances":
             found += [
@@ -131,7 +133,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 
 def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space:
-    """The values that are tried of a model: the configuration's own are always among them.
+    """The values that are tried for a model: the configuration's own are always among them.
 
     Instances by doubling up to twice the cores, where there is one instance group; threads of an instance by doubling
     up to the cores, where the backend has them; batch sizes by halving, and delays, where the model takes batches and
@@ -152,8 +154,8 @@ def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space
 
 
 def cannot_win(settings: Settings, trials: Collection[Trial], rows: int = 1) -> bool:
-    """Whether settings cannot come near the best throughput so far, by the curve of a trial with as many instances and
-    threads. `rows`: of a request."""
+    """Whether settings cannot come near the best throughput so far, by the times of batches in a trial with as many
+    instances and threads. `rows`: the rows of each request."""
     best = max((trial.score for trial in trials), default=0.0)
     max_batch = rows if settings.delay_us is None else max(rows, settings.max_batch)
     for trial in trials:
@@ -174,8 +176,8 @@ def search(
 ) -> Iterator[Trial]:
     """Try settings, one dimension after the other from the best so far, until no change gains or the time is over.
 
-    The configuration's own come first. Delays and batches are tried together with each other by a second round.
-    Settings that cannot win by the trials so far are left out.
+    The configuration's own settings come first. Each further round begins from the best of the one before, so that
+    delays are also tried with the batch size that was best. Settings for which `may_win` is false are left out.
     """
     known: dict[Settings, Trial] = {start: try_out(start)}
     yield known[start]
@@ -186,7 +188,7 @@ def search(
             line = space.line(best.settings, name)
             for settings in line:
                 if settings.delay_us is None and name == "max_batch":
-                    continue  # has no effect without batches
+                    continue  # the batch size has no effect without batching
                 if settings in known or not may_win(settings, known.values()):
                     continue
                 if is_over():
@@ -205,10 +207,10 @@ def winner(trials: Sequence[Trial]) -> Trial:
 
 
 def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]:
-    """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others,
-    at most `most`.
+    """The trials that are measured again in turns: the configuration's own, if it meets the goal, then at most `most`
+    others, the best first. Empty where fewer than two are left.
 
-    A machine whose speed changes favours whatever was tried while it was fast. Empty where there is nothing to compare.
+    They are measured again because a machine whose speed changes favours whatever was tried while it was fast.
     """
     others = sorted((each for each in trials[1:] if each.score), key=lambda each: -each.score)[:most]
     found = [trials[0], *others] if trials[0].score else others
@@ -217,10 +219,10 @@ def finalists(trials: Sequence[Trial], most: int = NUM_FINALISTS) -> list[Trial]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The seconds of a search. Trials leave the time for the turns that follow, but have TRIALS_SHARE of the whole at
-    least; the turns measure as many settings as fit into the rest, two at least.
+    """The seconds of a search. Trials leave enough of them for the turns, in which the best settings are measured
+    again, but get TRIALS_SHARE at least; the turns measure as many settings as fit into the seconds left, two at least.
 
-    `turns`: how often each is measured again; `level_s`: the seconds of one measurement.
+    `turns`: how often each of these settings is measured again; `level_s`: the seconds of one measurement.
     """
 
     seconds: float
@@ -239,10 +241,10 @@ class Budget:
 
 
 def best_of_turns(turns: Sequence[Sequence[float]], finalists: Sequence[Trial]) -> tuple[int, list[float]]:
-    """Which finalist but the first was best, and its throughput in each turn as a share of the first one's; `turns` has
-    the throughput of all finalists, turn by turn.
+    """The index of the best finalist but the first, and its throughput in each turn as a multiple of the first one's;
+    `turns` has the throughput of all finalists, turn by turn.
 
-    Of finalists that are equal but for noise, it is the one with the fewest instances, each of which takes memory.
+    Of finalists that are equal but for noise, the one with the fewest instances is the best: each takes memory.
     """
     shares = [[turn[index] / max(turn[0], 1e-9) for turn in turns] for index in range(len(turns[0]))]
     medians = [median(each) for each in shares]
@@ -260,7 +262,8 @@ def is_gain(ratios: Sequence[float]) -> bool:
 def climb(
     measure: Callable[[int], Point], goal_ms: float, first: int, most: int, is_over: Callable[[], bool]
 ) -> list[Point]:
-    """Levels of concurrency: doubled from `first` while that gains under the goal, or halved until the goal is met."""
+    """Measure levels of concurrency: doubled from `first` while throughput grows and the goal is met; halved where the
+    goal is missed at `first`, or where doubling gains nothing."""
     points = [measure(first)]
     if not points[0].meets(goal_ms):
         while points[-1].concurrency > 1 and not points[-1].meets(goal_ms) and not is_over():
