@@ -40,7 +40,8 @@ class AsyncClient:
             raise InvalidArgumentError(
                 f"'{shown_url(self._place)}' is a URL; with asyncio, use tritonclient's own clients for those"
             )
-        # Changed by coroutines, between two of which no other code runs: one task connects, and they wait for it.
+        # Changed by coroutines of one event loop, and so without a lock. One task connects; all coroutines that need a
+        # connection wait for that task.
         self._session: Session | None = None
         self._connecting: asyncio.Task[Session] | None = None
         self._is_closed = False
@@ -156,13 +157,13 @@ class AsyncClient:
             left_s = max(0.0, end_s - time.monotonic())
             connecting, begins = self._connecting, False
             if connecting is None or connecting.done():
-                # Goes on if this coroutine is cancelled: its thread waits for the server all the same.
+                # The task goes on if this coroutine is cancelled: the task's thread waits for the server all the same.
                 connecting = self._connecting = asyncio.ensure_future(self._connect(left_s))
                 connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
                 begins = True
             if not (await asyncio.wait([connecting], timeout=None if begins else left_s))[0]:
                 raise late_to_join("the server", limit_s)
-            if begins:  # the error of a failure is this coroutine's; others try again
+            if begins:  # only this coroutine raises the error of a failed attempt; others try again
                 return connecting.result()
         return session
 
@@ -289,7 +290,7 @@ def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> 
 
 def _hang_up(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
     loop.remove_reader(connection.bell.fd)
-    if (fd := connection.channel.fileno()) >= 0:  # otherwise the server has closed it
+    if (fd := connection.channel.fileno()) >= 0:  # below 0: the channel is closed already
         loop.remove_reader(fd)
     connection.close()
     connection.channel.close()

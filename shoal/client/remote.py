@@ -210,8 +210,8 @@ class RemoteClient(Client):
             raise ConnectionLostError(f"no server is found at {self._address}: {why}") from error
 
     def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
-        """A context manager that raises TimeoutError in a call that is not answered in time; does nothing if
-        tritonclient itself raises the error."""
+        """A context manager that raises TimeoutError in a call that is not answered in time. This one does nothing,
+        since tritonclient itself raises an error over gRPC; HttpClient has another."""
         del timeout_s
         return nullcontext()
 

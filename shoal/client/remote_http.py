@@ -62,8 +62,8 @@ class HttpClient(RemoteClient):
             raise self._no_model_server() from error  # the answer is not HTTP, such as a gRPC server's
 
     def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
-        """Overridden because tritonclient's own timeout begins anew with each piece of an answer, and apart from that
-        for connecting."""
+        """Overridden because tritonclient's own timeout does not limit a whole call: it begins once for connecting, and
+        anew for each piece of an answer."""
         from gevent import Timeout  # tritonclient.http's sockets are gevent's
 
         timeout: AbstractContextManager[object] = Timeout(timeout_s, TimeoutError)

@@ -19,7 +19,8 @@ from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
 from shoal.star.client import HeldBlock
 
-#: Smaller tensors are copied: the server takes as long to read a header that names another block (ours).
+#: Smaller tensors are copied: a copy takes no longer than the server takes to read a header that names another block
+#: (ours).
 LEND_NBYTES = 32 * 1024
 #: The most bytes of the last copy's memory that are kept for the next copy (ours): 64 connections, the default of
 #: --client-count, then keep at most the half of --shm-oversize-mib that clients may have.

@@ -76,7 +76,7 @@ class Session:
         try:
             return self._find(model, version)
         except ShoalError:
-            self.connection.catch_up()  # the model may have been loaded since
+            self.connection.catch_up()  # a message that is not applied yet may say that the model is loaded
             return self._find(model, version)
 
     def _find(self, model: str, version: str | int) -> ModelEntry:
@@ -110,8 +110,8 @@ class Session:
         return self._hand_over(asked, template, lambda memory: template.write(memory, arrays), kept, notify)
 
     def _key(self, asked: RequestArguments) -> Any:
-        """The key of a validated request, equal for requests that differ only in their tensors' contents; None if the
-        request must be validated."""
+        """What the template of a validated request is kept by: equal for requests that differ only in their tensors'
+        contents; None if the request must be validated."""
         if not asked.is_plain:
             return None
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
@@ -162,14 +162,14 @@ class Session:
         notify: Callable[[], None],
     ) -> ClientCall:
         """Submit a request in a block that `write` fills, returning the header's span; `kept` is referenced until the
-        reply."""
+        last reply."""
         connection, entry = self.connection, checked.entry
         block = connection.allocate(checked.nbytes, entry.model_id)
         try:
             span, start_ns = write(block.memory), time.monotonic_ns()
             # The timeout of a request to a decoupled model limits the wait for each response, not the execution.
             deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
-        except BaseException:  # a text that UTF-8 cannot encode, or a timeout of NaN
+        except BaseException:  # such as for a text that UTF-8 cannot encode, or a timeout of NaN
             connection.shared.free(block.ref)
             raise
         waiter = Waiter(notify, kept, wants_timing=asked.timing)

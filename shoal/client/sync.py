@@ -242,7 +242,7 @@ def _scheme_of(url: str) -> str:
 
 def join_limit_s(timeout_s: float | None) -> float:
     """How many seconds a server may take to let a client join, for a call with this timeout."""
-    return JOIN_S if timeout_s is None else min(max(0.0, float(timeout_s)), JOIN_S)  # which may be one of numpy's
+    return JOIN_S if timeout_s is None else min(max(0.0, float(timeout_s)), JOIN_S)  # float: it may be numpy's
 
 
 def late_to_join(server: str, limit_s: float) -> TimedOutError:
