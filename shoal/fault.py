@@ -1,6 +1,6 @@
 """Fault points, for tests and drills: end, stop or delay a process exactly between two steps of a request.
 
-    SHOAL_FAULT=worker.begun:kill          every worker, the first time it begins a batch, and each one after it
+    SHOAL_FAULT=worker.begun:kill          every worker, also one started in place of another, when it begins a batch
     SHOAL_FAULT=worker.opened[poison]:segfault    a worker that opens the request whose id is `poison`
     SHOAL_FAULT=lane.submitted:delay=0.2,batcher.read:stop
     SHOAL_FAULT=/DIRECTORY                 a file there named after a step, with an action in it, fires once and is gone

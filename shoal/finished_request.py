@@ -19,10 +19,10 @@ class FinishedRequest(NamedTuple):
 
     model_id: int
     asker: str  # "front end", "client" (a guest), "model" (a caller), "ensemble" (for a step), or "shadow"
-    id: str  # the client's
+    id: str  # the request id that the client has given
     trace_id: str  # of the client's trace, 32 hexadecimal digits; empty if it is not known
     rows: int
-    points: Points  # the first is 0: only the front end knows when the first bytes came
+    points: Points  # the first is 0: only the front end knows when the request's first bytes came
     status: int
     reason: int
     detail: int

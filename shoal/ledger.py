@@ -36,7 +36,8 @@ def connections() -> int:
 
 
 def _listening() -> set[int]:
-    """The inodes of listening sockets. (Connections that were reset are no longer in the kernel's tables.)"""
+    """The inodes of listening sockets. Connections are not counted in the kernel's tables, which lack those that were
+    reset and are not closed yet."""
     inodes = set[int]()
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/self/net/{table}", encoding="ascii") as lines:  # without IPv6

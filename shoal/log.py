@@ -259,7 +259,7 @@ def print_line(line: str) -> None:
 def put(stream: TextIO | None, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
     """Write to a stream without waiting longer than `patience_ms`; False if all or the rest is lost: the stream is
     closed, it is not read, its reader has gone, or the disk is full."""
-    if stream is None:  # this process was started without it
+    if stream is None:  # this process was started without this stream
         return False
     try:
         fd = stream.fileno()
@@ -319,7 +319,7 @@ def configure(
         logger.removeHandler(handler)
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
-            continue  # this process was started without it
+            continue  # this process was started without this stream
         with suppress(OSError, ValueError):  # closed, or a test's stream that is not a file
             writer_of(stream.fileno()).follow()  # now, so that the first line takes no further descriptor
         handler = PatientHandler(stream)

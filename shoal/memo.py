@@ -31,7 +31,7 @@ class Memo(Generic[_Key, _Value]):
         """`kind` is the memo's name in `figures`; memos of one kind are counted together."""
         self._most = most
         self._figures = _figures.setdefault(kind, [0, 0])
-        #: A plain dict, in which CPython looks up with 160 instructions less than in a subclass. Changed by keep; its
+        #: A plain dict, in which CPython looks up with 160 instructions fewer than in a subclass. Changed by keep; its
         #: owner may clear it.
         self.entries: dict[_Key, _Value] = {}
 

@@ -33,7 +33,8 @@ class Cell(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """A family whose samples show the distribution of one phase of requests' time; the cell has the sum."""
+    """A family whose samples show the distribution of one phase of requests' time. `cell` names the batcher's counter
+    with the sum."""
 
     family: Family
     phase: str
@@ -71,7 +72,7 @@ def _figures(labels: tuple[str, ...], *rows: tuple[str, str, str, float]) -> tup
     )
 
 
-_US = 1000  # in ns
+_US = 1000  # ns in a microsecond
 _S = 1e9
 _FRESH = "(does not include cached requests)"
 _ALL = "(includes cached requests)"
@@ -84,7 +85,7 @@ COUNTERS = _cells(
 FAILURES = _counter(
     "nv_inference_request_failure", (*MODEL, "reason"), "Number of failed inference requests, all batch sizes"
 )
-#: By reason, the cell of the counters.
+#: Reason of a failure → the cell of the batcher's counters in which such failures are counted.
 FAILURE_CELLS = {
     "REJECTED": "failed_rejected",
     "CANCELED": "failed_canceled",

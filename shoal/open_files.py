@@ -44,7 +44,7 @@ def _size_tells() -> bool:
 
 
 def _num_listed() -> int:
-    return len(os.listdir(_OPEN)) - 1  # without that of the listing itself
+    return len(os.listdir(_OPEN)) - 1  # without the descriptor by which listdir reads
 
 
 def explain(error: BaseException) -> str:

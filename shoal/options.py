@@ -94,9 +94,9 @@ class ServerOptions:
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     max_control_bytes: int = MIB  # bytes of a body that is neither for a model nor a load; ours
-    max_expansion: int = 100  # times its size that a compressed body may have, beyond 1 MiB; 0 = any; ours: JSON has 10
-    max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of memory at the start, 64 at least; ours
-    upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
+    max_expansion: int = 100  # most times a body may grow by decompression, beyond 1 MiB; 0 = any; ours: JSON has 10
+    max_upload_mib: int = 0  # MiB of bodies that are arriving; 0 = a quarter of free memory at start, at least 64; ours
+    upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: as in nginx
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     #: A second port for HTTP, for clients of Triton's OpenAI frontend, which has 9000; None: no second one; ours.
     openai_port: int | None = None
@@ -111,7 +111,7 @@ class ServerOptions:
     timing_percent: int = 0  # percent of responses that have Server-Timing though their clients have not asked; ours
     ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
-    listen_backlog: int = 256  # most connections that wait to be accepted; ours: 0.1 s, at 2200 a second, as measured
+    listen_backlog: int = 256  # most connections that wait to be accepted; ours: 0.1 s of the measured 2200 a second
 
     # gRPC.
     allow_grpc: bool = True  # Triton's
@@ -184,8 +184,8 @@ class ServerOptions:
     torchserve_management_port: int = 8081
     torchserve_metrics_address: str = "127.0.0.1"
     torchserve_metrics_port: int = 8082
-    torchserve_https: tuple[str, ...] = ()  # those of TORCHSERVE_APIS over TLS, with the files for HTTP
-    allow_torchserve_grpc: bool = True  # with allow_torchserve
+    torchserve_https: tuple[str, ...] = ()  # the TORCHSERVE_APIS that are served over TLS, with the files for HTTP
+    allow_torchserve_grpc: bool = True  # takes effect only with allow_torchserve
     torchserve_grpc_inference_address: str = "127.0.0.1"
     torchserve_grpc_inference_port: int = 7070
     torchserve_grpc_management_address: str = "127.0.0.1"

@@ -59,7 +59,7 @@ def _explained(archive: Path) -> Iterator[None]:
     try:
         yield
     except _BAD as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk; errors of gzip and bz2 have none
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's; errors of gzip and bz2 have no errno
             raise
         # A member's name need not be Unicode, a sentence must.
         words = str(error).encode(errors="backslashreplace").decode()

@@ -25,7 +25,7 @@ def contents(requirements: Path, digest: Callable[[Path], str]) -> Iterator[byte
     """All contents on which the environment depends, in order. `digest` returns the digest of a file's contents. Raises
     OSError."""
     seen, files = {requirements.resolve()}, [requirements]
-    for file in files:  # the list grows meanwhile
+    for file in files:  # the list grows by the files that its files name
         text = file.read_bytes()
         yield text
         for line in _lines(text.decode(errors="surrogateescape")):
@@ -48,7 +48,8 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _paths(line: str, place: Path) -> Iterator[Path]:
-    """The files and directories in a line. A mere name is no directory, unless an option says so, as for pip."""
+    """The files and directories in a line. A word without a slash is not taken for a directory, unless the line begins
+    with an option or a dot: pip, too, takes such a word for the name of a package."""
     for word in line.split():
         found = _WORD.match(word.strip("\"'"))
         path = place / unquote(found[1]) if found else place

@@ -101,7 +101,7 @@ def _python_in(directory: Path) -> Path:
 
 def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The interpreter of an archive's environment, unpacked and adapted to its new place."""
-    from shoal.environments.archive import unpack  # here: with tarfile 0.5 MiB, which the supervisor does not need
+    from shoal.environments.archive import unpack  # here, to spare the supervisor 0.5 MiB of tarfile
 
     cache.prepare()
 

@@ -14,7 +14,7 @@ from shoal.model_config.python_backends import python_backend_file, runs_on
 
 #: Parameters of a model's configuration: Triton's, and Shoal's own.
 EXECUTION_ENV_PATH, PYTHON_INTERPRETER = "EXECUTION_ENV_PATH", "PYTHON_INTERPRETER"
-#: A placeholder in both: the model's directory, which has its versions. Triton's.
+#: Triton's placeholder in the values of both: the model's directory, which has the directories of its versions.
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 #: An archive beside the model.py of a backend: the environment of all its models. Triton's.
 BACKEND_ARCHIVE = "pb_exec_env_model.py.tar.gz"

@@ -51,7 +51,7 @@ class RequestsMirrored(Message):
 
 
 class SplitFigures(Message):
-    """The figures of both versions of a split since a step began, as VersionFigures.packed returns them
+    """The figures of both versions of a split since a step of its rollout began, as VersionFigures.packed returns them
     (batcher/scheduling/split.py); answers CountSplit."""
 
     model_id: int  # the split's own

@@ -1,7 +1,8 @@
 """Messages from a worker to the supervisor (supervisor/models/worker.py). Values of fields may be anything, since user
 code may have written them.
 
-WorkerConnected ─► [ModelIOFound] ─► ModelLoaded or Refused, which ends it ─► MemoryMapped ─► all others, at any time
+WorkerConnected ─► [ModelIOFound] ─► ModelLoaded ─► MemoryMapped ─► all others, at any time
+                   instead of ModelIOFound or ModelLoaded: Refused, the last message
 """
 
 from collections.abc import Sequence

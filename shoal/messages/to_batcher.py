@@ -34,7 +34,7 @@ class BatcherActivated(Message):
     latency_target_ms: int
     spin_ns: int  # the longest spin before a sleep; 0: the batcher sleeps at once
     poison_refusal_ns: int  # how long a request that ends instances is refused first; 0: not at all
-    bell: Fd  # the batcher's own bell, for peers that have none for it
+    bell: Fd  # the batcher's own bell, for peers that have no bell of their own at the batcher
     counters: Fd  # the table of counters, writable
 
 
@@ -58,7 +58,7 @@ class ClientJoined(Message):
     clients_bell: Fd | None  # wakes the batcher; None for a guest
     is_guest: bool = False
     is_caller: bool = False
-    is_late: bool = False  # to a successor: the client has yet to send its open requests again
+    is_late: bool = False  # True to a successor: the client has yet to send its open requests again
 
 
 class ClientCaughtUp(Message):
@@ -207,7 +207,7 @@ class SplitChanged(Message):
     canary_id: int  # 0: all requests are the stable version's
     share: int  # the canary's, in hundredths of a percent
     retries: bool  # whether the stable version executes the requests that the canary fails
-    step: int  # figures are counted from the first message of each step on
+    step: int  # of the rollout: figures are counted from the first message of each step on
 
 
 class CountSplit(Message):

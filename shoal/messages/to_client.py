@@ -1,8 +1,8 @@
 """Messages from the supervisor to clients: front ends (frontend/front_end.py), workers whose models call others,
 guests.
 
-    ClientWelcomed or GuestWelcomed, or Refused, which ends it ─► segments and models that there are ─► ModelsKnown
-    then all others, at any time
+    ClientWelcomed or GuestWelcomed ─► segments and models that there are ─► ModelsKnown ─► all others, at any time
+    Refused, in place of all these
 
 The welcome, ModelsKnown and announcements to all front ends are acknowledged: a front end acknowledges a message after
 applying it in its loop, or under its lock. No process waits for a guest's acknowledgement, and only briefly for that of
@@ -74,7 +74,7 @@ class ClientWelcomed(Message):
     segment: Fd  # its own, writable
     link: Fd  # written by the batcher
     bell: Fd  # its own
-    batcher_bell: Fd  # the bell that it rings at the batcher
+    batcher_bell: Fd  # the bell that the process rings at the batcher
     counters: Fd  # the table of counters, to read
 
 

@@ -37,7 +37,7 @@ class Poll(Message):
 
     order: int
     names: list[str] | None  # None: all
-    patience_s: float | None  # models whose copy from a cloud takes longer are left to a later poll; None: none is
+    patience_s: float | None  # models whose copy from a cloud takes longer are left to a later poll; None: none are
 
 
 class LookAll(Message):

@@ -27,7 +27,7 @@ class LoadModel(Message):
     kind: str  # KIND_CPU, KIND_GPU
     device_id: int  # the GPU's number among those that the worker's process sees
     gpu: int  # the server's number of that GPU
-    gpu_pool_nbytes: int  # most bytes of outputs that stay there for other models; 0: none do
+    gpu_pool_nbytes: int  # most bytes of outputs that stay on the GPU for other models; 0: none do
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings
@@ -49,7 +49,7 @@ class MemoryGranted(Message):
     segment: Fd  # its own, sealed and writable
     link: Fd  # written by the batcher
     bell: Fd  # its own
-    batcher_bell: Fd  # the batcher's, of this worker
+    batcher_bell: Fd  # the bell that the worker rings at the batcher
 
 
 class StopWorker(Message):

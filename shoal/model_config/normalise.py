@@ -63,7 +63,7 @@ def _placed(group: Config, config: Config, gpus: Sequence[int]) -> Config:
     if kind == "KIND_AUTO":
         are_there = bool(gpus) and set(group["gpus"]) <= set(gpus)
         kind = "KIND_GPU" if "KIND_GPU" in can and (are_there or "KIND_CPU" not in can) else "KIND_CPU"
-    elif kind not in can and "KIND_CPU" in can:  # written for GPUs; those that it lists are not used
+    elif kind not in can and "KIND_CPU" in can:  # such as a group for GPUs: the GPUs in its list are not used
         kind, group = "KIND_CPU", {**group, "gpus": []}
     group = {**group, "kind": kind}
     if kind == "KIND_GPU" and not group["gpus"]:

@@ -32,8 +32,8 @@ MAX_LENGTH = 2**31 - 1
 ALL = -1
 _BUCKETS = re.compile(r"[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,63}")
 _MASK = re.compile(r"[^:]+:TYPE_(BOOL|INT32|INT64|FP32)")
-#: Backends whose batches the server pads, and built-in ones that take no padded batch; all others run in Python, where
-#: a model gets each request as it came.
+#: Backends whose batches the server pads, and built-in backends for which it pads none. All other backends run in
+#: Python, where a model gets each request as it came.
 _PADS = ("onnxruntime", "pytorch")
 _CANNOT = ("embedding", "fil", "identity", "openvino", "tensorflow", "tensorrt", "torchserve", "vllm")
 

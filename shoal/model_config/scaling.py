@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter, whole_number_faults
 
-#: The most instances of a model (ours); each is a process.
+#: The most instances of a model (ours): most often, each is a process.
 MAX_INSTANCES = 64
 #: The longest queue age, one hour, as for every other time in a configuration (ours).
 MAX_QUEUE_AGE_MS = 3_600_000
-#: A wait that clients notice, and far longer than one wake-up (ours).
+#: The queue age of a model that sets none (ours): clients notice such a wait, and a worker wakes up far sooner.
 DEFAULT_QUEUE_AGE_MS = 50
 _MOST = {"min_instances": MAX_INSTANCES, "max_instances": MAX_INSTANCES, "autoscale_queue_age_ms": MAX_QUEUE_AGE_MS}
 #: Triton's spellings of booleans.

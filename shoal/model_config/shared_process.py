@@ -1,4 +1,4 @@
-"""Instances that share a process: a parameter of a model, since Triton's instances always do. Pure.
+"""Instances that share a process: a parameter of a model, since all instances of Triton share one. Pure.
 
     parameters { key: "instances_share_process" value { string_value: "true" } }
 

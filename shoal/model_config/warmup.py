@@ -31,7 +31,8 @@ def recording(config: Config) -> str | None:
 
 
 def recording_faults(config: Config) -> Iterator[str]:
-    """Check that the model's instances can run a recording's batches; `checks` checks its file's place."""
+    """Check that the model's instances can run a recording's batches; `checks` checks where its file
+    lies."""
     if recording(config) is None:
         return
     for field, what in (("ensemble_scheduling", "an ensemble"), ("sequence_batching", "a model of sequences")):
