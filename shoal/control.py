@@ -44,7 +44,7 @@ class Channel:
     """A control connection: messages in both directions, whole and in order."""
 
     def __init__(self, connection: socket.socket, *, is_guests: bool = False) -> None:
-        """`is_guests`: the peer is an untrusted client, whose oversized messages are malformed."""
+        """`is_guests`: the peer is an untrusted client, whose messages of more than MAX_INLINE_BYTES are refused."""
         self._socket = connection
         self._is_guests = is_guests
 
@@ -53,12 +53,12 @@ class Channel:
         return self._socket.fileno()
 
     def setblocking(self, blocking: bool) -> None:
-        """Make this channel blocking or not; a channel that is not raises BlockingIOError where there is no message."""
+        """Make this channel blocking or not; a non-blocking one raises BlockingIOError where there is no message."""
         self._socket.setblocking(blocking)
 
     def set_deadline(self, deadline_s: float | None) -> None:
         """Limit each later wait of a blocking channel to the seconds that are now left until a monotonic time: `send`
-        and `receive` raise TimeoutError after them. None: no limit."""
+        and `receive` raise TimeoutError when these are over. None: no limit."""
         self._socket.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
 
     def send(self, message: Message, seq: int = 0) -> None:
@@ -88,8 +88,8 @@ class Channel:
     def receive(self, kinds: Kinds[M]) -> tuple[M, int]:
         """The next message, one of these kinds, and its sequence number; the caller closes its descriptors.
 
-        Raises EOFError when the peer has closed the connection; MessageError for anything but such a message, as user
-        code in a worker may send; BlockingIOError where none has arrived.
+        Raises EOFError when the peer has closed the connection; MessageError for any other message, as user code in a
+        worker may send one; BlockingIOError where none has arrived.
         """
         data, fds = self._receive()
         try:

@@ -9,7 +9,7 @@
     │   └── NoModelError                                                     of a directory in a repository
     ├── UnavailableError       UNAVAILABLE      503   14 UNAVAILABLE
     │   ├── UnauthenticatedError                401  16 UNAUTHENTICATED      no API key, or an unknown one
-    │   ├── PermissionDeniedError               403   7 PERMISSION_DENIED    the caller may not, others may
+    │   ├── PermissionDeniedError               403   7 PERMISSION_DENIED    the client may not, others may
     │   ├── ConnectionLostError                                              raised by shoal.Client
     │   └── TimedOutError                                                    raised by shoal.Client
     ├── UnsupportedError       UNSUPPORTED      501   12 UNIMPLEMENTED
@@ -88,7 +88,7 @@ class UnauthenticatedError(UnavailableError):
 
 
 class PermissionDeniedError(UnavailableError):
-    """The caller may not do this, though others may. Triton has no code for that, HTTP and gRPC have one."""
+    """The client may not do this, though others may. Triton has no code for that, HTTP and gRPC have one."""
 
     http_status, grpc_status = 403, 7
 

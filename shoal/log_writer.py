@@ -26,15 +26,15 @@ UNREAD = "was not read"
 
 
 class PatientWriter:
-    """Writes to one descriptor, whatever it refers to by then: a file, a pipe, a socket or a terminal."""
+    """Writes to one descriptor, whatever it refers to at each write: a file, a pipe, a socket or a terminal."""
 
     def __init__(self, fd: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._fd = fd
         self._now_s = now_s
-        # Changed by write.
+        # Changed by write, as are the fields below.
         #: Why data were lost last: "was not read", or "could not be written (No space left on device)".
         self.problem = ""
-        self._file = (0, 0)  # the device and inode that `_own_fd` has opened
+        self._file = (0, 0)  # the device and inode that the descriptor referred to last
         self._own_fd = -1
         self._write: Callable[[bytes], int] = self._write_if_ready
         self._part = 0  # the most bytes of one write
@@ -44,7 +44,7 @@ class PatientWriter:
     def write(self, data: bytes, patience_ms: int = PATIENCE_MS) -> bool:
         """Write data; False if all or the rest is lost: the reader has stopped or gone, or the disk is full.
 
-        Waits for room no longer than `patience_ms`, and than the process's patience for this second.
+        Waits for room no longer than `patience_ms`, nor than what is left of PATIENCE_MS in this second.
         """
         try:
             self.follow()
@@ -67,8 +67,9 @@ class PatientWriter:
         self._own_fd, self._file = -1, (0, 0)
 
     def follow(self) -> None:
-        """Open the descriptor's file a second time if it refers to another one than before: at the first call, or after
-        a zygote's child, or --log-file, has redirected it. Raises OSError if the descriptor is closed."""
+        """Choose how to write if the descriptor refers to another file than before: at the first call, or after a
+        zygote's child, or --log-file, has redirected it. Opens a pipe or terminal a second time. Raises OSError if the
+        descriptor is closed."""
         found = os.fstat(self._fd)
         if (found.st_dev, found.st_ino) == self._file:
             return
@@ -105,7 +106,8 @@ class PatientWriter:
         return os.write(self._fd, data)
 
     def _wait(self, patience_ms: int) -> bool:
-        """Wait for room, within the rest of this second's patience."""
+        """Whether there is room, perhaps after a wait: at most `patience_ms`, or what is left of PATIENCE_MS in this
+        second."""
         begun_s = self._now_s()
         if begun_s >= self._second_ends_s:
             self._second_ends_s, self._left_ms = begun_s + 1.0, PATIENCE_MS

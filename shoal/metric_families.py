@@ -132,7 +132,7 @@ def _summary(name: str, text: str) -> Family:
     return Family(name, "summary", MODEL, text)
 
 
-#: Printed only with --metrics-config=summary_latencies=true. Three of the help texts are slips of Triton's.
+#: Printed only with --metrics-config=summary_latencies=true. Three of the help texts are wrong, as Triton's are.
 SUMMARIES: tuple[Latency, ...] = tuple(
     Latency(_summary(f"nv_inference_{phase}_summary_us", text), phase, cell)
     for phase, cell, text in (
@@ -148,7 +148,7 @@ CACHE_SUMMARIES = (
 #: Printed only with --metrics-config=histogram_latencies=true.
 FIRST_RESPONSES = Family(FIRST_RESPONSE, "histogram", MODEL, "Duration from request to first response in milliseconds")
 
-#: Always 0: Shoal keeps no such pool.
+#: Always 0: Shoal keeps no pool of pinned memory.
 PINNED_MEMORY = (
     _gauge("nv_pinned_memory_pool_total_bytes", (), "Pinned memory pool total memory size, in bytes"),
     _gauge("nv_pinned_memory_pool_used_bytes", (), "Pinned memory pool used memory size, in bytes"),

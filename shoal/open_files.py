@@ -58,7 +58,8 @@ def explain(error: BaseException) -> str:
 
 
 def explain_start(error: BaseException) -> str:
-    """The text of an error of a start: like `explain`, and with the remedy where the limit of processes is reached."""
+    """The text of an error with which a process could not be started: like `explain`, and with the remedy where the
+    limit of processes is reached."""
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
         return f"this user, or its control group, may have no further process. {RAISE_TASKS}"
     return explain(error)

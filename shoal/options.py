@@ -20,7 +20,7 @@ from shoal.shared_settings import MAX_OVERSIZE_BYTES, MIB, SLAB_PARTS, UNIX, Met
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import TorchServeSettings
 
-#: The parts of the API that can be restricted to callers with a header, by Triton's names for HTTP and gRPC.
+#: The parts of the API that can be restricted to requests with a header, by Triton's names for HTTP and gRPC.
 RESTRICTED_APIS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
@@ -41,7 +41,7 @@ _WILDCARDS = frozenset({"0.0.0.0", "::"})
 class HostPolicy(NamedTuple):
     """The cores that one --host-policy chooses; with both fields, those that are in both."""
 
-    numa_node: int | None = None  # its cores, and so its memory, in which the kernel puts what they use first
+    numa_node: int | None = None  # the node's cores; the kernel gives them memory of that node
     cpu_cores: tuple[int, ...] = ()
 
 
@@ -54,7 +54,7 @@ class ServerOptions:
     api_keys: str = ""  # file of the keys that requests need (api_keys.py), read again when it changes; "": none; ours
     announcement: str = ""  # a line for stdout once the server serves, which TorchServe's launchers wait for
     exit_timeout_secs: int = 30  # s from SIGTERM to dropping open requests; Triton's
-    pid_file: str = ""  # file that names the server's process; "": none; ours, TorchServe's in its command
+    pid_file: str = ""  # file that names the server's process; "": none; ours; torchserve's is TorchServe's
     upgrade_timeout_secs: int = 600  # s from the start of a new server to its taking over; ours
 
     # Logging.
@@ -79,7 +79,7 @@ class ServerOptions:
     store: StoreSettings | None = None  # TorchServe's model store, beside or instead of repositories
     model_load_retry_count: int = 0  # further attempts to load a version that has failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
-    model_load_timeout_secs: int = 600  # s from the start of a process to a warm model; ours: a large engine
+    model_load_timeout_secs: int = 600  # s from the start of a process to a warm model; ours: enough for large ones
     #: s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0.
     model_execution_timeout_secs: int = 60
     latency_target: int = 0  # ms for an answer of a model with an empty dynamic_batching; 0 = none; ours
@@ -134,7 +134,7 @@ class ServerOptions:
     grpc_http2_max_pings_without_data: int = 2  # the server's pings in a row; 0 = no limit; Triton's
     grpc_http2_min_recv_ping_interval_without_data: int = 300_000  # ms; sooner, a client's ping is a strike; Triton's
     grpc_http2_max_ping_strikes: int = 2  # strikes before the connection ends; 0 = never; Triton's
-    grpc_max_connections: int = 0  # per process; beyond, idle ones close; 0 = 10,000, or as descriptors allow; ours
+    grpc_max_connections: int = 0  # per process; then idle ones are closed; 0 = 10,000, or as descriptors allow; ours
     grpc_max_connection_age: int = 0  # ms after which a connection takes no more calls; 0 = never; Triton's
     grpc_max_connection_age_grace: int = 0  # ms for the calls that are open then; 0 = no limit; Triton's
 
@@ -288,7 +288,7 @@ class Endpoint(NamedTuple):
     """A listening socket of the server."""
 
     name: str  # the beginning of its flags' names
-    callers: str  # the name of its requests in Triton's sentences
+    callers: str  # what Triton's sentences call the requests that come here, such as "HTTP"
     address: str
     port: int
     is_shared: bool = False  # shared with other servers that listen on it

@@ -77,7 +77,7 @@ def show(document: Any, text: str, *, as_json: bool) -> None:
 
 def show_before(step: Callable[[], object], document: Any, text: str, *, as_json: bool) -> None:
     """Print the result of a verb that has one step left, which may fail. People see the result before the step. JSON is
-    printed after the step: a document as by `show`, or, where the step raises, a line before that of the error."""
+    printed after the step: a document as by `show`, or, where the step raises, a line before the line of the error."""
     if not as_json:
         print(text)
     try:

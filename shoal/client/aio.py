@@ -240,7 +240,7 @@ class _Wakeup:
 
 
 def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Let the loop handle replies and messages of a connection for as long as the connection is referred to."""
+    """Let the loop handle replies and messages of a connection until nothing refers to the connection any more."""
     weakly = weakref.ref(connection)
     bell_fd, channel_fd = connection.bell.fd, connection.channel.fileno()
 

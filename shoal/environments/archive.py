@@ -1,8 +1,8 @@
 """Unpacking an environment's archive, as conda-pack makes it: whatever it contains, no file outside is changed.
 
 Rules: a member's name is a plain path below the directory; a member is a file, a directory or a link; each name comes
-once. A symbolic link is relative and leads to a place inside. Files are written first, links made last: so no file can
-be written through a link. Owners, setuid bits and other users' write permission are left out. An archive that breaks a
+once. A symbolic link is relative and leads to a place inside. Symbolic links are made after all files, so no file can
+be written through one. Owners, setuid bits and other users' write permission are left out. An archive that breaks a
 rule is refused with the member's name, and the caller removes what has been written.
 """
 
@@ -47,7 +47,8 @@ def unpack(archive: Path, into: Path) -> None:
         stream = MeteredTar(plain)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as tar:
             _Unpacking(tar, stream, into).run()
-        # tarfile takes a damaged header for the end of the archive; and the checksum is only verified at the real end.
+        # Read on to the real end: tarfile takes a damaged header for the end of the archive, and the checksum of
+        # compressed data is only verified when all have been read.
         while rest := plain.read(_CHUNK_NBYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError("there is something behind its end")
@@ -73,7 +74,7 @@ class _Unpacking:
         self._tar = tar
         self._stream = stream
         self._root = root.resolve()
-        # Changed by each member.
+        # The bytes that further members may take, and the links to make when all files are written: path → target.
         self._free_nbytes = min(MAX_NBYTES, shutil.disk_usage(root).free)
         self._links: dict[Path, str] = {}
 

@@ -74,7 +74,7 @@ class Cache:
             return directory
         with self._locked(key, log):
             if not complete.exists():
-                shutil.rmtree(entry, ignore_errors=True)  # the rest from a killed process
+                shutil.rmtree(entry, ignore_errors=True)  # what a killed process has left
                 directory.mkdir(parents=True)
                 try:
                     make(directory)

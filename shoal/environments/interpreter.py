@@ -30,7 +30,7 @@ class Interpreter(NamedTuple):
     path: Path
     version: tuple[int, int, int]
     has_numpy: bool
-    prefix: Path  # of its environment
+    prefix: Path  # the directory of its environment
 
 
 def ask(path: Path, variables: Mapping[str, str]) -> Interpreter:
@@ -68,7 +68,7 @@ def variables_of(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _activate(scripts: list[Path], variables: dict[str, str]) -> dict[str, str]:
-    """The variables after running conda's activation scripts: mostly paths of packages' data."""
+    """The variables after running conda's activation scripts, which mostly set paths of packages' data."""
     if not scripts:
         return variables
     sourced = 'for script in "$@"; do . "$script" >&2; done; exec env -0'

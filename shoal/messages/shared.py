@@ -107,7 +107,7 @@ class PoisonFound(Message):
     num_deaths: int
     num_refusals: int
     refused_until_ns: int  # monotonic
-    until_ns: int  # when it is no suspect any more
+    until_ns: int  # monotonic; then the request is no suspect any more
 
 
 class SegmentWanted(Message):

@@ -33,7 +33,7 @@ class BatcherActivated(Message):
     rate_limits: Sequence[tuple[str, int, int | None]] | None  # resource, count, device; None without --rate-limit
     latency_target_ms: int
     spin_ns: int  # the longest spin before a sleep; 0: the batcher sleeps at once
-    poison_refusal_ns: int  # how long a request that ends instances is refused first; 0: not at all
+    poison_refusal_ns: int  # how long a request that ends instances is refused at first; 0: not at all
     bell: Fd  # the batcher's own bell, for peers that have no bell of their own at the batcher
     counters: Fd  # the table of counters, writable
 

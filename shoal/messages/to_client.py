@@ -30,7 +30,7 @@ class FrontEndSettings(TypedDict):
     max_expansion: int
     begun_s: int  # when the server began, in seconds since 1970
     default_max_tokens: int
-    max_upload_bytes: int  # of requests that are arriving, in one process
+    max_upload_bytes: int  # most bytes of requests that are arriving in one process
     upload_timeout_s: float
     min_upload_rate: int  # bytes in a second
     header_forward_pattern: str
@@ -71,9 +71,9 @@ class ClientWelcomed(Message):
     answer_timeout_s: float  # for questions, in seconds
     log: shared.LogSettings
     settings: FrontEndSettings | None  # None: the process runs users' code, which must not read secrets among them
-    segment: Fd  # its own, writable
+    segment: Fd  # the process's own, writable
     link: Fd  # written by the batcher
-    bell: Fd  # its own
+    bell: Fd  # wakes the process
     batcher_bell: Fd  # the bell that the process rings at the batcher
     counters: Fd  # the table of counters, to read
 
@@ -86,9 +86,9 @@ class GuestWelcomed(Message):
     model_namespacing: bool
     request_timeout_s: float
     answer_timeout_s: float
-    segment: Fd  # its own, writable
+    segment: Fd  # the guest's own, writable
     link: Fd  # written by the batcher
-    bell: Fd  # for both ways
+    bell: Fd  # wakes the guest, and through it the guest wakes the batcher
 
 
 class ModelChanged(Message):

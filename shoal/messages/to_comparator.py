@@ -37,9 +37,9 @@ class AnswersCompared(Message):
     agreed: int
     disagreed: int
     failed: int
-    primary_ns: int  # computation of all compared answers of the primary, and of the shadow
+    primary_ns: int  # what computing all compared answers has taken the primary; shadow_ns: the shadow
     shadow_ns: int
-    examples: Sequence[Any]  # of disagreements, as of `recorder.disagreements.Example`, for clients as JSON
+    examples: Sequence[Any]  # of disagreements, each a `recorder.disagreements.Example`; clients get them as JSON
     dropped: int  # pairs not compared: an answer cannot be read, or a comparator has ended meanwhile
 
 

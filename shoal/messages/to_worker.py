@@ -33,7 +33,7 @@ class LoadModel(Message):
     log: LogSettings
     execution_timeout_ms: int = 0  # 0: no limit
     spin_ns: int = 0  # the longest spin before a sleep; 0: the worker sleeps at once
-    process_cores: Sequence[int] = ()  # of all instances that share the process; empty: it has one instance
+    process_cores: Sequence[int] = ()  # cores of all instances that share the process; empty: there is one instance
 
 
 class ConfigFinished(Message):
@@ -46,9 +46,9 @@ class MemoryGranted(Message):
     """The worker's place in the star, once its model is loaded; answered by MemoryMapped."""
 
     log: LogSettings  # in force now; a worker that loads is not sent changes
-    segment: Fd  # its own, sealed and writable
+    segment: Fd  # the worker's own, sealed and writable
     link: Fd  # written by the batcher
-    bell: Fd  # its own
+    bell: Fd  # wakes the worker
     batcher_bell: Fd  # the bell that the worker rings at the batcher
 
 

@@ -7,8 +7,8 @@
         TakeOver, MainProcessNamed ─► serves alone; the connection's end: the old server has ended
 
 The supervisors of the old server (supervisor/upgrade/upgrade.py) and of the new one (supervisor/upgrade/predecessor.py)
-receive them. These may be of different versions: a message of a type, or with a field, that the receiver does not know
-ends the upgrade, and the old server goes on.
+receive them. The two may be of different versions: a message of a type, or with a field, that the receiver does not
+know ends the upgrade, and the old server goes on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,13 +47,13 @@ class NewServerConnected(Message):
 class ModelsCarried(Message):
     """Sent to the new server, first: what requests have changed of the models since the old server's start."""
 
-    #: The names of the models that it serves, in control mode explicit; None in other modes.
+    #: The names of the models that the old server serves, in control mode explicit; None in other modes.
     names: Sequence[str] | None
     #: The models among these whose configuration or files came with a request: name, configuration as JSON, directory.
     given: Sequence[tuple[str, str, str | None]]
     #: Repositories that were registered for one model each: name of the model, directory.
     repositories: Sequence[tuple[str, str]]
-    #: Instances of versions with another number than their configuration says: model, version, number.
+    #: Versions with another number of instances than their configuration says: model, version, number of instances.
     scaled: Sequence[tuple[str, int, int]]
     #: Versions of TorchServe's store: the fields of registrations.Registration; None where there is no store.
     registered: Sequence[Mapping[str, Any]] | None
@@ -92,10 +92,11 @@ class TakeOver(Message):
 
 
 class MainProcessNamed(Message):
-    """Sent to the new server: the service manager knows it as the main process, and it reports there from now on."""
+    """Sent to the new server: the service manager knows it as the main process, so it reports to the manager
+    from now on."""
 
 
-#: The messages that the new server receives first, and those after.
+#: The message that the new server receives first, and all messages that it receives later.
 FIRST_TO_NEW_SERVER = Kinds(ModelsCarried)
 TO_NEW_SERVER = Kinds[Message](
     RegionRegistered, CudaRegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed

@@ -107,7 +107,7 @@ def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:
 def complete_from_file(
     config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 ) -> Config:
-    """`config` with open fields filled in from `model_io`; unchanged where it lists inputs and outputs.
+    """`config` with open fields filled in from `model_io`; unchanged where `config` lists inputs and outputs.
 
     Raises InvalidArgumentError where max_batch_size is set and the model cannot batch.
     """

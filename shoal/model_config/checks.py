@@ -247,7 +247,8 @@ def sequence_files(config: Config) -> Iterator[str]:
 
 
 def batch_tensors(config: Config) -> Iterator[str]:
-    """Check batch_input and batch_output: tensors that the backend makes from a batch, or splits by one."""
+    """Check batch_input and batch_output: inputs that the backend makes from a whole batch, and outputs that it splits
+    by the shapes of an input."""
     inputs = {tensor["name"]: tensor for tensor in config["input"]}
     outputs = {tensor["name"]: tensor for tensor in config["output"]}
     for made in config["batch_input"]:
@@ -267,7 +268,7 @@ def batch_tensors(config: Config) -> Iterator[str]:
                 yield f"target output name '{name}' can only be specified once"
             scattered.add(name)
             (source,) = made["source_input"]
-            if len(outputs[name]["dims"]) > len(inputs[source]["dims"]):  # Triton would read beyond
+            if len(outputs[name]["dims"]) > len(inputs[source]["dims"]):  # Triton would read beyond the input's shape
                 yield f"target output '{name}' has more dims than source input '{source}' for {config['name']}"
 
 

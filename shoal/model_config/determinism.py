@@ -20,7 +20,7 @@ from shoal.model_config.parameters import parameter
 
 SHARE = "batch_drift_share"
 _SHARE = re.compile(r"0|1|[01]?\.[0-9]{1,9}")
-#: Backends that execute their requests' rows as one array, so that rows can be added.
+#: Backends that execute all rows of a batch as one array, so that rows of padding can be added.
 PADDING_BACKENDS = ("fil", "onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt")
 
 

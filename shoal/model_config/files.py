@@ -26,8 +26,8 @@ def read(path: Path, max_nbytes: int) -> bytes:
 
 
 def inside(directory: Path, filename: str, sentence: str) -> Path:
-    """The real path of a file in a directory. Raises InvalidArgumentError with this sentence for a file outside, also
-    by a link."""
+    """The real path of a file in a directory. Raises InvalidArgumentError with this sentence for a file outside,
+    even if a link in the directory leads there."""
     root = Path(os.path.realpath(directory))
     path = Path(os.path.realpath(root / filename))
     if root not in path.parents:

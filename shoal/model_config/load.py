@@ -33,7 +33,7 @@ def read_config(
 ) -> Config:
     """The configuration in `model_dir`, or an empty one, prepared by `prepare_config`.
 
-    `name` is the model's name, where the directory has another; a `mapped` model's configuration may have another, too.
+    `name` is the model's name, where the directory has another; with `mapped`, the configuration may have another, too.
     `config_name` is Triton's --model-config-name: configs/NAME.pbtxt is the configuration if it exists, else
     config.pbtxt. Raises the errors of `prepare_config`.
     """

@@ -55,8 +55,8 @@ class Lengths(NamedTuple):
     max_elements: int
 
     def padded(self, length: int) -> int:
-        """The least length to which a request of this length is padded: the smallest of `buckets` that holds it, or its
-        own if none does; with Strategy.BUCKET and no `buckets`, the next power of two."""
+        """The least length to which a request of this length is padded: the smallest of `buckets` that holds it, or
+        the length itself if none does; with Strategy.BUCKET and no `buckets`, the next power of two."""
         for bucket in self.buckets:
             if length <= bucket:
                 return bucket
@@ -66,7 +66,7 @@ class Lengths(NamedTuple):
 
 
 def strategy(config: dict[str, Any]) -> Strategy | None:
-    """How a model's requests of different lengths are batched; None, without the parameter: by equal shapes."""
+    """How a model's requests of different lengths are batched; None: only requests of equal shapes share a batch."""
     text = parameter(config, PARAMETER)
     return None if text is None else Strategy(text)
 

@@ -1,4 +1,4 @@
-"""`response_cache`: whether a model's answers may be cached, and which models cannot have that. Pure."""
+"""`response_cache`: whether a model's answers may be cached, and which models may not ask for that. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,8 @@ def enables_response_cache(config: Config) -> bool:
 
 
 def response_cache(config: Config) -> Iterator[str]:
-    """Triton's sentences for models whose answers depend on more than one request, or that send several."""
+    """Triton's refusals of a response cache for models whose answers depend on several requests, or that answer one
+    request several times."""
     refused = f"Response Cache does not currently support model {config['name']}"
     if enables_response_cache(config):
         if "sequence_batching" in config:

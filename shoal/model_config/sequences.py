@@ -85,7 +85,8 @@ def own_limits(config: Config) -> OwnLimits:
 
 
 def begins_unasked(config: Config) -> bool:
-    """Whether the first request of a sequence begins it, START or not: few TorchServe clients send START."""
+    """Whether the first request of a sequence begins it even without the flag START, which few TorchServe clients
+    send."""
     return parameter(config, SEQUENCE_PARAMETER) == "true"
 
 

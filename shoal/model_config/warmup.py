@@ -31,8 +31,7 @@ def recording(config: Config) -> str | None:
 
 
 def recording_faults(config: Config) -> Iterator[str]:
-    """Check that the model's instances can run a recording's batches; `checks` checks where its file
-    lies."""
+    """Check that the model's instances can run a recording's batches; where its file lies is checked in `checks`."""
     if recording(config) is None:
         return
     for field, what in (("ensemble_scheduling", "an ensemble"), ("sequence_batching", "a model of sequences")):

@@ -20,7 +20,7 @@ class PropertiesError(ValueError):
 
 
 def read_properties(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The values in a file, with their variables. Raises PropertiesError for a file that cannot be read or is too
+    """The values in a file, their variables replaced. Raises PropertiesError for a file that cannot be read or is too
     large, and as `parse_properties` and `with_variables` do."""
     try:
         raw = files.read(file, _MAX_FILE_BYTES + 1)
@@ -37,7 +37,8 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def with_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The values with every `$$NAME$$` replaced. Raises PropertiesError, in TorchServe's words, for an unset one."""
+    """The values with every `$$NAME$$` replaced. Raises PropertiesError, in TorchServe's words, for a
+    variable that is not set."""
 
     def of(found: "re.Match[str]") -> str:
         if found[1] not in environ:
@@ -71,7 +72,7 @@ def _in_latin(character: str) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """The lines that are no comments, without blanks before them, and those that are continued as one."""
+    """The lines that are no comments, without leading blanks; a line that is continued is joined with the next one."""
     lines = iter(re.split("\r\n|\n|\r", text))
     for line in lines:
         start = line.lstrip(_BLANK)
@@ -112,5 +113,5 @@ def _unescaped(text: str) -> str:
         else:
             parts.append(_ESCAPES.get(letter, letter))
     joined = "".join([*parts, text[at:]])
-    # A character beyond the first 65536 is two \\uXXXX, as in Java.
+    # A character beyond the first 65536 of Unicode is two \\uXXXX, as in Java.
     return joined.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
