@@ -18,7 +18,7 @@ _LISTEN = "0A"
 
 
 def ledger_message(**counts: int) -> LedgerCounted:
-    """The answer to LedgerWanted: `counts`, with those of the kernel and of memos."""
+    """The answer to LedgerWanted: `counts`, with the counts of the kernel and of memos."""
     kernel = {"descriptors": num_open(), "mapped_bytes": mapped_bytes()}
     return LedgerCounted({**kernel, **counts, **memo.figures()})
 

@@ -100,7 +100,7 @@ class ServerOptions:
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     #: A second port for HTTP, for clients of Triton's OpenAI frontend, which has 9000; None: no second one; ours.
     openai_port: int | None = None
-    default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
+    default_max_tokens: int = 16  # most tokens of text, where a request to OpenAI's endpoints sets none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     http_use_ssl: bool = False  # these five are like gRPC's below; ours: Triton has no TLS for HTTP
@@ -142,7 +142,7 @@ class ServerOptions:
     allow_metrics: bool = True  # Triton's
     metrics_address: str = "127.0.0.1"  # http_address by default on the command line, as in Triton
     metrics_port: int = 8002  # 0 = any free port; Triton's
-    metrics_use_ssl: bool = False  # with the files for HTTP; ours
+    metrics_use_ssl: bool = False  # metrics over TLS, with the files for HTTP; ours
     allow_gpu_metrics: bool = True  # Triton's
     allow_cpu_metrics: bool = True  # Triton's
     metrics_interval_ms: int = 2000  # ms for which a figure of the system is reused; Triton's
@@ -165,7 +165,7 @@ class ServerOptions:
     sagemaker_port: int = 8080  # 0 = any free port; Triton's
     sagemaker_safe_port_range: tuple[int, int] | None = None  # range of the other listeners' ports; Triton's
     sagemaker_ping_mode: str = "ready"  # "ready" or "live": what /ping reports; Triton's
-    sagemaker_default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"  # of /invocations; Triton's
+    sagemaker_default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"  # that /invocations asks; Triton's
     sagemaker_inference_type: str = "infer"  # one of INFERENCE_TYPES, for /invocations; Triton's
 
     # Vertex AI.
@@ -210,7 +210,7 @@ class ServerOptions:
 
     # Python environments of models.
     environment_cache_directory: str = ""  # "": systemd's, else the user's cache directory; ours
-    install_requirements: bool = True  # of a Python model with a requirements.txt; ours; tritonserver's is Triton's, no
+    install_requirements: bool = True  # in a Python model's requirements.txt; ours; tritonserver's is Triton's, no
 
     # The response cache: name → settings, as text; {} without one. Names are "local" and "redis" (cache_settings.py).
     cache_config: CacheConfig = field(default_factory=dict)
@@ -359,7 +359,7 @@ def torchserve_grpc_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
 
 
 def _listeners(options: ServerOptions, protocol: str, wanted: Iterable[str]) -> Iterable[tuple[str, ...]]:
-    """The APIs of each listener: those with one address share one."""
+    """The APIs of each listener: APIs with one address and port share a listener."""
     listeners: dict[tuple[str, int], tuple[str, ...]] = {}
     for api in wanted:
         address, port = _torchserve_address(options, protocol + api)

@@ -42,8 +42,8 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
 
 
 def _settled(server: RemoteServer, model: str, timeout_s: float, pause: Callable[[float], None]) -> list[Row]:
-    """The model's rows of the index when none is UNLOADING any more; the server answers the
-    request to unload when it has begun to. Raises NoResponseError after `timeout_s`."""
+    """The model's rows of the index when none is UNLOADING any more; the server answers the request to
+    unload when it has begun to. Raises NoResponseError after `timeout_s`."""
     for _ in range(int(timeout_s / INTERVAL_S) + 1):
         rows = [row for row in server.index() if row["name"] == model]
         if all(row.get("state") != "UNLOADING" for row in rows):

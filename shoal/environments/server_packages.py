@@ -1,4 +1,4 @@
-"""The server's packages for a worker in an environment of its own: a directory of links to those that it needs.
+"""The server's packages for a worker in an environment of its own: a directory of links to the packages that it needs.
 
 <directory>/
 ├── __main__.py                     worker.py: `<interpreter> <directory>` runs it, and looks here for modules first

@@ -54,7 +54,7 @@ def wanted(version_dir: Path, config: Config, backend_directory: Path, *, instal
         requirements = next((str(file.absolute()) for file in files if file.is_file()), "")
     named = parameter(config, ARCHIVE_REQUIREMENTS) if runs_on(config) == "torchserve" else None
     inherits = bool(named and install_requirements and not execution_env)
-    if inherits:  # handlers have the server's packages, torch among them, and those of the archive beside
+    if inherits:  # handlers see the server's packages, torch among them, and the archive's own
         requirements = str((version_dir / Path(str(named)).name).absolute())
     found = Wanted(execution_env, interpreter, requirements, inherits)
     return found if any(found) else None

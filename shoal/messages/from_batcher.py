@@ -35,7 +35,7 @@ class ModelExplained(Message):
     """The reasons for the sizes of a version's last batches; answers ExplainModel. The explanation is for clients, as
     JSON (batcher/scheduling/contract.py)."""
 
-    number: int  # of the question
+    number: int  # the number of the question that is answered
     model_id: int
     explanation: dict[str, Any]
 
@@ -65,7 +65,7 @@ class FinishedRequestsListed(Message):
     """Requests of the models that ListFinishedRequests has named: the slowest, the slowest first; the failed ones, the
     last first; and how many more have failed. Each request is a FinishedRequest (shoal/finished_request.py)."""
 
-    number: int  # of the question
+    number: int  # the number of the question that is answered
     slowest: Sequence[Any]
     failed: Sequence[Any]
     num_others_failed: int

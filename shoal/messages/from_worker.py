@@ -23,7 +23,7 @@ class ModelIOFound(Message):
 
     inputs: Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, dims of each
     outputs: Sequence[tuple[str, str, Sequence[int]]]
-    completed: Config | None  # as completed by a model.py
+    completed: Config | None  # the configuration as a model.py has completed it
     fills_max_batch_size: bool
 
 

@@ -3,8 +3,8 @@
     BatcherActivated first, when a standby is to serve; then all others, at any time
     To a successor: models and ensembles ─► clients and workers, the dead ones too ─► Resume ─► ClientCaughtUp, …
 
-The batcher applies each between two turns of its loop, in order, and acknowledges those with a sequence number. Its
-answers are in from_batcher.py.
+The batcher applies each message between two turns of its loop, in order, and acknowledges it if it has a sequence
+number. The batcher's answers are in from_batcher.py.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class ModelAdded(Message):
     """A model version takes requests from now on."""
 
     model_id: int
-    row: int  # of the table of counters
+    row: int  # the row of its counters in the table of counters
     config: Config
     version: int
     may_run_again: bool
@@ -114,7 +114,7 @@ class EnsembleAdded(Message):
     """A version of an ensemble takes requests from now on."""
 
     model_id: int
-    row: int  # of the table of counters
+    row: int  # the row of its counters in the table of counters
     config: Config
     version: int
     models: list[int]  # the model ids of its steps, in order; 0 for one that is not loaded
@@ -186,7 +186,7 @@ class ExplainModel(Message):
     """A request for the reasons of a version's batch sizes; ModelExplained answers before this is acknowledged, unless
     the version is gone."""
 
-    number: int  # of the question
+    number: int  # the number of the question, which the answer repeats
     model_id: int
 
 
@@ -194,7 +194,7 @@ class ListFinishedRequests(Message):
     """A request for the slowest and the failed requests of the last minutes; FinishedRequestsListed answers before this
     is acknowledged."""
 
-    number: int  # of the question
+    number: int  # the number of the question, which the answer repeats
     model_ids: Sequence[int]
     limit: int  # most of either kind
 
@@ -232,7 +232,7 @@ class RecordingMade(Message):
 class RecordingChanged(Message):
     """The rules by which requests are recorded from now on; the first that concerns a model counts."""
 
-    rules: Sequence[Any]  # of RecordRule (shoal/recording_settings.py)
+    rules: Sequence[Any]  # each a RecordRule (shoal/recording_settings.py)
 
 
 class ComparisonRingMade(Message):
@@ -245,7 +245,7 @@ class ComparisonRingMade(Message):
 class ShadowsChanged(Message):
     """The pairs of versions whose requests are mirrored from now on."""
 
-    rules: Sequence[Any]  # of ShadowRule (shoal/shadow.py)
+    rules: Sequence[Any]  # each a ShadowRule (shoal/shadow.py)
 
 
 #: Messages to a batcher that stands by.

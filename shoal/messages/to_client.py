@@ -64,7 +64,7 @@ class FrontEndSettings(TypedDict):
 class ClientWelcomed(Message):
     """A process of the server gets its place in the star; it may submit requests after ModelsKnown."""
 
-    correlation_key: bytes  # of sequences that strings name (shoal/sequences.py)
+    correlation_key: bytes  # for hashing the ids of sequences that are strings (shoal/sequences.py)
     max_in_flight: int  # requests to one model
     model_namespacing: bool
     request_timeout_s: float
@@ -98,7 +98,7 @@ class ModelChanged(Message):
     namespace: str
     version: int  # NO_VERSION for a model that has failed before any version was known
     model_id: int
-    row: int  # of the table of counters
+    row: int  # the row of its counters in the table of counters
     state: str  # a word of Triton's repository index
     reason: str
     is_failed: bool  # all its instances have died again and again
@@ -112,7 +112,7 @@ class ModelChanged(Message):
     has_ready_check: bool
     is_cached: bool
     is_default: bool = False  # requests that name no version mean this one, not the highest
-    split_id: int = 0  # of the default: the model id that such requests have while they are split (batcher/splits.py)
+    split_id: int = 0  # of the default version: the model id of requests to it while they are split (batcher/splits.py)
     sticky_header: str = ""  # with a split: requests with one value of this header go to one version
 
 
@@ -182,7 +182,7 @@ class CudaRegionRegistered(Message):
     """A region of clients' memory on a GPU that requests over HTTP and gRPC may name (shm/cuda_regions.py)."""
 
     name: str
-    number: int  # of the registration
+    number: int  # the number of the registration
     device_id: int
     handle: bytes
     byte_size: int

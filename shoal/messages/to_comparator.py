@@ -19,7 +19,7 @@ class ComparatorWelcomed(Message):
     """Sent by the supervisor, first: how answers are compared."""
 
     log: LogSettings
-    rules: Sequence[Any]  # of ShadowRule (shoal/shadow.py)
+    rules: Sequence[Any]  # each a ShadowRule (shoal/shadow.py)
 
 
 class ComparisonsChanged(Message):
@@ -37,8 +37,8 @@ class AnswersCompared(Message):
     agreed: int
     disagreed: int
     failed: int
-    primary_ns: int  # what computing all compared answers has taken the primary; shadow_ns: the shadow
-    shadow_ns: int
+    primary_ns: int  # the time that the primary has taken to compute all compared answers
+    shadow_ns: int  # the time that the shadow has taken to compute all compared answers
     examples: Sequence[Any]  # of disagreements, each a `recorder.disagreements.Example`; clients get them as JSON
     dropped: int  # pairs not compared: an answer cannot be read, or a comparator has ended meanwhile
 

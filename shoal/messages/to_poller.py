@@ -27,13 +27,13 @@ class PollerWelcomed(Message):
     config_name: str
     namespacing: bool
     backend_directory: str
-    store: dict[str, Any] | None = None  # of TorchServe: the fields of StoreSettings; None: there is none
+    store: dict[str, Any] | None = None  # TorchServe's model store: the fields of StoreSettings; None: there is none
     store_work: str = ""  # directory for unpacked archives, used by no other server
     gpus: Sequence[int] = ()  # that store models may use
 
 
 class Poll(Message):
-    """Sent by the supervisor: list all models, and look into those of these names."""
+    """Sent by the supervisor: list all models, and look into the models of these names."""
 
     order: int
     names: list[str] | None  # None: all
@@ -147,7 +147,7 @@ class ModelFound(Message):
     labels: Mapping[str, Sequence[str]]  # by output, the lines of its label file
     versions: Sequence[tuple[int, str, int]]  # number, directory, newest modification time
     others_ns: int
-    wire: int  # of the ShoalError that says why the model cannot be loaded, and its sentence; 0: there is none
+    wire: int  # code and sentence of the ShoalError that says why the model cannot be loaded; 0: there is none
     sentence: str
     origin: str
     namespace: str
@@ -169,7 +169,7 @@ class OrderDone(Message):
     """Sent by the poller: the end of any other order, after the models that it has found."""
 
     order: int
-    about: dict[str, Any] | None = None  # of a workflow that was found (repository/torchserve/workflow_store.py)
+    about: dict[str, Any] | None = None  # the workflow that was found (repository/torchserve/workflow_store.py)
 
 
 class OrderRefused(Message):

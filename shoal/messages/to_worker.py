@@ -4,7 +4,7 @@
     StopWorker at any time: a worker that loads ends at once, one that works when it has answered its batches
 
 A worker applies messages between two batches, or while it waits for memory; so announcements wait for it only briefly,
-if at all. It acknowledges those with a sequence number; its answers are in from_worker.py.
+if at all. It acknowledges messages that have a sequence number; its answers are in from_worker.py.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class PinInstance(Message):
 class CudaRegionGone(Message):
     """A client has unregistered its memory on a GPU: the worker closes the handle."""
 
-    number: int  # of the registration
+    number: int  # the number of the registration
 
 
 class ReportMetrics(Message):

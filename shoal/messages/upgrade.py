@@ -3,7 +3,7 @@
     shoal upgrade ── UpgradeWanted ─► server; UpgradeBegun, then UpgradeEnded ─► shoal upgrade
     new server ── NewServerConnected ─► old server; ModelsCarried ─► loads ── ModelsSettled ─► old server
         RegionRegistered of to_client.py, SettingsCarried ─► listens ── NewServerServes ─► old server
-        RegionRegistered and its like, in both directions
+        RegionRegistered, CudaRegionRegistered, RegionUnregistered, in both directions
         TakeOver, MainProcessNamed ─► serves alone; the connection's end: the old server has ended
 
 The supervisors of the old server (supervisor/upgrade/upgrade.py) and of the new one (supervisor/upgrade/predecessor.py)

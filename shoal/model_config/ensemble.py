@@ -125,7 +125,7 @@ def mismatches(config: Config, models: Sequence[Config]) -> Iterator[str]:
     name = config["name"]
     seen: dict[str, _Tensor] = {}
     for tensor in (*config["input"], *config["output"]):
-        dims = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]  # as the steps' models have it
+        dims = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]  # as in the steps' models
         seen[tensor["name"]] = _tensor(config, {**tensor, "dims": dims})
     for step, model in zip(steps(config), models, strict=True):
         most, allowed = config["max_batch_size"], model["max_batch_size"]

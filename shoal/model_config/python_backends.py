@@ -13,7 +13,7 @@ from shoal.model_config.support import BACKENDS
 FILENAME = "model.py"
 #: The backends written in Python that come with Shoal.
 _OF_SHOAL = {"vllm": Path(__file__).parents[1] / "workers" / "backends" / "vllm_backend" / FILENAME}
-#: Names that can only be those of a directory in the directory of backends.
+#: Names of backends that, as names of directories, lead nowhere but into the directory of backends.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 

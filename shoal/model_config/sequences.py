@@ -29,7 +29,7 @@ _MAX_INT32 = 2**31 - 1
 
 
 class Control(NamedTuple):
-    """A control tensor; `values` are those for false and true, () for a correlation id."""
+    """A control tensor; `values` are its values for false and true; () for a correlation id."""
 
     name: str
     kind: str

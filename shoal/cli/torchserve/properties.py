@@ -37,8 +37,8 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def with_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The values with every `$$NAME$$` replaced. Raises PropertiesError, in TorchServe's words, for a
-    variable that is not set."""
+    """The values with every `$$NAME$$` replaced. Raises PropertiesError, in TorchServe's words, for a variable
+    that is not set."""
 
     def of(found: "re.Match[str]") -> str:
         if found[1] not in environ:
