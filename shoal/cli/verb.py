@@ -165,7 +165,7 @@ def run_verb(
         return complain(EXIT_NO_ANSWER, str(error))
     except wrong as error:
         if isinstance(error, OSError) and error.filename is None and not isinstance(error, expected):
-            raise  # an error of a standard stream, which main handles
+            raise  # an error of a standard stream, which cli/__init__.py handles
         said = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
         return complain(EXIT_MISUSED, str(said), f"Usage: {parser.usage}", f"'{parser.prog} --help' explains it.")
     except (UnreachableError, ConnectionLostError) as error:

@@ -112,7 +112,7 @@ class ModelChanged(Message):
     has_ready_check: bool
     is_cached: bool
     is_default: bool = False  # requests that name no version mean this one, not the highest
-    split_id: int = 0  # of the default version: the model id of requests to it while they are split (batcher/splits.py)
+    split_id: int = 0  # of the default: the model id of requests that name no version, while split (batcher/splits.py)
     sticky_header: str = ""  # with a split: requests with one value of this header go to one version
 
 
