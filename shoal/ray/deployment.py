@@ -16,8 +16,8 @@ serve: Any = importlib.import_module("ray.serve")
 
 #: So large that Serve refuses no request: the server itself queues requests, and refuses them with its own sentences.
 _MAX_ONGOING_REQUESTS = 100_000
-#: Seconds to end a replica beside the server's exit timeout: until Serve's balancers have forgotten it, and its
-#: processes have ended.
+#: Seconds that the end of a replica may take beyond the server's exit timeout: Serve's balancers must forget the
+#: replica, and its processes must end.
 _DRAIN_S = 30.0
 _EXIT_MARGIN_S = 15.0
 
@@ -38,8 +38,8 @@ def deployment(
 
     Each replica runs a server of `model_repository` (paths that every node has, or URLs of cloud storage) with these
     `flags` of `shoal serve`, on `num_cpus` cores, which are its own where they are whole, and `num_gpus` GPUs. The
-    number of replicas is `num_replicas` (1), or follows queue age and utilisation as `autoscaling` says; both is an
-    error. A stopped replica answers its accepted requests within `exit_timeout_s`. `options` are those of
+    number of replicas is `num_replicas` (1), or follows queue age and utilisation as `autoscaling` says; to give
+    both is an error. A stopped replica answers its accepted requests within `exit_timeout_s`. `options` are those of
     `serve.deployment`. Raises InvalidArgumentError.
     """
     if num_replicas is not None and autoscaling is not None:

@@ -53,7 +53,7 @@ class OwnListener:
 
 
 class OwnGrpcListener:
-    """The server's gRPC listener, as Serve knows a server of grpcio's. It ends with that of HTTP."""
+    """The server's gRPC listener, as Serve knows a server of grpcio's. It ends with the HTTP listener."""
 
     def __init__(self, server: ReplicaServer) -> None:
         self._server = server

@@ -41,7 +41,7 @@ def read_sample(text: str, now_ns: int) -> Sample:
 def figures_between(before: Sample, now: Sample) -> Figures:
     """The queue age of now, and the utilisation since `before` of the model whose instances were busiest.
 
-    An instance that is new, or whose counter began again, has counted since its start, which is later than `before`.
+    The counter of an instance that is new, or was started again, began after `before`: all that it counts is new.
     """
     elapsed_s = (now.now_ns - before.now_ns) / 1e9
     fractions = defaultdict[Model, list[float]](list)

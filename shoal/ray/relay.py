@@ -25,7 +25,7 @@ _HOP_BY_HOP = frozenset(
 #: Header fields that aiohttp would add to a request.
 _AIOHTTP_FIELDS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 _CONNECT_TIMEOUT_S = 2.0
-#: Seconds without a byte from the server. The server limits how long a request takes; this is for one that hangs.
+#: Seconds without a byte from the server. The server limits a request's time itself; this is for a server that hangs.
 _SILENCE_TIMEOUT_S = 600.0
 _MAX_CONNECTIONS = 1024
 

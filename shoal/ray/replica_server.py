@@ -21,7 +21,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 
-#: The most seconds in which a server of ours answers a question about itself.
+#: The most seconds that the server's answer to a question about itself (health, metrics) may take (ours).
 _QUESTION_TIMEOUT_S = 5.0
 #: The server loads in this time at most; one instance of a model may take --model-load-timeout-secs (600).
 START_TIMEOUT_S = 1800.0
@@ -44,11 +44,12 @@ _OWN_FLAGS = frozenset(
      "--allow-http", "--client-socket", "--exit-timeout-secs"}
 )  # fmt: skip
 
-#: The parts of the API that change the server, or show clients' tensors; and the flags by which a user decides who may.
+#: The parts of the API that change the server, or show clients' tensors; and the flags by which a user decides who may
+#: use these parts.
 _ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
 _RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 _ADMISSIONS = ("--allow-remote-admin", "--api-keys")
-#: Values that admit only callers on the server's host: behind the proxy, that would be every client.
+#: Values that admit only clients on the server's own host: through the proxy on that host, every client would seem one.
 _NO_ADMISSIONS = frozenset(f"--allow-remote-admin={no}" for no in ("false", "0", "off"))
 
 
@@ -72,8 +73,8 @@ class ServerPlan:
     model_repository: tuple[str, ...]
     flags: tuple[str, ...] = ()  # further flags of `shoal serve`
     exit_timeout_s: int = 30
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
-    cores: tuple[int, ...] = ()  # that it is pinned to; none: those of this process
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables beside those of this process
+    cores: tuple[int, ...] = ()  # that the server is pinned to; empty: the cores of this process
 
     def __post_init__(self) -> None:
         if not self.model_repository:
@@ -125,7 +126,7 @@ class ReplicaServer:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the server; False at the timeout."""
+        """Wait for the end of the server; True once it has ended, False at the timeout."""
         return self._ended.wait(timeout_s)
 
     def stop(self) -> None:
@@ -169,7 +170,7 @@ class ReplicaServer:
             status, _ = self._ask("HTTPService", "/v2/health/ready")
             if status == 200:
                 return
-            # A server with API keys does not tell the reasons to a caller without one.
+            # A server with API keys does not tell the reasons to a client without a key.
             status, body = self._ask("HTTPService", "/v2/health/reasons")
             reasons = [] if status not in (200, 503) else json.loads(body)["reasons"]
         except (OSError, http.client.HTTPException) as error:
@@ -238,7 +239,7 @@ class ReplicaServer:
         self._last_lines.append(line)
         if not self._started.is_set():
             self._ports.update((name, int(port)) for name, port in _STARTED.findall(line))
-            if "Metrics Service" in self._ports:  # the last line of a start
+            if "Metrics Service" in self._ports:  # the last line that a server logs as it starts
                 self._started.set()
 
     def _log_end(self) -> str:

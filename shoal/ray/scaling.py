@@ -29,7 +29,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """The bounds and goals of a deployment's number of replicas. Raises ValueError for ones that cannot be."""
+    """The bounds and goals of a deployment's number of replicas. Raises ValueError for impossible ones."""
 
     min_replicas: int = 1  # 0: none while there is nothing to do; the first request then waits for one
     max_replicas: int = 4
@@ -73,7 +73,7 @@ def desired_replicas(figures: Sequence[Figures], num_replicas: int, *, queue_age
         growth = min(MAX_GROWTH, max(1.0, mean_s / queue_age_s))
         return max(by_utilisation, math.ceil(num_replicas * growth - _TINY))
     if age_s > queue_age_s / 2:
-        return max(by_utilisation, num_replicas)  # near the goal: fewer would miss it
+        return max(by_utilisation, num_replicas)  # the queue age is near its goal: fewer replicas would miss it
     return by_utilisation
 
 
@@ -97,6 +97,6 @@ class QueueAgePolicy:
 
 
 def figures_of(metrics: Mapping[str, Mapping[Any, float]]) -> list[Figures]:
-    """The figures of each replica that has reported both."""
+    """The figures of each replica that has reported both queue age and utilisation."""
     ages, utilisations = metrics.get(QUEUE_AGE, {}), metrics.get(UTILISATION, {})
     return [Figures(ages[each], utilisations[each]) for each in ages if each in utilisations]
