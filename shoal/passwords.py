@@ -8,7 +8,7 @@ import re
 _PASSWORD = re.compile(r'(://(?!\[)[^/?#\s@:"]*:)(?:[^/?#\s"]*@|(?!\d+[/?#])[^\s"]*@)')
 #: What may be a URL with a password, and what follows it without a blank or a quotation mark.
 _PIECE = re.compile(r'://[^\s"]+')
-#: The same in a text that is a URL: blanks and quotation marks are the password's.
+#: The same as _PASSWORD, in a text that is one URL: blanks and quotation marks in it belong to the password.
 _PASSWORD_OF_URL = re.compile(r"(://(?!\[)[^/?#@:]*:)(?:[^/?#]*@|(?!\d+[/?#]).*@)", re.DOTALL)
 _MARK = "://"
 
@@ -20,7 +20,7 @@ def without_passwords(text: str) -> str:
 
 
 def _hidden(piece: re.Match[str]) -> str:
-    # Behind the last "@" each beginning of a URL would be followed to the end of the piece in vain.
+    # Behind the last "@" no password ends: there the pattern would search to the end of the piece in vain.
     head, mark, tail = piece[0].rpartition("@")
     return _PASSWORD.sub(r"\1***@", head + mark) + tail
 

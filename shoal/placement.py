@@ -32,7 +32,7 @@ class Machine(NamedTuple):
     cores: tuple[int, ...]  # that the server may use, at least one
     gpus: tuple[Gpu, ...] = ()
     policies: Mapping[str, tuple[int, ...]] = {}  # --host-policy: its name → cores, at least one
-    min_compute_capability: float = 6.0  # the least that `gpus` have; Triton's
+    min_compute_capability: float = 6.0  # the least that a GPU needs to be in `gpus`; Triton's default
     cpu_backends: frozenset[str] = frozenset()  # backends whose installed packages are built without CUDA
 
     def gpu_ids(self, backend: str) -> tuple[int, ...]:
@@ -49,9 +49,9 @@ class Placement(NamedTuple):
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its device itself
     device_id: int  # the GPU; 0 on the CPU, as Triton's backends get it
     cores: tuple[int, ...]  # at least one, in the order in which they were offered
-    gpu: Gpu | None = None  # with KIND_GPU
-    demand: Demand = Demand()  # under --rate-limit
-    process_cores: tuple[int, ...] = ()  # those of all instances that share the process; empty: it has one instance
+    gpu: Gpu | None = None  # the GPU, with KIND_GPU
+    demand: Demand = Demand()  # of the rate limiter's resources, under --rate-limit
+    process_cores: tuple[int, ...] = ()  # of all instances in the process; empty: the process has one instance
 
     @property
     def process(self) -> tuple[str, str, int]:
@@ -60,7 +60,7 @@ class Placement(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, int, Demand]:
-        """The fields that two placements of one worker process share: its cores may change."""
+        """The fields that stay equal when the worker gets another placement: only its cores may change."""
         return self.instance_name, self.kind, self.device_id, self.demand
 
 
@@ -69,7 +69,7 @@ class _Instance(NamedTuple):
     group: str
     kind: str
     gpu: Gpu | None
-    pool: tuple[int, ...]  # the cores shared with other instances of this pool
+    pool: tuple[int, ...]  # the cores that all instances with this pool share
     demand: Demand
 
 

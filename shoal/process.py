@@ -21,12 +21,13 @@ END_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.S
 #: Signals that have a meaning for the supervisor alone, beside SIGUSR1, which gunicorn's processes handle.
 SUPERVISORS_SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
 
-#: Blocks of the heap that are large (ours): with bodies of 1 MB of JSON the road has 42 MiB instead of 107.
+#: From this size on a block of the heap is mapped on its own (ours): a road that parses bodies of 1 MB of JSON then
+#: takes 42 MiB of memory instead of 107.
 LARGE_BLOCK_BYTES = 512 * 1024
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_M_MMAP_THRESHOLD = -3  # of mallopt(3)
-_ARG_START = 45  # of the fields of /proc/PID/stat behind the name: the address of the arguments (proc(5))
+_M_MMAP_THRESHOLD = -3  # the number of this setting in mallopt(3)
+_ARG_START = 45  # the arguments' address is this field of /proc/PID/stat behind the name (proc(5))
 #: The signal mask of a thread that forks, from before the fork.
 _forking = threading.local()
 #: Opened once, before processes are forked: each opening makes a type, which took a forked process 0.3 MiB of copies.
@@ -52,8 +53,8 @@ def outlive_parent() -> None:
 def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 
-    A terminal and systemd send them to the whole group, to which systemd sends the other signals for the supervisor,
-    too.
+    A terminal and systemd send them to the whole group of processes. So does systemd with the other signals that are
+    meant for the supervisor alone, which are ignored, too.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
@@ -83,8 +84,8 @@ def _heed_sigterm() -> None:
 
 
 def ignore_supervisors_signals() -> None:
-    """Ignore the signals that ask the supervisor to read files again, and to be upgraded: they would end this
-    process."""
+    """Ignore the signals that ask the supervisor to read files again, or to be upgraded: a signal that is not ignored
+    would end this process."""
     for number in SUPERVISORS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -119,8 +120,8 @@ def return_large_blocks() -> None:
 def finish() -> None:
     """Finish a forked process before `os._exit`: the interpreter's finalisation is left out.
 
-    Finalisation would free every object that a zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of
-    a worker that is started and stopped.
+    Finalisation would free every object that a zygote had made, each in a copy of its page: that took 37 of the 49 ms
+    of CPU of a worker that is started and stopped.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
@@ -182,7 +183,9 @@ def set_title(title: str, argument: str = "") -> None:
     except ImportError:
         return
     setproctitle(f"shoal {title} {argument}".rstrip())
-    # The kernel shows the place of the arguments as it is, unless the title is longer: then programs part it at blanks.
+    # /proc/PID/cmdline has the whole place of the arguments, so a zero byte in front of `argument` parts it from the
+    # title. Of a title longer than that place the kernel shows only what precedes a zero byte: such a title stays as
+    # it is, and programs part it at blanks.
     if argument and b"\0\0" in Path("/proc/self/cmdline").read_bytes():
         start = int(stat_fields(Path("/proc/self/stat"))[_ARG_START])
         if start:  # 0 where the kernel, or what stands for one, does not tell

@@ -75,10 +75,10 @@ class DeathDetail(NamedTuple):
     """
 
     pid: int  # below 2^22 in the kernel
-    group: int  # index of the group among all names that the version's groups have had; UNNAMED_GROUP from there on
+    group: int  # index of the group among all names that the version's groups have had; UNNAMED_GROUP at most
     number: int  # the instance's number in its group: the last part of its name
-    #: The return code in two's complement of 16 bits, and SHARED_PROCESS or nothing; for EXECUTION_LIMIT the limit in
-    #: ms, for OUT_OF_MEMORY two sizes.
+    #: The return code in two's complement of 16 bits, and SHARED_PROCESS where that holds; for the reason
+    #: EXECUTION_LIMIT the limit in ms; for OUT_OF_MEMORY two sizes: the worker's peak, and its limit.
     figure: int
 
     def pack(self) -> int:
@@ -92,7 +92,7 @@ class DeathDetail(NamedTuple):
 
     @property
     def code(self) -> int:
-        """The exit code of the worker; negative: the signal."""
+        """The exit code of the worker; negative: the number of the signal that ended it."""
         code = self.figure & 0xFFFF
         return code - 0x10000 if code & 0x8000 else code
 
@@ -104,15 +104,15 @@ class DeathDetail(NamedTuple):
 MAX_FIGURE = (1 << 26) - 1
 #: In the figure of a death: other instances of the model shared the process, and one of them may have been the cause.
 SHARED_PROCESS = 1 << 16
-#: The number of group names that the word can distinguish.
+#: The `group` of a DeathDetail for each group with this index or a higher one: the word has 8 bits for it.
 UNNAMED_GROUP = (1 << 8) - 1
 _MANTISSA_BITS, _EXPONENT_BITS = 9, 4
 _MAX_MIB = ((1 << _MANTISSA_BITS) - 1) << ((1 << _EXPONENT_BITS) - 1)  # 16 TiB
 
 
 def has_died_with_others(reason: Reason, detail: int) -> bool:
-    """Whether all instances in a worker's process have died, if it had several: not where the batcher distrusts one of
-    them, or a single one has ended."""
+    """Whether a death has ended all instances in the worker's process, if it had several; False for a death that the
+    batcher blames on one of them, or that has ended one alone."""
     if reason is Reason.INSTANCE_DIED:
         return bool(DeathDetail.unpack(detail).figure & SHARED_PROCESS)
     return reason in (Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT)
@@ -139,12 +139,13 @@ def unpack_sizes(figure: int) -> tuple[int, int]:
 
 
 def pack_poison(num_deaths: int, left_ns: int) -> int:
-    """The DETAIL word of a REPLY whose REASON is POISON: deaths, and the time in us, of 22 and 42 bits."""
+    """The DETAIL word of a REPLY whose REASON is POISON: 22 bits for the number of deaths, and 42 for the time in us
+    for which equal requests are still refused."""
     return min(num_deaths, (1 << 22) - 1) << 42 | min(left_ns // 1000, (1 << 42) - 1)
 
 
 def unpack_poison(word: int) -> tuple[int, float]:
-    """The number of deaths and the time in seconds of a word."""
+    """The number of deaths, and the time in seconds, in a word of `pack_poison`."""
     return word >> 42, (word & (1 << 42) - 1) / 1e6
 
 
@@ -152,17 +153,18 @@ _MAX_US = (1 << 32) - 1
 
 
 def pack_times(needed_ns: int, left_ns: int) -> int:
-    """The DETAIL word of a REPLY whose REASON is TOO_LATE: two times in us, of 32 bits each."""
+    """The DETAIL word of a REPLY whose REASON is TOO_LATE: the time that an answer needs, and the time left until the
+    request's deadline, in us, of 32 bits each."""
     return min(needed_ns // 1000, _MAX_US) << 32 | min(left_ns // 1000, _MAX_US)
 
 
 def unpack_times(word: int) -> tuple[float, float]:
-    """The two times of a word in seconds."""
+    """The two times in a word of `pack_times`, in seconds."""
     return (word >> 32) / 1e6, (word & _MAX_US) / 1e6
 
 
-#: The sentence about a version all of whose instances are FAILED, from a front end, which has not read the request's id
-#: by then, and from the batcher.
+#: The sentence about a version all of whose instances are FAILED. It names no request id: a front end that refuses the
+#: request has not read its id yet. The batcher refuses with the same sentence.
 ALL_FAILED = (
     "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
     "how; they are tried again from time to time"

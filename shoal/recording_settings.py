@@ -10,7 +10,7 @@ from shoal.errors import InvalidArgumentError
 _MIB = 1 << 20
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": _MIB, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SECONDS = {"": 1.0, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
-#: The least that a recording may take (ours: sixteen files of a mebibyte).
+#: The least value of max_bytes, the limit of a recording's size (ours: sixteen files of a mebibyte).
 MIN_BYTES = 16 * _MIB
 #: How long a client may have a model be recorded, in s (ours).
 MAX_LIVE_S = 7 * 86400.0
@@ -31,8 +31,8 @@ class RecordRule(NamedTuple):
 class RecordLimits(NamedTuple):
     """How much of a recording is kept, and which parts of requests are left out."""
 
-    max_bytes: int = 2 << 30  # then the oldest file goes
-    max_age_s: float = 7 * 86400.0  # of a file; 0: no limit
+    max_bytes: int = 2 << 30  # beyond this, the oldest file is removed
+    max_age_s: float = 7 * 86400.0  # an older file is removed; 0: no limit
     redact: Sequence[str] = ()  # names of tensors, `parameters.NAME`, or `id`
     headers: Sequence[str] = ()  # names, in lower case, of the headers or metadata that are recorded
 

@@ -105,8 +105,8 @@ def unpack_placed(block: memoryview, offset: int) -> Placed:
 
 
 class Stay(NamedTuple):
-    """An output that its writer may leave in its pool on the GPU `gpu`, the server's number: all its readers take it
-    there."""
+    """An output that the worker may leave in its own pool on a GPU, since all readers of the output take it there.
+    `gpu` is the server's number of the GPU."""
 
     name: str
     gpu: int
@@ -166,7 +166,7 @@ def layout_head(nbytes: int) -> bytes:
 def pack_options(
     id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE, headers: RecordedHeaders = ()
 ) -> bytes:
-    """The options in a request's header; of the flags, those of sequences."""
+    """The options in a request's header; of the request's flags, only those of sequences are packed."""
     if sequence == NO_SEQUENCE and not headers:
         return _packed((id_, parameters))
     correlation_id, flags = sequence

@@ -9,7 +9,7 @@ import hashlib
 #: Triton's request flags.
 START, END = 1, 2
 FLAGS = START | END
-#: In a batch, the word of the flags has the slot, too, from this bit on; 0: none, the first slot is 1.
+#: In a BATCH_ITEM, the word of the flags has the sequence's slot, too, from this bit on; 0: none, the first slot is 1.
 SLOT_SHIFT = 8
 #: In a REQUEST to a split (batcher/splits.py) the word of the flags has the request's sticky key, of 32 bits, from this
 #: bit on; 0: none.
@@ -23,6 +23,6 @@ def correlation_word(correlation_id: int | str, key: bytes) -> int:
         return 0
     if not isinstance(correlation_id, str):
         return correlation_id & _MAX_UINT64
-    # surrogatepass: JSON has such strings. 1.4 us for one of 36 characters.
+    # surrogatepass: JSON may have strings with surrogates. This takes 1.4 us for a string of 36 characters.
     hashed = hashlib.blake2b(correlation_id.encode("utf-8", "surrogatepass"), digest_size=8, key=key)
     return int.from_bytes(hashed.digest(), "little") or 1

@@ -41,7 +41,7 @@ def split_url(url: str, schemes: Sequence[str], given: str) -> ServerUrl:
     if re.search(r"[\0-\x20\x7f]", parts.netloc):  # http.client refuses these
         raise refused("names a host that cannot be one")
     try:
-        parts.hostname.encode("idna")  # as Python looks names up
+        parts.hostname.encode("idna")  # as Python encodes a name before it looks it up
     except UnicodeError:
         raise refused("names a host that cannot be one") from None
     try:

@@ -18,7 +18,7 @@ class StoreSettings:
     load_models: tuple[str, ...] = ()  # loaded at start: ("all",), or each "[NAME=]FILE", "[NAME=]URL"
     allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)  # regular expressions, of whole URLs in any case
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # name → version → settings
-    default_workers_per_model: int = 0  # 0: at start one for each GPU, or else each core; later none
+    default_workers_per_model: int = 0  # 0: one per GPU, or else per core, at start; later none
     default_response_timeout: int = 120  # s for one batch
     default_startup_timeout: int = 120  # s for a worker to load the model
     job_queue_size: int = 100  # requests of a model version that wait
@@ -29,9 +29,9 @@ class StoreSettings:
     limit_max_image_pixels: bool = True
     number_of_gpu: int | None = None  # the most GPUs to use; None: all
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for workers, as parameters of each model
-    models_are_snapshots: bool = False  # `models` were in force: they count before an archive's settings
+    models_are_snapshots: bool = False  # `models` is from a snapshot: it has precedence over archives' settings
     snapshot_directory: str = ""  # for snapshots of the configuration; "": none is written
-    workflow_store: str = ""  # directory of workflows' archives; "": that of the models'
+    workflow_store: str = ""  # directory of workflows' archives; "": `directory`
     snapshot_properties: str = ""  # the lines of each snapshot beside its model_snapshot=
 
     @property

@@ -46,8 +46,8 @@ class Execution(NamedTuple):
 
     instance: int  # DeathDetail (shoal/reasons.py): pid, group and number
     cause: int
-    formed_ns: int  # the batch was given to the instance
-    free_ns: int  # the instance had ended an execution, or had come up
+    formed_ns: int  # when the batch was given to the instance
+    free_ns: int  # when the instance had ended its last execution, or had come up
     rows: int
     requests: int
     ahead_rows: int
@@ -67,7 +67,7 @@ class Timing(NamedTuple):
     batch_rows: int = 0
     ahead_requests: int = 0  # in the batch that the instance executed while the request waited
     ahead_rows: int = 0
-    ahead_ns: int = 0  # that batch's execution
+    ahead_ns: int = 0  # how long that batch's execution took
     is_overtaken: bool = False  # a later request of a higher priority was executed before
     instance: str = ""
     pid: int = 0
@@ -97,7 +97,7 @@ def timing(
     steps: Sequence[tuple[str, int]] = (),
 ) -> Timing:
     """The phases between the points. Each point is raised to the latest of those before it: processes read their clocks
-    at different moments of one pass. `groups` are the names of the model's instance groups."""
+    at different moments of one turn of their loops. `groups` are the names of the model's instance groups."""
     begun_ns, *later = [*accumulate((points.begun_ns or points.start_ns, *points[1:]), max)]
     start_ns, queue_ns, compute_start_ns, *_, end_ns = later
     phases = {"receive": start_ns - begun_ns} if points.begun_ns else {}

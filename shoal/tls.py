@@ -3,10 +3,10 @@
 import os
 import ssl
 
-#: HTTP/2 over TLS 1.2 wants forward secrecy and AEAD (RFC 9113, section 9.2.2), and HTTP/1 needs no other. All ciphers
-#: of TLS 1.3 have both.
+#: HTTP/2 over TLS 1.2 wants forward secrecy and AEAD (RFC 9113, section 9.2.2), and HTTP/1 needs no other
+#: ciphers. All ciphers of TLS 1.3 have both.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-#: The protocol of a listener's clients in ALPN, by the beginning of the listener's flags.
+#: The protocol that a listener offers in ALPN, by the `protocol` of `server_context`.
 _ALPN = {"grpc": "h2", "http": "http/1.1"}
 
 
@@ -36,7 +36,7 @@ def server_context(cert: str, key: str, root: str, must_verify: bool, protocol: 
     context.set_alpn_protocols([_ALPN[protocol]])
     flags = f"--{protocol}-server-cert={cert} and --{protocol}-server-key={key}"
     try:
-        context.load_cert_chain(cert, key, password=lambda: b"")  # or a key with a password would ask for it
+        context.load_cert_chain(cert, key, password=lambda: b"")  # else OpenSSL asks the terminal for a password
         if root:
             flags = f"--{protocol}-root-cert={root}"
             context.load_verify_locations(root)

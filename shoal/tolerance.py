@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
 
-#: Rules for single outputs in one tolerance (ours).
+#: The most outputs with rules of their own in one tolerance (ours).
 MAX_OUTPUTS = 64
 PYTHON = "python"
 _EXACT, _NONE, _TOP1 = "exact", "none", "top1"
@@ -30,7 +30,7 @@ class OutputTolerance(NamedTuple):
     atol: float = 0.0
     rtol: float = 0.0
     top1: bool = False
-    cosine: float = 0.0  # the least; 0: not wanted
+    cosine: float = 0.0  # the least that is accepted; 0: cosines are not compared
     compares: bool = True  # False: names and outcomes alone are compared
 
 

@@ -30,7 +30,7 @@ _LOCK_S, _LOOK_S = 5.0, 0.005
 def write_keys(path: Path, now: datetime, expires_min: int) -> None:
     """Write fresh keys, for this user only. Raises OSError.
 
-    The key of the API, by which others are made, does not expire.
+    The key of the API, with which clients renew the others, does not expire.
     """
     with _locked(path):
         _write(path, {**{kind: _entry(now, expires_min) for kind in RENEWED}, "API": {"key": _key()}})
@@ -49,7 +49,7 @@ def renew_key(path: Path, kind: str, now: datetime, expires_min: int) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file's directory, as the file itself is replaced. Raises OSError if others hold it long."""
+    """Hold the lock of the file's directory, since the file itself is replaced. Raises OSError after _LOCK_S."""
     directory, end_s = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _LOCK_S
     try:
         while not _is_taken(directory):

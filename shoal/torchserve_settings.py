@@ -23,8 +23,8 @@ class TorchServeSettings:
     handler_metrics: Sequence[Sequence[str]] | None = None  # name, kind and unit of handlers' families; None: all
     open_inference_protocol: bool = False  # GET /v2, /v2/health/live, /v2/health/ready
     token_file: str = ""  # key_file.json with the keys that requests must have; "": none is needed (ours)
-    token_expiration_min: int = 60  # of a key that is renewed
-    cors_allowed_origin: str = ""  # "": no CORS headers; these three as TorchServe's properties
+    token_expiration_min: int = 60  # for which a key is valid
+    cors_allowed_origin: str = ""  # "": no CORS headers; this and the next two are TorchServe's properties
     cors_allowed_methods: str = ""
     cors_allowed_headers: str = ""
-    default_workers: int = 0  # initial_workers of a registration that has none
+    default_workers: int = 0  # the initial_workers of a registration that gives none

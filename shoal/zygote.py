@@ -6,9 +6,9 @@ Run as `python -m shoal.zygote`.
     zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's
     child ── its pid ──► supervisor ── descriptors, go ──► child: runs the module's main(), as `python -m` would have
 
-The supervisor is a subreaper, so the child becomes its own: it is waited for and watched like a child that was exec'd,
-and ends with the supervisor as that does. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork and
-Python's, which know what must be repaired afterwards. Whatever fails here, the child's socket closes, and the
+The supervisor is a subreaper, so the child becomes the supervisor's: it is waited for and watched like a child that
+was exec'd, and also ends with the supervisor. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork
+and Python's, which know what must be repaired afterwards. Whatever fails here, the child's socket closes, and the
 supervisor execs the program instead.
 
 A child may be a zygote itself, which imports more: so processes of several kinds share the pages of what all import.
@@ -136,7 +136,7 @@ def _become(order: Fork, supervisor: int) -> None:
         link.send(Forked(os.getpid()))
         passed = _await_begin(link)
     except GONE:
-        os._exit(1)  # too late: another process has been exec'd
+        os._exit(1)  # too late: the supervisor has exec'd another process instead
     link.close()
     for fd, stream in ((order.stdout, 1), (order.stderr, 2)):
         if fd is not None:

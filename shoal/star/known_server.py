@@ -38,8 +38,8 @@ class KnownServer:
         return 0
 
     def require_ready(self) -> None:
-        """Raise UnavailableError unless the server has started and is not stopping; for requests of which Triton
-        requires that."""
+        """Raise UnavailableError unless the server has started and is not stopping; called for the requests that
+        Triton, too, refuses then."""
         if self.exiting or not (self.started and self.has_repositories):
             raise UnavailableError("Server not ready")
 
@@ -104,7 +104,8 @@ def collect(server: KnownServer, name: str, version: str | None) -> dict[str, An
     """The members of the statistics extension's answer; the name "" means all models, in all versions. Every key is
     always present: perf_analyzer fails without `cache_hit` and `cache_miss`, even without a cache.
 
-    Raises InvalidArgumentError, with a sentence of its own, for an unknown model; UnavailableError unless ready.
+    Raises InvalidArgumentError for an unknown model, in other words than for an inference request; UnavailableError
+    unless the server is ready.
     """
     number = parse_version(version) if version else None
     server.require_ready()

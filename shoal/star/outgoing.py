@@ -84,7 +84,7 @@ class OutgoingRequest:
 
     @property
     def nbytes(self) -> int:
-        """An upper bound, by a few hundred, of the bytes that `write` needs."""
+        """An upper bound, at most a few hundred bytes too high, of the bytes that `write` needs."""
         ask, places = self.ask, self.places
         tensors = [
             (each.name, len(shape), 0 if each.ref != NO_BLOCK else len(places.get(each.name) or each.data))

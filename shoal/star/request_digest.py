@@ -46,7 +46,7 @@ MAX_CONTENT_NBYTES = 1 << 26
 
 
 class RequestContent(NamedTuple):
-    """The part of a request that its digest covers: its inputs, other words, and the memory with the inputs' bytes."""
+    """The part of a request that its digest covers. `words`: everything beside the inputs' bytes; `tensors`: these."""
 
     inputs: tuple[LentTensorRef, ...]
     words: bytes

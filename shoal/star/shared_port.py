@@ -214,8 +214,8 @@ class SharedPort:
         self._oversize.free(ref)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor a question (supervisor/supervisor.py has the verbs). Raises the ShoalError of a refusal,
-        or NoAnswerError.
+        """Ask the supervisor a question; supervisor/supervisor.py collects the verbs. Raises the ShoalError of a
+        refusal, or NoAnswerError.
 
         Without `timeout_s` the answer may take as long as loading a model.
         """

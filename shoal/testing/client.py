@@ -29,7 +29,7 @@ from shoal.testing.simulation import Simulation
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A submitted request without its last reply yet."""
+    """A submitted request whose last reply has not come yet."""
 
     outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None: a call that its model has cancelled

@@ -116,7 +116,7 @@ class Server:
         """Put a request into the model's queue. Raises the ShoalError of a request that is refused at once.
 
         Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which are
-        converted. `outputs` names those wanted; empty means all. `sequence_id` to `timeout_us` may also be in
+        converted. `outputs` names the wanted outputs; empty: all. `sequence_id` to `timeout_us` may also be in
         `parameters`, under Triton's names. `deadline_ms` is how long the client waits for its response, as by a gRPC
         deadline; 0: no limit.
         """

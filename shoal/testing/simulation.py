@@ -43,7 +43,7 @@ class Simulation(ABC):
         self.batches: list[Batch] = []
         self.owners = count(BATCHER + 1)  # owner ids of instances
         self._order = count()
-        self._due: list[tuple[int, int, Work]] = []  # a heap
+        self._due: list[tuple[int, int, Work]] = []  # a heap of times, numbers in the order of scheduling, and work
         self._left: deque[Work] = deque()  # work that no thread could wait for; changed without the lock, too
         self._causes: deque[tuple[str, BaseException]] = deque(maxlen=_MAX_CAUSES)
 
@@ -53,7 +53,8 @@ class Simulation(ABC):
 
     @abstractmethod
     def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
-        """Run due work until `is_done` returns True, or up to a time. Raises StuckError where it never will."""
+        """Run due work until `is_done` returns True, or up to a time. Raises StuckError where `is_done` can
+        never return True."""
 
     def time_ns(self) -> int:
         """The time on the clock, in ns."""

@@ -38,8 +38,8 @@ class SimulatedStar(Simulation):
         """`patience_s`: real seconds for which a thread waits without a sign of models' threads, before StuckError."""
         super().__init__()
         self._patience_s = patience_s
-        self._instances: dict[int, InlineInstance] = {}  # by owner
-        self._executing: Counter[int] = Counter()  # thread → executions that it is in the middle of
+        self._instances: dict[int, InlineInstance] = {}  # by owner id
+        self._executing: Counter[int] = Counter()  # thread → number of executions that it is in the middle of
         self.exchange = Exchange(0, 1 << 30)
         own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
         link, link_view = create_segment(layout.LINK, CLIENT, 0)

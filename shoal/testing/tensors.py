@@ -31,7 +31,7 @@ def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Input]
 def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
     array = np.asarray(value) if spec is None or hasattr(value, "__array__") else made(value, spec)
     if spec is not None and spec.datatype is BF16 and array.dtype == FP32.dtype:
-        array = bf16.words_of(array)  # numpy has no such type
+        array = bf16.words_of(array)  # numpy has no BF16
     return as_input(name, array, spec)
 
 
