@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 #: The protocols that may have TLS → their names in the log.
 NAMES = {"http": "HTTP", "grpc": "gRPC"}
-#: Days before a certificate expires on which the log begins to say so, once a day (ours: Let's Encrypt renews 30 days
-#: before, so a renewal has failed by then).
+#: From this number of days before a certificate expires, the log says so once a day (ours: Let's Encrypt's certificates
+#: are renewed 30 days before they expire, so a renewal has failed by then).
 WARNING_DAYS = 14
 _DAY_S = 24 * 60 * 60
 

@@ -12,7 +12,8 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[Path]:
-    """The groups of this process, upwards: first of version 1's controller of this name, then of version 2."""
+    """The groups of this process, each before the one above it: first in version 1's hierarchy of this controller, then
+    in version 2's."""
     try:
         lines = os.fsdecode((proc / "self" / "cgroup").read_bytes()).splitlines()
     except OSError:
@@ -30,7 +31,7 @@ def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
 
 
 def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
-    """The cores' worth of time that the groups grant; None: no limit."""
+    """The CPU time that the groups grant, as a number of cores; None: no limit."""
     quotas = []
     for group in control_groups("cpu", proc, cgroups):
         try:

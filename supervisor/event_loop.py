@@ -54,8 +54,8 @@ class OneThread(asyncio.SelectorEventLoop):
         """Do nothing: this loop has no self-pipe."""
 
     def __del__(self) -> None:
-        """Close the selector alone: a flow that ends with the process may wake others (asyncio's Lock does), which a
-        closed loop takes as an error."""
+        """Close the selector alone: a flow that ends with the process may wake others (asyncio's Lock does), and to
+        wake a flow in a closed loop is an error."""
         selector = getattr(self, "_selector", None)  # None once the loop is closed
         if selector is not None:
             selector.close()
@@ -133,14 +133,14 @@ class EventLoop:
         return done
 
     def begin(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run a flow from the next pass of the loop on; the caller awaits the task and handles its error."""
+        """Run a flow from the next turn of the loop on; the caller awaits the task and handles its error."""
         task = self._loop.create_task(flow)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def start(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run a flow from the next pass of the loop on; the present failure domain handles an error that it raises."""
+        """Run a flow from the next turn of the loop on; the present failure domain handles an error that it raises."""
         task = self.begin(flow)
         task.add_done_callback(bound(lambda done: done.cancelled() or done.result()))
         return task
@@ -162,7 +162,7 @@ class EventLoop:
             raise error
 
     def stop(self) -> None:
-        """Return from `run` after this pass; without effect outside `run`."""
+        """Return from `run` after this turn of the loop; without effect outside `run`."""
         if self._loop.is_running():
             self._loop.stop()
 
@@ -175,7 +175,7 @@ class EventLoop:
 
     def _on_error(self, _loop: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if error is not None:  # without one, a task is destroyed unfinished as the process ends
+        if error is not None:  # otherwise asyncio reports a task that is destroyed unfinished as the process ends
             self._error = self._error or error
             self.stop()
 
@@ -188,8 +188,8 @@ async def first(*futures: Future[Any], limit_s: float | None = None) -> set[Futu
 
 
 async def first_awake(*futures: Future[Any], limit_s: float) -> set[Future[Any]]:
-    """Like `first`, but time in which this process did not run is not counted, as that of a suspended machine: what is
-    waited for did not run either."""
+    """Like `first`, but time in which this process did not run, as on a suspended machine, is not counted: the process
+    whose answer is awaited did not run then either."""
     left_s = limit_s
     while not (done := await first(*futures, limit_s=min(left_s, LOOK_S))) and left_s > LOOK_S:
         left_s -= LOOK_S  # however late this look is: meanwhile this process did not run

@@ -34,4 +34,4 @@ class InstanceContext:
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     quarantine: GpuQuarantine = field(default_factory=GpuQuarantine)
-    mps_environment: Mapping[str, str] = field(default_factory=dict)  # of workers on GPUs, with --cuda-mps
+    mps_environment: Mapping[str, str] = field(default_factory=dict)  # variables for workers on GPUs, with --cuda-mps

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from shoal.errors import UnavailableError
 from shoal.shm import segment
 
-#: The oldest kernel that has all of these calls: pidfd_open and its like came with Linux 5.1 to 5.3.
+#: The oldest kernel that has all calls of _CALLS: pidfd_open came with Linux 5.3, the others before.
 OLDEST = "5.3"
 
 

@@ -27,7 +27,8 @@ _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader
 #: Lines of `nvidia-smi -L`: a GPU, and below it each of its parts.
 _LISTED_GPU = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)")
 _LISTED_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
-#: nvidia-smi loads the driver's state again where nothing else holds it, which takes seconds per GPU (ours).
+#: The most seconds that nvidia-smi may take (ours): where no other program uses the driver, each GPU is initialised
+#: first, which takes seconds per GPU.
 _NVIDIA_SMI_S = 60
 _COMPUTE_CAPABILITY = re.compile(r"[0-9]+\.[0-9]+")
 #: The file of the package onnxruntime that runs models on CUDA.

@@ -49,7 +49,7 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
         except OSError as error:
             _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
             return EXIT_FAILED
-    # The last word is how SageMaker's toolkit finds TorchServe's process.
+    # SageMaker's toolkit finds TorchServe's process by the last word of its title.
     set_title("supervisor", "org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack

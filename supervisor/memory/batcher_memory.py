@@ -27,8 +27,8 @@ class BatcherMemory:
         self._read_only_fds: dict[int, int] = {}  # changed also by close: holds dead batchers' segments, too
 
     def make(self, batcher: Member, owner: int, geometry: Geometry, *, lazy: bool) -> None:
-        """Make the segment and send it to a batcher; that of a dead batcher stays until `close`. A `lazy` segment is a
-        memfd, all pages of which are taken as it fills: /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
+        """Make the segment and send it to a batcher; that of a dead batcher stays until `close`. A `lazy` segment
+        gets its pages as it fills; it is a memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
         fd = create_segment(layout.BATCHER, owner, geometry, sealed=True, lazy=lazy)
         try:
             self._read_only_fds[owner] = segment.read_only(fd)
@@ -65,7 +65,7 @@ class CounterMemory:
         #: The owner id of the segment; 0 before `make`.
         self.owner = 0
         self.fd = -1
-        self._rows = {counters.MAX_ROWS}  # those in use; the last one has the figures of the response cache
+        self._rows = {counters.MAX_ROWS}  # rows in use; row MAX_ROWS has the response cache's figures
         self._table: counters.CounterTableView | None = None
 
     def make(self, owner: int, *, has_windows: bool) -> int:
@@ -78,7 +78,8 @@ class CounterMemory:
         return geometry.nbytes
 
     def reserve(self, row: int) -> None:
-        """Reserve memory for a row that the batcher may write from then on; before `make`, have `make` reserve it.
+        """Reserve memory for a row that the batcher may write from then on; before `make`, the row is only noted, and
+        `make` reserves its memory.
         Raises OutOfSharedMemoryError."""
         self._rows.add(row)
         if self.fd < 0:

@@ -3,7 +3,7 @@ front ends learn of it.
 
     register ─► the object is opened, once ─► every front end has acknowledged its descriptor ─► answer
     register on a GPU ─► the handle gets a number ─► every front end has acknowledged it ─► answer
-    unregister ─► every front end has forgotten it ─► workers have closed the GPU's, or are busy ─► answer
+    unregister ─► every front end has forgotten it ─► workers have closed it on a GPU, or are busy ─► answer
 
 So a client that has its answer finds the region, or finds it gone, at every front end. A front end that joins later is
 sent all regions. A worker that executes meanwhile closes a region on a GPU after its batch. Runs in the supervisor,
@@ -47,7 +47,7 @@ class ClientRegions:
         }
         # Changed by questions.
         self._regions: dict[str, ClientRegion | CudaRegion] = {}
-        self._num_registrations = 0  # of memory on a GPU
+        self._num_registrations = 0  # of regions on GPUs so far; the last one's number
         self._follower: Member | None = None  # a new server, which is sent every change; changed by follow
 
     def send_to(self, client: Participant) -> None:
@@ -127,7 +127,7 @@ class ClientRegions:
         return [CudaRegionGone(each.number) for each in gone if isinstance(each, CudaRegion)]
 
     def _close(self, gone: list[CudaRegionGone]) -> Future[None]:
-        """Have workers close handles; the future is done when all but those that execute have."""
+        """Have workers close handles; the future is done when all have done so, but for those that execute."""
         workers = [worker.member for worker in self._star.workers.values() if worker.is_joined]
         recipients = [(member, message) for member in workers for message in gone]
         return self._star.acknowledgements.announce([], briefly=recipients)

@@ -73,7 +73,7 @@ class DeadWorkers:
         """Close a dead worker's segment once the batcher has forwarded its answers and clients have read them."""
         await passed_on
         if self._batcher is not batcher:
-            return  # this batcher has died before it had forwarded them
+            return  # this batcher has died before it had forwarded the worker's answers
         del self._dead[worker.owner]
         self._passed_on[worker.owner] = worker
         loans = self._star.loans

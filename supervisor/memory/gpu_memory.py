@@ -79,7 +79,7 @@ class GpuMemory:
             return
         returned = max(0, before - use.used_nbytes)
         for other, (its_gpu, its_before) in self._before.items():
-            if its_gpu.uuid == gpu.uuid:  # else this worker's memory would be logged again for the other instance
+            if its_gpu.uuid == gpu.uuid:  # the memory returned now must not be logged for the other instance, too
                 self._before[other] = its_gpu, its_before - returned
         _log.info(
             "worker %s has returned %d MiB on GPU %d, where %d MiB are still in use",

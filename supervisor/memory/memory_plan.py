@@ -14,25 +14,27 @@ from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES, UNIT, Geometry, slot_table
 from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 
 MIB = 1 << 20
-#: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).
+#: Executions whose outputs a worker's slab holds: one that runs, one that is being sent, two with slow readers (ours).
 EXECUTIONS_PER_SLAB = 4
-#: The slab of a worker whose model calls others; a payload of more than a quarter has a segment of its own (ours).
+#: The largest slab for the requests of a worker whose model calls others; a payload of more than a quarter of the slab
+#: has a segment of its own (ours).
 MAX_CALLER_SLAB_MIB = 16
 #: Bytes per row assumed for an output of unknown size (ours: a megabyte is a large embedding or a small image).
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
 #: Bytes assumed for a BYTES element (ours).
 BYTES_ELEMENT_BYTES = 256
-#: A client's ring of more than MAX_WHOLE_RING records begins with SMALL_RING: 128 KiB instead of up to 3.5 MiB (ours:
-#: enough for 146 requests in flight, shm/port.py).
+#: A client's ring of more than MAX_WHOLE_RING records is one of SMALL_RING at first: 128 KiB of memory instead of up to
+#: 3.5 MiB (ours: enough for 146 requests in flight, shm/port.py).
 MAX_WHOLE_RING, SMALL_RING = 8192, 1024
-#: The ring to a client of more than MAX_WHOLE_LINK records begins with SMALL_LINK: 32 KiB instead of 584 (ours: enough
-#: for 256 replies that the client has not read).
+#: A ring to a client of more than MAX_WHOLE_LINK records is one of SMALL_LINK at first: 32 KiB of memory instead of 584
+#: (ours: enough for 256 replies that the client has not read).
 MAX_WHOLE_LINK, SMALL_LINK = 1024, 256
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512
-#: FREE and BATCH_ITEM records beyond one per block.
+#: Records for which a ring has room beyond those that the functions below count.
 SPARE_RECORDS = 64
-#: Segments for single payloads at one time: each takes two descriptors here, and a FREE in a worker's ring (ours).
+#: Segments for single payloads at one time (ours): each takes two descriptors in the supervisor, and room for a FREE
+#: in a worker's ring.
 MAX_OVERSIZE_SEGMENTS = 256
 
 
@@ -97,7 +99,7 @@ def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
     The worker keeps that unit, to be able to report that everything else is taken.
     """
     row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
-    # A block is a power of two: an execution of 1.1 MiB takes 2.
+    # A block's size is a power of two: an execution of 1.1 MiB takes 2 MiB.
     execution: int = 1 << (row_nbytes * max(1, config["max_batch_size"]) - 1).bit_length()
     return min(max(EXECUTIONS_PER_SLAB * execution, MIB), options.shm_worker_slab_mib * MIB) + UNIT
 

@@ -23,7 +23,7 @@ from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_
 #: Values in place of a model id: RESULT, which clients read; ASKED_FOR, a payload for any process that asks for it
 #: (loans.py).
 RESULT, ASKED_FOR = 0, -1
-#: Kept segments take at most a quarter of what all may take: a writer does not keep one beyond that (ours).
+#: Kept segments take at most a quarter of what all segments may take: a writer may keep none beyond that (ours).
 KEPT_PART = 4
 
 
@@ -38,13 +38,13 @@ class OversizeSegment:
     segment_fd: int
     read_only_fd: int
     is_guests: bool = False  # its writer is a guest
-    may_be_kept: bool = False  # by its writer, for a while, once it is of no use to its readers
-    is_mapped: bool = False  # by its writer, so that it may be announced
+    may_be_kept: bool = False  # its writer may keep it for a while, once its readers have used it
+    is_mapped: bool = False  # its writer has mapped it, so it may be announced
 
 
 class OversizeSegments:
-    """All segments for single payloads. `available_nbytes` returns how much memory is free, `is_scarce` whether the
-    descriptors that are left are kept for other things."""
+    """All segments for single payloads. `available_nbytes` returns how much memory is free, `is_scarce` whether
+    so few descriptors are left that none is given to a segment."""
 
     def __init__(
         self, limit_nbytes: int, available_nbytes: Callable[[], int], is_scarce: Callable[[], bool] = lambda: False
@@ -54,7 +54,7 @@ class OversizeSegments:
         self._is_scarce = is_scarce
         # Changed by create, remove and close.
         self._segments: dict[int, OversizeSegment] = {}
-        self._leaving = Counter[int]()  # by asker: segments removed that readers still have mapped
+        self._leaving = Counter[int]()  # by asker: the number of removed segments that readers still map
         self._num_made = 0
         self._num_open = 0
         self._nbytes = 0

@@ -30,9 +30,9 @@ class Participant:
     segment_fd: int  # writable in a client, sealed in a worker
     read_only_fd: int
     link_fd: int
-    bell: Doorbell | GuestBell  # a guest's: the batcher's end
+    bell: Doorbell | GuestBell  # of a GuestBell: the batcher's end
     batcher_bell: Doorbell | None = None  # wakes the batcher, and tells it which ring to read
-    is_joined: bool = False  # its memory may be announced to others, and others' to it
+    is_joined: bool = False  # its memory may be announced to other processes, and theirs to it
     is_caller: bool = False  # the client is a worker, too: its model calls others
     is_guest: bool = False  # the client is a user's process: it is never waited for, and sent little unasked
     is_late: bool = False  # a client that has not sent the batcher's successor its open requests and held replies yet
@@ -53,7 +53,7 @@ class Participant:
         return list(memoryview(raw).cast("Q"))
 
     def noted(self) -> list[int]:
-        """A front end's counters beside its requests', from layout.HTTP_HANDSHAKES_FAILED on."""
+        """A front end's counters beside those of `answered`: the words from layout.HTTP_HANDSHAKES_FAILED on."""
         raw = os.pread(self.read_only_fd, layout.NOTED_WORDS * layout.WORD, layout.NOTED_WORD * layout.WORD)
         return list(memoryview(raw).cast("Q"))
 
@@ -142,7 +142,7 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
 
 @contextmanager
 def read_only(*fds: int) -> Iterator[list[int]]:
-    """Read-only descriptors of these segments for a `with`. Raises OSError where descriptors have run out."""
+    """Read-only descriptors of these segments, closed after the `with`. Raises OSError where descriptors have run out."""
     with ExitStack() as opened:
         made = list[int]()
         for fd in fds:

@@ -22,15 +22,15 @@ from shoal.supervisor.processes.members import Member, Recipient
 
 
 class Payloads:
-    """The segments for single payloads of a star; `is_scarce` returns whether the descriptors that are left are kept
-    for other things."""
+    """The segments for single payloads of a star; `is_scarce` returns whether so few descriptors are left that
+    none is given to a segment."""
 
     def __init__(self, star: Participants, is_scarce: Callable[[], bool]) -> None:
         self._star = star
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes, is_scarce)
         #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.
         self.ensembles: set[int] = set()
-        #: Whether requests are recorded, which the batcher reads, too. Changed by the recorder's process.
+        #: Whether requests are recorded: the batcher then reads them, too. Changed by the recorder's process.
         self.are_recorded = False
 
     def receive(
@@ -89,8 +89,8 @@ class Payloads:
         return [client.member for client in self._star.front_ends] if each.model_id == RESULT else []
 
     def _is_batchers(self, each: OversizeSegment) -> bool:
-        """Whether the batcher must map a segment before a record names it. A guest's may be passed to any model, and so
-        to an ensemble."""
+        """Whether the batcher must map a segment before a record names it. A guest's segment may be passed to any
+        model, and so to an ensemble."""
         return each.model_id == RESULT or each.model_id in self.ensembles or each.is_guests or self.are_recorded
 
     def results_of(self, worker: Participant) -> list[Message]:

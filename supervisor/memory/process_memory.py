@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from shoal.supervisor.event_loop import EventLoop, Future, first
 from shoal.supervisor.memory.measuring import MeasuringThread
 
-#: How long a question for figures waits for them (ours): a scrape has 2 s, in which it asks models for their metrics,
-#: too.
+#: How long a question waits for its figures (ours): a scrape of /metrics has 2 s, in which it asks models for their
+#: metrics, too.
 ANSWER_S = 1.0
 #: Most questions about the host's memory that wait for an answer; further ones get none (ours).
 MAX_PENDING = 64
@@ -69,14 +69,14 @@ class ProcessMemory:
         self._gpu_thread.close()
 
     def _on_gpus(self) -> dict[int, dict[str, int]]:
-        """By pid and UUID, the bytes that processes have on GPUs, in the thread."""
+        """By pid and UUID, the bytes that processes have on GPUs. Called in the thread."""
         nvml = self._nvml
         found: dict[int, dict[str, int]] = {}
         for uuid in self._gpus:
             for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
                 try:
                     running = getattr(nvml, name)(nvml.nvmlDeviceGetHandleByUUID(uuid))
-                except (nvml.NVMLError, AttributeError):  # this GPU, part of one, or library does not say
+                except (nvml.NVMLError, AttributeError):  # unknown for this GPU or part, or to this library
                     continue
                 for each in running:
                     if each.usedGpuMemory is not None:

@@ -176,7 +176,7 @@ class Star:
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:
-        """Make the batcher's own segment; it is announced to front ends before the ensemble that needs it is."""
+        """Make the batcher's own segment; it is announced to front ends before the ensemble that needs it."""
         if not self.batcher_memory.owner and self.batcher is not None:
             geometry = batcher_geometry(self.options)
             self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
@@ -204,7 +204,7 @@ class Star:
 
     def introduce(self) -> Task[None]:
         """Send a successor all clients and workers, after the models; all is sent when this returns. The task then
-        announces the successor to them, and ends when it serves or is dead.
+        announces the successor to them, and ends when the successor serves or is dead.
 
         The successor skips the records in clients' rings as it maps them, so no client may send its open requests again
         before that. The successor waits for no client: a client's requests are put off until the client has sent them
@@ -248,7 +248,7 @@ class Star:
     async def _await_client(self, client: Participant, successor: Member, acknowledged: Future[None]) -> None:
         """Await that a client has sent a successor its open requests and held replies, and report that to it."""
         await acknowledged
-        # A client for which this does not hold is dead, or stays late until the next batcher.
+        # Otherwise the client is dead, or stays late until the next batcher has come.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))
@@ -274,7 +274,8 @@ class Star:
         return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
 
     def announce_client(self, client: Participant) -> Future[None]:
-        """Send a client's segment to the batcher; the future is done once it is mapped; at once without a batcher."""
+        """Send a client's segment to the batcher; the future is done when the batcher has mapped it, or at once if no
+        batcher runs."""
         self.clients[client.owner] = client
         return self.acknowledgements.announce(self.to_batcher(client_joined(client)))
 

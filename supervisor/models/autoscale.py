@@ -24,7 +24,7 @@ GAP_NS = 5_000_000_000
 class Load(NamedTuple):
     """An observation of one model version at one time."""
 
-    num_instances: int  # that serve; those that start or retire do not count
+    num_instances: int  # those that serve, without those that start or retire
     busy_share: float  # the share of their time since the last observation that they executed, 0 to 1
     queue_age_ns: int  # how long the oldest waiting request has waited; 0 where none waits
 
@@ -53,7 +53,7 @@ class Autoscaler:
             self._overloaded_since_ns = self._idle_since_ns = None
             return self.wanted
         waits, work = load.queue_age_ns > self._queue_age_ns, load.busy_share * load.num_instances
-        # New instances must have had the time to show an effect.
+        # A number of instances that has just changed must have the time to show its effect.
         is_overloaded = (waits or load.busy_share > BUSY_ABOVE) and not has_changed
         is_idle = not waits and work < BUSY_BELOW * (load.num_instances - 1)
         self._overloaded_since_ns = _since(self._overloaded_since_ns, is_overloaded, now_ns)
@@ -67,7 +67,8 @@ class Autoscaler:
         return self.wanted
 
     def _raise(self, now_ns: int, num_instances: int) -> None:
-        """Raise the wanted number from the number that serve: instances that still start are not counted twice."""
+        """Raise the wanted number, by half of the instances that serve; instances that still start are part of the
+        increase."""
         wanted = min(num_instances + max(1, num_instances // 2), self._most)
         if wanted > self.wanted:
             self.wanted = wanted

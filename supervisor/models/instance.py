@@ -66,7 +66,7 @@ class Instance:
         self._leaving: Future[None] = context.loop.future()  # done when the instance is to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
-        self.num_starts = 0  # with those of the instances that it replaced
+        self.num_starts = 0  # starts of workers, those by the instances that this one replaced included
         self.num_recycles = 0
         self._restarts = Restarts()
         self.worker = Worker(number, version, context)  # the one that runs, or the last one
@@ -109,7 +109,7 @@ class Instance:
         self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
 
     def _on_malformed(self, error: MessageError) -> None:
-        """End the worker: the code of its model, or that of the backend, has written to its connection."""
+        """End the worker: code of its model, or of the backend, has written to its connection, and not a valid message."""
         self.worker.fail(InternalError(f"{self._named}: its worker has sent {error}"))
 
     # --- one worker after the other ---
@@ -119,7 +119,7 @@ class Instance:
         self.num_starts, self.num_recycles = other.num_starts, other.num_recycles + 1
 
     def start(self) -> None:
-        """Prepare a worker, whose process is started in the next pass of `run`."""
+        """Prepare a worker, whose process is started by `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
         self.worker = Worker(self.number, self.version, self._context)
@@ -167,15 +167,15 @@ class Instance:
         except UnavailableError as refused:  # there is no directory for the model's Python environment
             worker.error = refused
             return 0
-        except OSError as refused:  # at once, or when a zygote has failed to fork the process
+        except OSError as refused:  # the start itself has failed, or the zygote that should fork the process
             worker.error = UnavailableError(
                 f"the worker of instance '{self.name}' cannot be started: {explain_start(refused)}"
             )
             return 0
 
     async def _begin(self, worker: Worker) -> Future[int] | None:
-        """Start a worker's process, or its thread once the process that it shares is up; the future is the exit code.
-        None if the instance is to end before that. Raises OSError."""
+        """Start a worker's process, or its thread once the process that it shares is up; the future's result is the
+        exit code. None if the instance is to end before that. Raises OSError."""
         first_worker = None if self.shared_process is None else await self.shared_process.up(self, self._leaving)
         if first_worker is not None:
             return worker.begin_thread(first_worker)
@@ -198,8 +198,8 @@ class Instance:
         self.state = InstanceState.MAPPING
         await shared(worker.mapped)
         await star.announce_worker(worker.participant, self.version.model_id, self.placement, self.version.groups)
-        # The batcher and all front ends have mapped the worker's memory. Without an await from here on, code that reads
-        # UP may rely on all that UP means.
+        # The batcher and all front ends have mapped the worker's memory. Nothing is awaited from here on: so for code
+        # that finds the state UP, all of what follows has been done.
         if not worker.pid:
             return
         self.state = InstanceState.UP
@@ -212,7 +212,7 @@ class Instance:
         self._on_state(self)
 
     def _end(self, worker: Worker, code: int) -> Verdict:
-        """Free what a worker held that has ended, or could not be started, and report its end, without an await.
+        """Free what a worker held that has ended, or could not be started, and report its end; nothing is awaited.
 
         Each step is taken even if another fails. Returns what follows if the instance goes on.
         """
@@ -223,7 +223,7 @@ class Instance:
         is_missed = not self._leaving.done()
         with contained(self):
             if was is InstanceState.UP and is_missed:
-                self._on_state(self)  # front ends first: clients ask next if the model is ready
+                self._on_state(self)  # told first, as clients then ask front ends if the model is ready
         with contained(self):
             context.metrics.leave(self.number)
         with contained(self):
@@ -247,7 +247,8 @@ class Instance:
         if is_missed and child and output and (words := last_words(output.tail)):
             heading = f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:"
             _log.error(log.block(heading, words), extra=self._fields)
-        # The batch with which a worker loses its GPU is answered, with errors, and so is the first that it completes.
+        # A worker answers the batch at which it loses its GPU, with errors, before it ends: so one that has lost its
+        # GPU at its first batch has completed one.
         num_completed = 0 if worker.progress is None else worker.progress.num_completed
         if self.shared_process is not None:
             num_completed = self.shared_process.num_completed
@@ -256,7 +257,7 @@ class Instance:
                 self.shared_process.ended(progress)
         worker.participant = worker.progress = None
         if worker.thread is not None and worker.child is not None and worker.child.is_over:
-            return Verdict(0.0, is_failed=False)  # the first instance starts the next process
+            return Verdict(0.0, is_failed=False)  # the process's first instance starts the next one
         now_s = context.loop.now_s()
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         verdict = self._restarts.died(now_s, served_s, has_completed=num_completed > 0)
@@ -264,7 +265,7 @@ class Instance:
 
     def _heed_quarantine(self, verdict: Verdict, now_s: float, *, is_loss: bool) -> Verdict:
         """The verdict on a worker's end; where the worker's GPU is in quarantine for longer than the pause, with that
-        longer pause. `is_loss`: it has lost the GPU."""
+        longer pause. `is_loss`: the worker has lost the GPU at its first batch."""
         gpu, quarantine = self.placement.gpu, self._context.quarantine
         if gpu is None:
             return verdict

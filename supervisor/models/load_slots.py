@@ -20,9 +20,10 @@ from functools import partial
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop, Future, resolve
 
-#: Seconds for which a load is young (ours): few models take longer, and so long a hung one keeps others waiting.
+#: Seconds for which a load is young (ours): few models take longer, and a load that hangs keeps others waiting for that
+#: time only.
 YOUNG_S = 30.0
-#: All loads under way, as a multiple of the young ones (ours): each has a process that is not done loading.
+#: The most loads under way, young or not, as a multiple of the most young ones (ours): each has a process that loads.
 MOST_LOADS = 8
 
 

@@ -60,7 +60,7 @@ class Model:
 
     def __init__(self, identifier: ModelIdentifier, all_versions: AllVersions) -> None:
         self.identifier = identifier
-        self.title = f"model '{identifier}'"  # in the log
+        self.title = f"model '{identifier}'"  # this model's name in the log
         self._all_versions = all_versions
         self._turn = Lock()
         # Changed by loads and unloads. `versions`: by number, the copy of each version that clients know. `problem`: a

@@ -85,10 +85,10 @@ class ModelControl:
         }
         # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
-        self._copies: list[Path] = []  # of files that came with requests, for a new server
+        self._copies: list[Path] = []  # directories for a new server, with copies of files that came with requests
         #: Models that were loaded for an ensemble, not by name. Changed by loads and unloads.
         self._implicit: set[ModelIdentifier] = set()
-        #: False if the repositories could not be read at the start. Changed by start.
+        #: False if the repositories could not be read at the start. Changed by load_at_start.
         self.has_repositories = True
 
     # --- start ---

@@ -64,7 +64,7 @@ class Models:
         self._on_changed = on_changed
         self._discard = discard
         self._forget = forget
-        self.ids = itertools.count(1)  # of versions and splits; none is used again
+        self.ids = itertools.count(1)  # the next id of a version or split; none is used again
         self._slots = LoadSlots(context.loop, context.options.model_load_thread_count)
         # Changed by loads, and as versions are created and end.
         self.models: dict[ModelIdentifier, Model] = {}
@@ -72,7 +72,7 @@ class Models:
         self._served: dict[int, ServedVersion] = {}
         self._free_rows = deque(range(MAX_ROWS))
         self._borrowed: dict[Path, int] = {}  # directories made for one load: the number of versions from each
-        self._locks: dict[Path, int] = {}  # the descriptors by which these are locked
+        self._locks: dict[Path, int] = {}  # the descriptors by which these directories are locked
         #: Whether the server is ending all versions.
         self.is_stopping = False
 
@@ -221,7 +221,8 @@ class Models:
     # --- messages to clients and batcher ---
 
     def announce(self, messages: Sequence[Message]) -> Future[None]:
-        """Send messages to clients; done when front ends have applied them, and the batcher its earlier messages."""
+        """Send messages to clients. The future is done when front ends have applied them, and the batcher has applied
+        what was sent to it before."""
         self._refresh()
         applied = self._context.star.announce_to_clients(messages)
         self._on_changed()

@@ -35,8 +35,8 @@ class Recycling:
         self._loop = models.loop
         self._models = models
         self._draw = draw
-        # Changed by each check. By the instance's number: its jitter, when its replacement may be tried again, and the
-        # instances that recycling does not make smaller.
+        # Changed by each check. By the instance's number: its jitter (requests that it may take beyond max_requests),
+        # when its replacement may be tried again, and the instances that recycling does not make smaller.
         self._jitters: dict[int, int] = {}
         self._retry_s: dict[int, float] = {}
         self._too_large: set[int] = set()
@@ -104,8 +104,8 @@ class Recycling:
         return ""
 
     def _note_growth(self, instance: Instance) -> None:
-        """Note that an instance is replaced because it has grown, and when its successor may be; warn if that recurs
-        too often."""
+        """Note that an instance is replaced because it has grown, and when the fresh instance may be replaced for that;
+        warn if growth recurs too often."""
         name, now_s = _name_of(instance), self._loop.now_s()
         growths = self._growths.setdefault(name, Restarts())
         up_s = max(now_s - instance.worker.up_since_s, 1e-3)
@@ -132,7 +132,7 @@ class Recycling:
                 instance.name, instance.pid, served.version.name, why,
             )  # fmt: skip
         else:
-            del self._retry_s[instance.number]  # tried again at the next check: the version is busy with another change
+            del self._retry_s[instance.number]  # the version is busy with another change: the next check tries again
         return is_replaced
 
 
