@@ -27,7 +27,7 @@ LARGE_BLOCK_BYTES = 512 * 1024
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _M_MMAP_THRESHOLD = -3  # the number of this setting in mallopt(3)
-_ARG_START = 45  # the arguments' address is this field of /proc/PID/stat behind the name (proc(5))
+_ARG_START = 45  # the index of the arguments' address in what `stat_fields` returns (proc(5))
 #: The signal mask of a thread that forks, from before the fork.
 _forking = threading.local()
 #: Opened once, before processes are forked: each opening makes a type, which took a forked process 0.3 MiB of copies.

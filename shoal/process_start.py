@@ -14,7 +14,7 @@ from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 
 class _Welcome(Protocol):
-    """A supervisor's first message to such a process."""
+    """The supervisor's first message to a process that serves no requests."""
 
     @property
     def log(self) -> LogSettings: ...

@@ -15,7 +15,7 @@ _TOKEN = re.compile(
 def to_python(pattern: str) -> str:
     """The pattern with its flags in Python's syntax; a pattern without flags is unchanged."""
     parts: list[str] = []
-    scopes: list[list[str]] = [[]]  # of each open group, from the outermost: the flags set in it, as opening groups
+    scopes: list[list[str]] = [[]]  # by open group, the outermost first: the flags set in it, as `(?i:`
     for token in _TOKEN.finditer(pattern):
         text = token[0]
         if token["flags"]:

@@ -119,7 +119,8 @@ def has_died_with_others(reason: Reason, detail: int) -> bool:
 
 
 def pack_sizes(*sizes_mib: int) -> int:
-    """Two sizes in one figure, to three digits: each of 9 bits, with a shift in 4 bits."""
+    """Two sizes in one figure, rounded down to about three digits: for each 9 bits, and 4 that say how far to shift
+    those."""
     figure = 0
     for size_mib in sizes_mib:
         mib = min(size_mib, _MAX_MIB)
@@ -202,7 +203,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         f"limit is {{limit}}. {_RESTARTED}",
     ),
     # Triton has no code for "too late, and do not try again"; UNAVAILABLE, for a request that expired in the queue,
-    # invites clients to repeat a request that has just cost an instance. So this has the code of every other death.
+    # invites clients to repeat a request that has just cost an instance. So this reason has the code of other deaths.
     Reason.EXECUTION_LIMIT: (
         WorkerDiedError,
         f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "
@@ -265,11 +266,12 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
 
 
 def without_memory(status: int) -> Reason:
-    """The reason for a reply without a block: a worker whose whole slab is read slowly has no room for a sentence."""
+    """The reason for an error without a block, by the reply's status. UnavailableError's: the worker's slab is full of
+    answers that clients read slowly, and has no room for the error's sentence."""
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 
-#: The reasons of a queue or memory that is full, or a queue that is too slow: the client may try again in a second.
+#: The reasons that mean a full queue, full memory or a slow queue: the client may try again in a second.
 _OVERLOADED = frozenset({Reason.QUEUE_FULL, Reason.TIMED_OUT, Reason.NO_STEP_MEMORY})
 
 

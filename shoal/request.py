@@ -54,7 +54,7 @@ class TensorRef(NamedTuple):
 
 
 class LentTensorRef(NamedTuple):
-    """A TensorRef of a request's tensor in another block, `ref`, than the header's; read by workers alone."""
+    """A TensorRef of a request's tensor that lies in another block than the header: in `ref`. Only workers read it."""
 
     name: str
     datatype: int
@@ -262,7 +262,7 @@ def _stay(name: Any, gpu: Any) -> Stay:
 
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
-    """A request's header, without tensors on a GPU; every tensor is inside the block or InternalError is raised."""
+    """A request's header, unpacked, without tensors on a GPU. Raises InternalError for a tensor outside the block."""
     layout, packed = split_header(bytes(header))
     rows, outputs = unpack_layout(layout)
     id_, parameters, sequence, headers = unpack_options(packed)
@@ -386,7 +386,7 @@ def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:
 
 def _tensor_ref(row: Any, block_nbytes: int) -> TensorRef:
     name, datatype, shape, offset, nbytes = row
-    # Types first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
+    # Types are checked first: 11.0 and True equal numbers that BY_WIRE has, and 0.0 would pass as an offset.
     if not type(datatype) is type(offset) is type(nbytes) is int:
         raise TypeError(f"tensor {name!r} has a datatype, offset or size that is no integer")
     if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:

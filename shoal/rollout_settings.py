@@ -1,12 +1,13 @@
 """The settings of a rollout: its steps, how long each lasts, and the guards that end it. Pure.
 
 steps   1,10,50,100                 the canary's share of the requests that name no version, in percent
-every   10m, or 500requests         how long a step lasts: a time, or requests that the canary has ended
+every   10m, or 500requests         how long a step lasts: a time, or requests that the canary has answered or failed
 guard   p99=+10%                    at most a tenth slower than the stable version: p50, p90, p95 or p99, of the time
                                     from a request's acceptance to its answer; p99=+5ms likewise
         p99<50ms                    at most so slow, whatever the stable version is
-        errors=+0.1%, errors<1%     of its requests, those that it failed; not those that the stable version failed, too
-        disagree<0.5%               of the requests compared by shadow, those with another answer
+        errors=+0.1%, errors<1%     the share of the canary's requests that it failed; a request that the stable version
+                                    failed, too, does not count
+        disagree<0.5%               the share of the requests compared by shadow that got another answer
 """
 
 import re
@@ -39,7 +40,7 @@ class Guard(NamedTuple):
     """A bound that the canary must keep to."""
 
     figure: str  # a key of QUANTILES, ERRORS or DISAGREE
-    is_relative: bool  # more than the stable version's figure by at most `bound`; else below `bound`
+    is_relative: bool  # at most `bound` above the stable version's figure; False: below `bound`
     bound: float  # a share, or with `is_time` seconds
     is_time: bool
 
@@ -53,8 +54,8 @@ class RolloutPlan(NamedTuple):
 
     version: int  # the canary
     steps: tuple[float, ...]  # percent, ascending
-    every_s: float  # 0: by requests
-    every_requests: int  # 0: by time
+    every_s: float  # how long a step lasts; 0: `every_requests` says it
+    every_requests: int  # 0: `every_s` says it
     guards: tuple[Guard, ...]
     min_requests: int
     sticky_header: str  # lower case; "": requests are divided by correlation id, or one by one

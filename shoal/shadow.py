@@ -2,8 +2,8 @@
 
 parameters { key: "shadow_of" value { string_value: "2" } }          the version whose requests are mirrored
 parameters { key: "shadow_version" value { string_value: "3" } }     the version that gets them
-parameters { key: "shadow_share" value { string_value: "0.1" } }     of its requests; 1 without it
-parameters { key: "shadow_compare" value { string_value: "top1" } }  shoal/tolerance.py; exact without it
+parameters { key: "shadow_share" value { string_value: "0.1" } }     the share of its requests; by default 1
+parameters { key: "shadow_compare" value { string_value: "top1" } }  a tolerance; by default `exact`
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
 
-#: How long one round of processes may take to answer. A worker answers only between two batches.
+#: How long all processes of one kind may take to answer. A worker answers only between two batches.
 ANSWER_S = 2.0
 
 

@@ -1,8 +1,8 @@
 """The machine's resources for model instances: cores, GPUs with the cores beside them, and the cores of host policies.
 
 The resources are read once, when the server starts. GPUs, and their parts under MIG, are listed by NVIDIA's library
-(nvidia-ml-py, the extra gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where nothing of the
-driver is there. Neither way makes a CUDA context. Runs in the supervisor.
+(nvidia-ml-py, the extra gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where no part of the
+driver is found. Neither way makes a CUDA context. Runs in the supervisor.
 """
 
 import logging

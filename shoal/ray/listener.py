@@ -137,7 +137,7 @@ def _needs_uvicorn(app: Any, http_options: Any) -> str | None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raises RuntimeError from the OSError if the port is in use: Serve then tries another one."""
+    """Raises RuntimeError from the OSError if the port is in use: Serve then tries another port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -57,7 +57,7 @@ def predict(
 
 
 class Predictor:
-    """The callable of one of Ray Data's actors: its server, and the rows that it is asked about."""
+    """The callable of one of Ray Data's actors: it runs a server, and asks the server about batches of rows."""
 
     def __init__(
         self,

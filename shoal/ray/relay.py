@@ -31,7 +31,7 @@ _MAX_CONNECTIONS = 1024
 
 
 class Relay:
-    """The proxy. `port`, the server's on 127.0.0.1, must be set before the first request. For one event loop."""
+    """The proxy. `port`, the server's on 127.0.0.1, must be set before the first request. For use in one event loop."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -36,7 +36,7 @@ def relay_application() -> Relay:
 
 
 class ShoalReplica:
-    """The class of the deployment; Serve calls its methods. One per process."""
+    """The class of the deployment; Serve calls its methods. A process has one object of it."""
 
     def __init__(self, plan: ServerPlan) -> None:
         self._claimed, plan = assigned(plan)

@@ -69,7 +69,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         return self._is_woken or (self.due_ns is not None and self.due_ns <= now_ns)
 
     def claim(self) -> Callable[[], None]:
-        """Reserve the loop for one thread, and return `run`."""
+        """Reserve the loop for the calling thread, and return `run`, which that thread must call."""
         self.is_claimed = True
         return self.run
 

@@ -142,7 +142,7 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
 
 @contextmanager
 def read_only(*fds: int) -> Iterator[list[int]]:
-    """Read-only descriptors of these segments, closed after the `with`. Raises OSError where descriptors have run out."""
+    """Read-only descriptors of these segments, closed after the `with`. Raises OSError if descriptors have run out."""
     with ExitStack() as opened:
         made = list[int]()
         for fd in fds:

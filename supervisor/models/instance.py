@@ -109,7 +109,7 @@ class Instance:
         self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
 
     def _on_malformed(self, error: MessageError) -> None:
-        """End the worker: code of its model, or of the backend, has written to its connection, and not a valid message."""
+        """End the worker, which has sent a malformed message: its model's code, or its backend, has written it."""
         self.worker.fail(InternalError(f"{self._named}: its worker has sent {error}"))
 
     # --- one worker after the other ---
