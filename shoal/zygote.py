@@ -152,8 +152,8 @@ def _become(order: Fork, supervisor: int) -> None:
 
 
 def _await_begin(link: Channel) -> dict[str, list[int]]:
-    """The descriptors that are passed to a forked process, by the environment variable that will have their numbers. Raises
-    EOFError, ConnectionError where the process is not wanted any more."""
+    """The descriptors that are passed to a forked process, by the environment variable that will have their
+    numbers. Raises EOFError, ConnectionError where the process is not wanted any more."""
     passed: dict[str, list[int]] = {}
     while isinstance(message := link.receive(TO_FORKED)[0], Descriptor):
         passed.setdefault(message.variable, []).append(message.fd)

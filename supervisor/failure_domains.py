@@ -47,7 +47,7 @@ def contained(domain: FailureDomain) -> Iterator[None]:
     token: Token[FailureDomain | None] | None = _CURRENT.set(domain)
     try:
         yield
-    except GeneratorExit:  # a flow that is destroyed unfinished, as the process ends, is outside its context
+    except GeneratorExit:  # an unfinished flow that ends with the process ends outside its own context
         token = None
         raise
     except Exception as error:  # noqa: BLE001 - the rim: a fault of ours costs one domain, not the server

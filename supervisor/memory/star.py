@@ -4,7 +4,8 @@ Runs in the supervisor and touches no segment's contents. Two rules:
 
 - No record may name a segment to the batcher or to a front end that has not acknowledged the segment. So a client
   starts after the batcher has mapped the client's segment, and a worker gets batches after the batcher and all front
-  ends have mapped the worker's. A single payload's segment is named after those among its readers have mapped it.
+  ends have mapped the worker's. A record names a single payload's segment after the batcher and front ends
+  that read the payload have mapped it.
 - No process waits for one that runs users' code (a worker, a model that calls others, a guest): such a process may
   hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py); it
   is sent front ends' segments without being waited for, so that it rarely has to ask.
@@ -135,8 +136,8 @@ class Star:
 
     def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the
-        batcher has applied what was sent to it before: the batcher might read a request that follows sooner than those
-        messages.
+        batcher has applied what was sent to it before: otherwise the batcher might read a client's next request before
+        those messages.
 
         Models that call others are waited for briefly, guests not at all. Such a client may still ask for a segment or
         model that is gone: it is refused, and asks again when it has applied the messages.
@@ -203,7 +204,7 @@ class Star:
         self.acknowledgements.gone(member)
 
     def introduce(self) -> Task[None]:
-        """Send a successor all clients and workers, after the models; all is sent when this returns. The task then
+        """Send a successor, which has been sent the models, all clients and workers, before this returns. The task then
         announces the successor to them, and ends when the successor serves or is dead.
 
         The successor skips the records in clients' rings as it maps them, so no client may send its open requests again
@@ -265,7 +266,7 @@ class Star:
         return client, self.announce_client(client)
 
     def join_caller(self, member: Member) -> tuple[Participant, Future[None]]:
-        """Like `join_client`, for a worker whose model calls others. It asks for segments that it does not know."""
+        """Like `join_client`, for a worker whose model calls others: a client that asks for segments it lacks."""
         caller = self._client(member, caller_geometry(self.options), sealed=True)
         caller.is_caller = True
         return caller, self.announce_client(caller)
@@ -282,7 +283,7 @@ class Star:
     async def await_batcher(self, known: Future[None]) -> None:
         """Return when the batcher has a client's segment (`known`) or, if that batcher dies, when its successor has.
 
-        A successor skips what a client has written before its arrival, so a client is welcomed only then.
+        A successor skips what a client has written before the successor's arrival, so no client is welcomed before.
         """
         await known
         while not self._introduced.done():

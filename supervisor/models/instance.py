@@ -3,8 +3,8 @@
     start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─all have acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
                                                            too many deaths (restarts.py)─► FAILED ─pause─► STARTING …
 
-A worker that cannot load reports why and exits. Before the first UP that fails the version; later, the instance starts
-another worker.
+A worker that cannot load reports why and exits. Where the instance has never been UP, that fails the version;
+otherwise the instance starts another worker.
 """
 
 import logging
@@ -184,7 +184,7 @@ class Instance:
         return worker.begin(self.placement, has_low_priority=not self.has_been_up)  # a restart is urgent
 
     async def _bring_up(self, worker: Worker) -> None:
-        """Take a worker from its connection to its first batch; cancelled where its process ends before."""
+        """Take a worker from its connection to the state UP; cancelled where its process ends before."""
         member, star = await shared(worker.joined), self._context.star
         self.state = InstanceState.LOADING
         member.send(load_message(self.version, self.placement, self._model_file, self._context))

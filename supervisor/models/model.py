@@ -115,8 +115,8 @@ class Model:
     # --- load ---
 
     def with_kept_config(self, found: FoundModel) -> FoundModel:
-        """The model as it was found, or with the configuration that an earlier request gave: as Triton, the server
-        keeps that until something changes in the model's directory, or the model is unloaded."""
+        """The model as it was found, or with the configuration that an earlier request gave: like Triton, the server
+        keeps that configuration until something changes in the model's directory, or the model is unloaded."""
         given = self.given
         if given is None or found.is_given:
             return found

@@ -214,8 +214,8 @@ class Models:
         return version
 
     def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
-        """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep
-        them waiting."""
+        """A place among the versions that load at once. An ensemble needs none: it waits for its steps' models,
+        and must not keep these waiting."""
         return nullcontext() if isinstance(served, ServedEnsemble) else self._slots.taken(served.version.identifier)
 
     # --- messages to clients and batcher ---
