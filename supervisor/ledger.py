@@ -65,7 +65,8 @@ class Ledger:
 
 
 def num_children() -> int:
-    """The number of the supervisor's children that are not reaped, by the kernel; -1 where the kernel lists none."""
+    """The number of the supervisor's children that are not reaped; -1 where the kernel does not list a process's
+    children."""
     try:
         return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN

@@ -44,7 +44,7 @@ class ModelEntry:
     signature: Signature
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # labels by index, of the outputs that have a label file
-    groups: tuple[str, ...] = ()  # names of its instance groups; errors about a death have the index
+    groups: tuple[str, ...] = ()  # names of its instance groups; a reply about a death has an index of these
     namespace: str = ""  # its repository, if --model-namespacing is on
     has_ready_check: bool = False  # the model has an is_ready of its own (known_server.py)
     is_polled: bool = True  # False: its configuration could not be read

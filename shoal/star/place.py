@@ -54,7 +54,7 @@ class Place:
     models: ModelTable
     request_timeout_s: float
     answer_timeout_s: float  # how long the supervisor may take to answer a question
-    #: Functions that are called with the owner id of each segment that is gone.
+    #: Functions that are called with a segment's owner id once the segment is gone.
     segment_gone: list[Callable[[int], None]] = field(default_factory=list)
 
     @cached_property

@@ -164,7 +164,7 @@ class InlineMemory(Memory):
 
 
 class NoOversizeBlocks(WorkerOversizeBlocks):
-    """A stand-in for oversize segments, which are never needed, since the slab is large."""
+    """A stand-in for oversize segments: the slab is large, and a result that it does not take is refused."""
 
     def __init__(self) -> None:
         super().__init__(cast("Channel", None))
@@ -182,12 +182,13 @@ class Outbox(RingWriter):
     def __init__(self, own: Segment, peer: SegmentView, time_ns: Callable[[], int]) -> None:
         super().__init__(own, peer)
         self._time_ns = time_ns
-        #: Whether senders' responses wait, too. Changed by the instance, and by end.
+        #: Whether an execution is under way: responses that senders give meanwhile wait for its end, too. Changed by
+        #: the instance, and by end.
         self.is_held = False
         self._ended: list[Record] = []
 
     def push(self, record: Record) -> None:
-        """Append a record, or keep it back if it ends an execution."""
+        """Append a record, or keep it back until `end`: one that ends an execution, and responses while `is_held`."""
         if record[0] in (DONE, READY) and (record[D.BATCH] or self.is_held):
             self._ended.append(record)
         else:

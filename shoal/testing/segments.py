@@ -1,4 +1,4 @@
-"""Segments for a server in one process: as large as could ever be needed, since pages are reserved when used."""
+"""Segments for a server in one process: as large as could ever be needed, since unused pages take no memory."""
 
 import mmap
 from contextlib import suppress
@@ -14,7 +14,7 @@ MAX_IN_FLIGHT = 4096
 RING_CAPACITY = RECORDS_PER_REQUEST * MAX_IN_FLIGHT
 #: Bytes of a slab. A request may fill one, a result a quarter of one.
 SLAB_NBYTES = 2 << 30
-#: MAP_NORESERVE, which Python has from 3.13 on: unused memory is not counted.
+#: MAP_NORESERVE, which Python has from 3.13 on: the kernel does not count unused pages as taken.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -25,7 +25,7 @@ def create_segment(
     geometry = Geometry(ring_capacity, slab_nbytes)
     memory = mmap.mmap(-1, geometry.nbytes, flags=_FLAGS)
     with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_NOHUGEPAGE)  # each first touch would reserve 2 MiB
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # with huge pages, the first write to a page would take 2 MiB
     header = layout.pack_header(kind, owner, 1, geometry)
     memory[: len(header)] = header
     return Segment(memory), SegmentView(memory)

@@ -6,7 +6,7 @@ which requests they had answered. So dead workers are announced to a successor l
 announced once clients have sent their open requests again.
 
 Then clients read these answers. Some clients ask for a worker's segment only when an answer names it (loans.py). So a
-dead worker's segment is lent until all clients have acknowledged its end.
+dead worker's segment is lent until all clients have acknowledged SegmentGone.
 """
 
 from collections.abc import Callable, Sequence

@@ -46,7 +46,7 @@ class GpuMemory:
             self._thread.ask(lambda: self._note(number, gpu))
 
     def left(self, number: int, placement: Placement) -> None:
-        """Log the memory that an instance's worker has given back; unknown for a worker that died unasked."""
+        """Log the memory that an instance's worker has given back; nothing, as it is unknown, where it died unasked."""
         if self._thread.has_started:
             self._thread.ask(lambda: self._log_returned(number, placement))
 

@@ -1,8 +1,8 @@
 """Loans of segments: which processes were sent a segment because they had read a record that names it.
 
 A tensor that a model passes on to another by reference lies in memory that the other model's workers may not know, and
-a guest knows no worker's segment before an answer of that worker. These processes ask for the segment, and are sent its
-end when its owner is gone. Runs in the supervisor.
+a guest knows no worker's segment before an answer of that worker. These processes ask for the segment, and are sent
+SegmentGone when its owner has ended. Runs in the supervisor.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Acknowledgements, Member
 
 #: How long the memory of a dead worker or batcher is kept for clients that run users' code: they may have an unread
-#: answer there, and may hold their interpreter for minutes, but the next worker or batcher needs the memory.
+#: answer there. They could hold their interpreter for minutes, but the next worker or batcher needs the memory.
 ASKING_S = 10.0
 
 
@@ -25,8 +25,8 @@ class Loans:
         self._borrowers: dict[int, set[Member]] = {}
 
     def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
-        """Send a segment to a process that asks for it; without a descriptor, send SegmentMissing. `guest` is the guest
-        whose segment it is, if any."""
+        """Send a segment to a process that asks for it; without a descriptor, send SegmentMissing. `guest` is the owner
+        id of the guest that writes it; 0: no guest does."""
         if fd is None:
             borrower.send(SegmentMissing(owner))
             return
@@ -34,11 +34,11 @@ class Loans:
         borrower.send(SegmentAnnounced(owner, fd, guest))
 
     def end(self, owner: int) -> Iterable[Member]:
-        """Forget a segment's loans; returns the borrowers, which must be sent its end."""
+        """Forget a segment's loans; returns the borrowers, which must be sent SegmentGone."""
         return self._borrowers.pop(owner, ())
 
     def send_end(self, owner: int) -> None:
-        """End the loans of a segment: send borrowers its end without waiting for them."""
+        """End the loans of a segment: send the borrowers SegmentGone without waiting for them."""
         for borrower in self.end(owner):
             borrower.send(SegmentGone(owner))
 
@@ -48,7 +48,7 @@ class Loans:
         """Let clients read what lies in a dead process's segment, and unmap it. When the future is done, the caller
         must end loans that were made meanwhile (`send_end`), and close the segment.
 
-        Clients that ask for segments may have it until they have acknowledged its end, at most for ASKING_S.
+        Clients that ask for segments keep this one until they have acknowledged SegmentGone, at most for ASKING_S.
         """
         gone = SegmentGone(owner)
         asking = {client.member for client in clients if not client.is_front_end}
