@@ -26,7 +26,7 @@ PROGRAM = "nvidia-cuda-mps-control"
 PIPE_DIRECTORY, LOG_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 #: The part of the pipe directory that is there once the daemon takes clients.
 CONTROL = "control"
-#: How long MPS may take to quit (ours: it waits for the processes that are connected).
+#: How long MPS may take to quit (ours); MPS waits for the processes that are connected.
 QUIT_S = 5.0
 
 

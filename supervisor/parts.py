@@ -49,7 +49,7 @@ from shoal.tracer.command_line import understand
 
 
 class Foundation:
-    """The event loop, the processes' address, the star and the machine."""
+    """The event loop, the control socket and its address, the star and the machine."""
 
     def __init__(self, options: ServerOptions, log_settings: LogSettings, machine: Machine) -> None:
         self.options, self.log_settings, self.machine = options, log_settings, machine

@@ -19,13 +19,13 @@ from shoal.supervisor.memory.star import Star
 
 _log = logging.getLogger(__name__)
 
-#: The variables of a service of systemd's. They are meant for one process, and gunicorn would answer them, too.
+#: The variables of a service of systemd's. They are meant for one process, and gunicorn would act upon them, too.
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-#: systemd reads at once. A service manager that does not must not stop the supervisor's loop for longer (ours).
+#: systemd reads at once. A service manager that does not read stops the supervisor's loop for so long at most (ours).
 SEND_TIMEOUT_S = 1.0
 #: Rounds of the watchdog within the time that systemd waits: three may fail before systemd ends the server (ours).
 ROUNDS = 4
-#: Seconds of a model's load beside --model-load-timeout-secs: the worker's process starts and ends (ours).
+#: Seconds that a model's load may take beyond --model-load-timeout-secs, as a worker's process starts and ends (ours).
 LOAD_MARGIN_S = 30
 
 
@@ -69,7 +69,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        # Changed by begin and echo.
+        # Changed by begin and echo: the round's number, and the processes that have not echoed in it yet.
         self._round = 0
         self._silent: set[str] = set()
 

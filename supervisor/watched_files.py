@@ -22,8 +22,8 @@ _Identity = tuple[tuple[int, int, int] | None, ...]
 
 
 class WatchedFiles:
-    """A group of files. When one of them has changed, and by the method `reload`, a thread calls `read`, and the event
-    loop what `read` has returned: a function that puts the contents in force, or logs why they cannot be."""
+    """A group of files. When one of them has changed, or `reload` is called, a thread calls `read`, and the event
+    loop calls what `read` has returned: a function that puts the contents in force, or logs why they cannot be."""
 
     def __init__(self, loop: EventLoop, paths: Sequence[str], read: Callable[[], Callable[[], None]]) -> None:
         self._loop = loop

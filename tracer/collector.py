@@ -19,14 +19,14 @@ MAX_EARLY = 4096
 class Collector:
     """All settings that are on, and the traces collected under them.
 
-    `first_number` is that of the first trace. `export` is given where a setting's mode is OpenTelemetry.
+    `first_number` is the number of the first trace. `export` is given where a setting's mode is OpenTelemetry.
     """
 
     def __init__(self, first_number: int, since_s: float, export: "SpanExport | None") -> None:
         self._numbers = itertools.count(first_number)
         self._since_s = since_s
         self._export = export
-        # Changed by set and add.
+        # Changed by set and add: collections by their settings' revisions, files by name.
         self._collections: dict[int, Collection] = {}
         self._files: dict[str, TraceFile] = {}
         self._newest = 0  # the highest revision so far

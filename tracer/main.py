@@ -35,7 +35,8 @@ _log = logging.getLogger("shoal.tracer.main")
 MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
 #: Assumed bytes of the text of a child's trace (ours: seven time points, and a head with names).
 CHILD_NBYTES = 600
-#: Passes after which the socket is empty: Linux's usual buffer holds 550 small messages, or one with large tensors.
+#: How many calls of `_collect` empty the socket: Linux's usual buffer holds 550 small messages, or one with large
+#: tensors.
 MAX_PASSES = 4
 #: Seconds between two lines about dropped traces.
 DROPPED_S = 1.0

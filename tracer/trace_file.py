@@ -21,7 +21,7 @@ class TraceFile:
 
     def __init__(self, name: str, since_s: float) -> None:
         self._path = Path(name)
-        # Changed by each write.
+        # Changed by each write: whether the one file is continued; the number of the next numbered file.
         self._is_begun = _is_newer(self._path, since_s)
         self._index = _next_index(self._path, since_s)
 

@@ -21,23 +21,23 @@ _NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 class Registration:
     """A registered version."""
 
-    text: str  # TorchServe's version
-    number: int  # Shoal's
+    text: str  # the version's name in TorchServe, such as "1.0"
+    number: int  # the integer that Shoal gives this version
     url: str
-    directory: Path  # unpacked, or the registered folder
+    directory: Path  # the unpacked archive, or the registered folder
     modified_ns: int
     archive: str  # the name of a download in the store; "" where the archive was there
     config: Config
-    workers: int  # 0: registered, not loaded
+    workers: int  # the number of workers; 0: the version is registered, not loaded
     most: int  # max_worker of the registration or the last scaling, for descriptions: nothing scales up to it
-    handler: str = ""  # as the registration named it; "": the archive's
-    workflow: str = ""  # of which the model is a node
-    request: dict[str, Any] = field(default_factory=dict)  # of the registration: the fields of StoreRequest
+    handler: str = ""  # the handler that the registration named; "": the archive's own
+    workflow: str = ""  # the workflow of which the model is a node; "": none
+    request: dict[str, Any] = field(default_factory=dict)  # the registration's fields of StoreRequest
 
 
 def number_for(text: str, taken: Iterable[int]) -> int:
     """The integer of a version: the number that its text stands for ("3", "3.0") if that is not taken, else the first
-    number above all that are."""
+    number above all that are taken."""
     numbers = set(taken)
     found = _NUMBER.fullmatch(text)
     if found is not None and int(found[1]) not in numbers:
@@ -47,7 +47,7 @@ def number_for(text: str, taken: Iterable[int]) -> int:
 
 def with_default(config: Config, *, is_default: bool) -> Config:
     """A configuration with the parameter `ts_default` where its version is the default one, and without it
-    elsewhere."""
+    where it is not."""
     others = {key: value for key, value in config["parameters"].items() if key != "ts_default"}
     return {**config, "parameters": {**others, "ts_default": {"string_value": "true"}} if is_default else others}
 

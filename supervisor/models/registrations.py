@@ -60,7 +60,7 @@ class Registrations:
             "ts_registered": self._list,
             "ts_set_default": self._set_default,
         }
-        # Changed by registrations and scalings. Versions are in the order of their registration.
+        # Changed by registrations and scalings. By model and by the version's text, in the order of registration.
         self._rows: dict[str, dict[str, Registration]] = {}
         self._complaint = ""  # the last error that look_again has logged
         self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
@@ -94,7 +94,7 @@ class Registrations:
             self._models.send(changed)
 
     async def _set_default(self, arguments: Arguments) -> None:
-        """Let requests without a version mean this one; answered when clients know. Raises TorchServe's errors 404."""
+        """Make a version the model's default; answered when clients know. Raises TorchServe's errors 404."""
         name, text = arguments["model"], arguments["version"]
         self.find(name, None)
         if text not in self._rows[name]:  # for this call TorchServe has a sentence other than `find`'s
@@ -174,7 +174,7 @@ class Registrations:
         try:
             await self._load(name)
         except ShoalError:
-            row.config, row.directory = before.config, before.directory  # tried again when the archive changes
+            row.config, row.directory = before.config, before.directory  # tried again when the archive changes again
             self._repository.withdraw(found.directory, "")
             raise
         if text != row.text:
@@ -196,7 +196,7 @@ class Registrations:
     # --- upgrades ---
 
     def carried(self) -> list[dict[str, Any]]:
-        """All registered versions, as `_restore` takes them; nodes of workflows come with these (workflows.py)."""
+        """All registered versions, as `_restore` takes them; nodes of workflows come with their workflows."""
         rows = [(name, row) for name, versions in self._rows.items() for row in versions.values() if not row.workflow]
         return [
             {
@@ -360,7 +360,8 @@ class Registrations:
                 409, "ConflictStatusException", f"Model {name} is already served from a model repository"
             )
         (version,) = found.versions.values()
-        # The first version is the default one; others only at the start, before anything is loaded.
+        # A model's first version is its default one. At the start, before anything is loaded, a later one that is
+        # marked as the default takes its place.
         is_default = not rows or (is_start and parameter(found.config, "ts_default") == "true")
         config = with_default(found.config, is_default=is_default)
         row = Registration(

@@ -97,15 +97,15 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class Rollout:
-    """A plan, and how far it has come. Changed by `observe` and by its controller."""
+    """A plan, and how far it has come. Changed by `observe` and by rollouts.py."""
 
     plan: RolloutPlan
     stable: int  # the number of the stable version
     began_s: float  # when the present step began, monotonic
     step: int = 0  # index of the present step
     phase: Phase = Phase.RUNNING
-    reason: str = ""  # why it was rolled back
-    figures: Figures = NO_FIGURES  # the last ones seen
+    reason: str = ""  # why the rollout was rolled back; "" where it was not
+    figures: Figures = NO_FIGURES  # the figures of the present step that `observe` has been given last
     #: The stable version's figures that the canary is compared with: those of the last step in which the stable version
     #: answered as many requests as the plan demands.
     baseline: VersionFigures = NO_FIGURES.stable
@@ -200,7 +200,7 @@ class Rollout:
 
 def is_improbable(num_bad: int, num: int, share: float) -> bool:
     """Whether `num_bad` bad ones among `num` requests would hardly ever occur if `share` were the true share of bad
-    ones. By Chernoff's bound of the binomial distribution's tail, which is a little stricter."""
+    ones. Computed by Chernoff's bound, which is a little above that probability: a doubtful case is False."""
     if not num or num_bad <= share * num:
         return False
     if share <= 0:

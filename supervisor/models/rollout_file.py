@@ -20,7 +20,7 @@ class SavedRollout(NamedTuple):
     plan: RolloutPlan
     stable: int
     step: int
-    phase: str  # rollout.py's Phase
+    phase: str  # the value of a Phase (rollout.py)
     reason: str
 
     @property

@@ -62,7 +62,7 @@ class Rollouts:
         self.verbs: dict[str, Verb] = {"rollout": self._ask}
         # Changed by the verbs, and as rollouts go on.
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
-        self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
+        self._compared: dict[ModelIdentifier, Comparison] = {}  # the totals at the beginning of the present step
         #: Rollouts in the file that could not be resumed, such as that of a model that has failed to load.
         self._unresumed: dict[ModelIdentifier, SavedRollout] = {}
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.

@@ -27,7 +27,8 @@ from shoal.supervisor.processes.stopped_processes import Watched
 
 _log = logging.getLogger(__name__)
 
-#: How long a scrape waits for models' own metrics: a front end waits for 2 s, GAUGES_TIMEOUT_S (ours).
+#: How long an answer to /metrics waits for models' own metrics (ours): less than the 2 s that a front end waits for
+#: all figures of the supervisor (GAUGES_TIMEOUT_S).
 METRICS_PATIENCE_S = 1.5
 
 
@@ -38,7 +39,7 @@ class Roster:
         self._loop = loop
         self._numbers = itertools.count(1)
         self._hangs = Hangs()
-        # Changed by enrol and dismiss.
+        # Changed by enrol and dismiss: the instances by their numbers.
         self._instances: dict[int, Instance] = {}
 
     def __iter__(self) -> Iterator[Instance]:
@@ -96,7 +97,7 @@ class Roster:
 
     def to_be_kept_going(self, front_ends: Iterable[Participant]) -> Iterator[Watched]:
         """The processes that must not stay stopped: the server's own that run no users' code, and workers that are
-        coming up, which have minutes for that. A stopped worker that is up is ended by the limit of an execution."""
+        coming up, since a load may take minutes. A stopped worker that is up is ended by its execution limit."""
         for child in running():
             if not child.program.runs_model:
                 yield Watched(child.pid, f"process '{child.program.role}'", child.signal)

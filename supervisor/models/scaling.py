@@ -202,8 +202,8 @@ class Scaling:
 def with_count(config: Config, count: int) -> list[Config]:
     """A model's instance groups for `count` instances in all: only the first group's count changes.
 
-    Raises InvalidArgumentError if the other groups alone have `count`, or if the rest cannot be divided evenly among
-    the first group's GPUs.
+    Raises InvalidArgumentError if the other groups alone have `count`, or if the instances that are left for the
+    first group cannot be divided evenly among its GPUs.
     """
     first, *others = config["instance_group"]
     rest = sum(group["count"] * max(1, len(group["gpus"])) for group in others)

@@ -49,7 +49,7 @@ class ServedEnsemble(ServedVersion):
         super().__init__(version, source, context, roster, send)
         self._find = find
         self._own_labels = version.labels
-        # Changed by look: the versions of the steps, in order; whether `_start` has been called.
+        # The versions of the steps, in order, changed by `look`; whether `_start` has been called.
         self._composing: list[ServedVersion] = []
         self._has_begun = False
 
@@ -208,7 +208,8 @@ class ServedEnsemble(ServedVersion):
 
     @property
     def _composition(self) -> tuple[list[int], Sequence[int], bool]:
-        """The model ids of the steps, which of them are decoupled, and whether all may run again."""
+        """The model ids of the steps, which of the steps are decoupled, and whether requests to all of them may be
+        executed again (idempotence.py)."""
         ids = [each.version.model_id for each in self._composing] or [0] * len(self.names)
         configs = [each.version.config for each in self._composing]
         return ids, decoupled_steps(configs), all(map(may_run_again, configs))

@@ -44,7 +44,8 @@ from shoal.supervisor.models.shared_process import SharedProcess
 
 _log = logging.getLogger(__name__)
 
-#: Most requests that end instances of one version, which a batcher's successor is sent: as many as the batcher knows.
+#: How many requests that end instances are remembered for each version, to be sent to a batcher's successor: as many as
+#: a batcher itself remembers.
 _MAX_POISON = 256
 
 
@@ -66,7 +67,7 @@ class ServedVersion:
         self._roster = roster
         self._send = send
         self.ended: Future[None] = context.loop.future()  # done when no instance is left
-        self.loaded: Future[None] = context.loop.future()  # all instances have come up once, or one cannot
+        self.loaded: Future[None] = context.loop.future()  # done when all have come up once, or one cannot
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
@@ -74,8 +75,8 @@ class ServedVersion:
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = False
         self.is_ending = False  # the last request has been answered; instances end or have ended
-        self._poison: dict[tuple[int, int], PoisonFound] = {}  # by the request's sample, the latest at the end
-        self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # those that instances share
+        self._poison: dict[tuple[int, int], PoisonFound] = {}  # by its sample's digest (suspects.py), latest last
+        self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # the processes that instances share
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
         self.is_public = False  # clients know this copy; changed by its model
@@ -267,7 +268,7 @@ class ServedVersion:
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
-        self.changed()  # clients first: requests that they refuse need not be queued
+        self.changed()  # before the batcher: requests that clients refuse from now on reach no queue
         self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:

@@ -36,7 +36,7 @@ class SharedProcess:
         # Changed as the process comes up and ends, and by remove; the future is done when the first instance has come
         # up, or an instance has been removed, so that another one may be the first.
         self._changed: Future[None] = loop.future()
-        self._num_completed = 0  # batches, by the instances of the present process that have ended already
+        self._num_completed = 0  # batches of those instances of the present process that have ended
         self._at_last: Callable[[], None] | None = None
 
     def add(self, instance: SharingInstance) -> None:
@@ -56,7 +56,7 @@ class SharedProcess:
 
     async def up(self, instance: SharingInstance, leaving: Future[None]) -> Worker | None:
         """Wait until the first instance is up, or is stopping and only waits for the others' threads; returns its
-        worker. None where `instance` is or becomes the first instance, or `leaving` is done before."""
+        worker. None where `instance` is or becomes the first instance, or `leaving` is done earlier."""
         while not (leaving.done() or self.is_first(instance)):
             starter = self._instances[0]
             serves = starter.state is InstanceState.UP or self._at_last is not None

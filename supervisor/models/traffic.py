@@ -18,7 +18,7 @@ from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
 
-#: The unit of shares in messages is a hundredth of a percent: so many make a percent.
+#: Messages give shares in hundredths of a percent.
 _PER_PERCENT = 100
 
 
@@ -26,7 +26,7 @@ _PER_PERCENT = 100
 class Division:
     """How one model's requests that name no version are divided."""
 
-    stable: int  # numbers of versions
+    stable: int  # the number of a version, as `canary` is
     canary: int | None = None
     share: float = 0.0  # the canary's, in percent
     sticky_header: str = ""
@@ -44,7 +44,7 @@ class Traffic:
         self._models = models
         # Changed by the methods below.
         self._divisions: dict[ModelIdentifier, Division] = {}
-        self._figures: dict[int, SplitFigures] = {}  # by the split's id, as the batcher has answered last
+        self._figures: dict[int, SplitFigures] = {}  # the batcher's last answer, by the split's id
 
     def find(self, identifier: ModelIdentifier) -> Division | None:
         """How a model's requests are divided; None: by Triton's rule."""

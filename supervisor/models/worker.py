@@ -41,7 +41,7 @@ class Worker:
         self.mapped: Future[MemoryMapped] = context.loop.future()
         # Changed as the process begins, connects, comes up and ends.
         self.child: Child | None = None
-        self._num_oom_kills = 0  # at the process's start
+        self._num_oom_kills = 0  # the kernel's count of OOM kills at the process's start
         self.output: ChildOutput | None = None
         self.up: Future[None] = context.loop.future()  # the task that brings the worker up
         self.member: Member | None = None
@@ -49,7 +49,7 @@ class Worker:
         self.progress: WorkerProgress | None = None  # the worker's progress through its batches, while it is up
         self.up_since_s = 0.0
         self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
-        self.end_fields: dict[str, Any] = {}  # of the log: what it was doing when it ended, its pid, its end
+        self.end_fields: dict[str, Any] = {}  # for the log: what the worker was doing, its pid, its end
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
         # For an instance that is a thread of another's process: done when the thread or the process has ended.
         self.thread: Future[int] | None = None
@@ -147,7 +147,8 @@ class Worker:
             self.child.signal(number)
 
     def fail(self, error: ShoalError) -> None:
-        """Kill the process, for this reason; of a process that other instances share, end a thread that is not up."""
+        """Kill the process, for this reason; an instance that is a thread of another's process, and not up yet, only
+        loses its thread."""
         self.error = error
         if self.thread is not None and self.progress is None:
             self.drop_thread()

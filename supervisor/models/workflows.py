@@ -32,7 +32,7 @@ class Registered(NamedTuple):
     url: str
     directory: str  # the unpacked archive
     archive: str  # the name of a download in the workflow store; "" where the archive was there
-    min_workers: int  # this and the rest: of nodes that do not set them themselves
+    min_workers: int  # this and the next three hold for nodes that do not set them
     max_workers: int
     batch_size: int
     max_batch_delay: int
@@ -56,7 +56,7 @@ class Workflows:
         self._requests: dict[str, Arguments] = {}
 
     async def _register(self, arguments: Arguments) -> Mapping[str, Any]:
-        """Register a workflow; answered once all nodes serve, or have failed, which leaves none."""
+        """Register a workflow; answered once all nodes serve, or one has failed, and the others are removed."""
         request = {key: value for key, value in arguments.items() if value is not None}
         about, found = await self._repository.register_workflow(request)
         workflow = Registered(**about)

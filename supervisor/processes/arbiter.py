@@ -23,8 +23,8 @@ from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
 _log = logging.getLogger(__name__)
 
-#: An arbiter's loop makes a pass a second; an arbiter that makes none for so long though it could have run, is killed
-#: (ours). A front end that hangs is killed by the arbiter, after 30 s.
+#: An arbiter's loop turns once a second; an arbiter whose loop has not turned for so long, though it could have run, is
+#: killed (ours). A front end that hangs is killed by the arbiter, after 30 s.
 HUNG_S = 30.0
 #: Seconds between two checks of the arbiter's loop (ours).
 LOOK_S = 1.0
@@ -75,7 +75,7 @@ class Arbiter:
         self._is_open = False
         self._stopping: Future[None] = loop.future()
         self._pauses = Pauses(MAX_PAUSE_S)
-        self._progress_fd = -1  # a file without a name, where the arbiter counts the passes of its loop
+        self._progress_fd = -1  # a file without a name, where the arbiter counts the turns of its loop
 
     def start(self) -> None:
         """Keep the process running until `stop`."""

@@ -79,9 +79,9 @@ class Child:
         #: The return code (negative: the signal that ended it), or an OSError where the child could not be started.
         self.exited: Future[int] = loop.future()
         self._ended_here = bound(self._ended)
-        #: The child's largest resident memory, known once it has ended. The figure begins with that of its parent.
+        #: The child's largest resident memory, known once it has ended. A forked child's begins with its parent's.
         self.peak_rss_bytes = 0
-        # Changed by was_killed_for_memory.
+        # Changed by was_killed_for_memory: its answer; None before the first call.
         self._was_killed_for_memory: bool | None = None
 
     def was_killed_for_memory(self, claim: Callable[[], bool]) -> bool:
@@ -245,7 +245,7 @@ def running() -> "list[Child]":
 
 
 def reap_orphans() -> bool:
-    """Wait for dead processes of users' code, which the supervisor, a subreaper, inherits when their parents end.
+    """Reap dead processes of users' code, which the supervisor, a subreaper, inherits when their parents end.
 
     Returns False where the supervisor's own child comes first in the kernel's list: call again once it is reaped.
     """

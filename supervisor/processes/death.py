@@ -22,9 +22,9 @@ from shoal.reasons import (
 )
 
 _MIB = 1 << 20
-#: The words behind the exit of a process that the OOM killer has ended.
+#: The words that the log adds to the exit of a process that the OOM killer has ended.
 OUT_OF_MEMORY = " by the kernel, which had run out of memory (OOM killer)"
-#: How many last lines are logged where none of them begins a report.
+#: How many last lines of a process's output are logged where there is no stack dump or traceback.
 _NUM_LAST_LINES = 10
 
 
@@ -42,7 +42,7 @@ class Death:
     code: int  # the exit code; negative: the signal
     activity: str  # what the worker was doing: "loading", "executing batch 17", "idle"
     peak_rss_bytes: int  # as wait4 reports it
-    memory_limit_bytes: int  # of its cgroup, or of the machine
+    memory_limit_bytes: int  # the limit of the worker's cgroup, or the machine's memory
     is_oom_kill: bool  # the kernel counts a process killed for memory that explains no other death
     limit_ms: int = 0  # the execution limit, where the supervisor ended the worker for that
     may_use_gpu: bool = False  # the worker's kind was not KIND_CPU

@@ -35,7 +35,8 @@ THREADS_PER_HTTP_THREAD = 8
 #: The memory for requests that arrive on the road, if --max-upload-mib does not say (ours): a part of what is available
 #: at the start, but enough for many small requests.
 UPLOAD_PART_OF_MEMORY, LEAST_UPLOAD_BYTES = 4, 64 << 20
-#: How much longer a front end waits for an answer than for a model's load, the longest question (ours).
+#: A front end waits for the supervisor's answer for so many seconds more than a model's load, the longest question, may
+#: take (ours).
 ANSWER_SLACK_S = 30
 #: Seconds in which front ends refuse the requests that are open when --exit-timeout-secs is over (ours).
 REFUSAL_S = 5

@@ -24,8 +24,8 @@ PROBATION_S = 600.0
 class _Record:
     """The losses of one GPU."""
 
-    losses: list[tuple[float, str]] = field(default_factory=list)  # when, and the model
-    pause_s: float = 0.0  # of the last quarantine; 0 before the first
+    losses: list[tuple[float, str]] = field(default_factory=list)  # the time of each, and the model whose worker it was
+    pause_s: float = 0.0  # the length of the last quarantine; 0: none to be doubled
     until_s: float = 0.0
 
 
@@ -33,7 +33,7 @@ class GpuQuarantine:
     """The losses of GPUs, and the quarantines that follow from them."""
 
     def __init__(self) -> None:
-        # Changed by lost.
+        # Changed by lost: each GPU's record, by its UUID.
         self._records: dict[str, _Record] = {}
 
     def lost(self, uuid: str, model: str, now_s: float) -> bool:

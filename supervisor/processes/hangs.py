@@ -14,7 +14,7 @@ from typing import NamedTuple
 #: Time between two checks: while an instance executes, and while none does (ours).
 BUSY_INTERVAL_NS = 250_000_000
 IDLE_INTERVAL_NS = 1_000_000_000
-#: A check later than this is a gap. Deadlines move by it, once.
+#: A check that is late by more than this follows a gap, in which nothing could run; batches' deadlines move by the gap.
 GAP_NS = 5_000_000_000
 #: From SIGABRT to SIGKILL.
 GRACE_NS = 1_000_000_000
@@ -63,12 +63,12 @@ class Hangs:
     """The batches under execution and their workers, and which of these have been sent a signal."""
 
     def __init__(self) -> None:
-        # Changed by look.
+        # Changed by look: the batches under execution, by worker, and when the next check is due.
         self._watched: dict[int, _Watched] = {}
         self._due_ns = 0
 
     def look(self, now_ns: int, executions: Iterable[Execution]) -> HangCheck:
-        """Check the batches that are executed now; a worker without one executes nothing, or has no limit."""
+        """Check the batches that are executed now; a worker that has none here is idle, or has no limit."""
         gap_ns = now_ns - self._due_ns if self._due_ns and now_ns - self._due_ns > GAP_NS else 0
         watched = {each.worker: self._watch(each, now_ns) for each in executions}
         if gap_ns:

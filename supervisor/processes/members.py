@@ -252,8 +252,8 @@ class Acknowledgements:
         return member in self._late
 
     def oldest(self, member: Member) -> tuple[int, int] | None:
-        """The number of the oldest announcement that a member has not acknowledged, and how many of its messages; None
-        where there is none."""
+        """The number of the oldest announcement that a member has not acknowledged, and how many of its messages the
+        member has still to acknowledge; None where there is none."""
         return next(((seq, missing[member]) for seq, (missing, _) in self._pending.items() if member in missing), None)
 
     def received(self, member: Member, seq: int) -> None:

@@ -34,11 +34,12 @@ class Lines:
     """The output streams of one process: bytes in, whole lines out, as many as a second's budget takes. Pure."""
 
     def __init__(self, num_streams: int) -> None:
-        # Changed by feed: the unfinished line of each stream.
+        # Changed by feed: the unfinished line of each stream; the end of the present second, and the bytes that may
+        # still be passed on in it.
         self._begun = [b""] * num_streams
         self._second_ends_ns = 0
         self._num_left = 0
-        # Changed by feed and take_dropped.
+        # Lines dropped in this second. Changed by feed and take_dropped.
         self.num_dropped = 0
 
     def feed(self, stream: int, data: bytes, now_ns: int, room: int = sys.maxsize) -> bytes:

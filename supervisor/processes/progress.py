@@ -89,7 +89,7 @@ class BusyShare:
     """The share of the time between two looks that a worker spent on batches, from 0 to 1."""
 
     def __init__(self) -> None:
-        # Changed by each look.
+        # The share between the last two looks. Changed by each look.
         self.share = 0.0
         # The progress looked at last. The reference is weak, so that a dead worker's memory is unmapped.
         self._seen: weakref.ref[WorkerProgress] | None = None

@@ -69,7 +69,7 @@ class RepositoryPoller:
     ) -> None:
         self._store_slot = store_slot
         self._gpus = gpus
-        self._slots = slots  # held for as long as the server lives, whatever happens to the process
+        self._slots = slots  # the server's locked folders for copies from clouds, which outlive the process
         self._loop = loop
         self._options = options
         self._control_address = control_address

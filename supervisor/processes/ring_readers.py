@@ -77,7 +77,7 @@ class RingReaderProcess(OutsideProcess):
         self.rules: Sequence[tuple[Any, ...]] = ()
         self._rings: dict[int, _Ring] = {}
         self._num_rings = 0
-        self._batcher: Member | None = None  # the one that had a ring last
+        self._batcher: Member | None = None  # the batcher that was given a ring last
         self._is_closing = False
 
     @property

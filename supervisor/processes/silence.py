@@ -28,7 +28,7 @@ class Silence:
 
     def __init__(self, now_s: float, busy_share: float = 1.0) -> None:
         self._busy_share = busy_share
-        # Changed by look and reset.
+        # Changed by look and reset: the time of the last of these, the CPU time seen by then, and the silence so far.
         self._since_s = now_s
         self._cpu_s = 0.0
         self._silent_s = 0.0
@@ -51,7 +51,7 @@ class Silence:
 
 def observe(pid: int) -> Observed | None:
     """Observe one of the server's processes with all its threads, from proc_pid_stat(5); an ended one counts as asleep.
-    None where the system does not say, as this process has no descriptor left."""
+    None where /proc cannot be read, for instance because this process has no descriptor left."""
     try:
         user, system = stat_fields(Path(f"/proc/{pid}/stat"))[11:13]
         states = [_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]

@@ -23,7 +23,7 @@ SILENT_S = 1.0
 #: The share of a computing front end's CPU time that counts: the road's 64 threads take turns at the interpreter, 5 ms
 #: each, and the one that acknowledges needs several turns (ours).
 BUSY_SHARE = 0.1
-#: Between two checks, and two pings (ours).
+#: Seconds between two checks, and so between two pings (ours).
 LOOK_S = 0.25
 
 
@@ -35,7 +35,7 @@ class SilentMembers:
         self._star = star
         self._observe = observe
         # Changed by each check: the oldest announcement that a member has not acknowledged, with the number of its
-        # messages, and the member's silence since then.
+        # messages still to be acknowledged, and the member's silence since the first check that has found so.
         self._silent: dict[Member, tuple[tuple[int, int], Silence]] = {}
 
     def watch(self) -> None:

@@ -35,7 +35,7 @@ class TracerProcess(OutsideProcess):
         self._on_collected = on_collected
         self._age_from_s = self._loop.now_s()
         # Changed by set, and as the process starts, joins and ends.
-        self._since_s = time.time()  # the start of the server, by the earliest clock so far
+        self._since_s = time.time()  # the server's start; earlier where the clock was set back
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that

@@ -133,7 +133,7 @@ class CustomMetrics:
     def __init__(self, reserved: Collection[str]) -> None:
         """`reserved` are the names of the server's own families."""
         self._reserved = reserved
-        # Changed by add, leave and forget.
+        # Changed by add, leave and forget: families by name; the series that each model, and each instance, uses.
         self._families: dict[str, _Family] = {}
         self._of_model: dict[int, set[_Key]] = {}
         self._of_instance: dict[int, set[_Key]] = {}

@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 #: Keys of counts: requests that were mirrored; pairs that were dropped because the comparator was behind, could not
 #: read them, or ended while it compared them.
 _MIRRORED, _COMPARATOR = "mirrored", "comparator"
-#: Most pairs that are no longer mirrored, and whose figures and examples are kept; most rules of clients that wait for
-#: a version which is not served, though others of its model are (ours).
+#: How many pairs that are no longer mirrored keep their figures and examples; how many rules of clients may wait for a
+#: version which is not served, though others of its model are (ours).
 MAX_ENDED = 32
-#: Rules of clients that wait for a version which is not served, those of models that are not loaded included (ours).
+#: How many rules of clients may wait for a version which is not served, also of models that are not loaded (ours).
 MAX_WAITING = 1024
 #: The key of the state file's rows, and the first part of the file's name.
 SHADOWS = "shadows"
@@ -165,7 +165,7 @@ class ShadowControl:
             del self._found[pair]
 
     def _serves(self, name: str, version: int) -> bool:
-        """Whether a version serves; without it a rule takes no place among MAX_PAIRS, and waits for it."""
+        """Whether a version serves; a rule whose version does not serve waits, and takes no place among MAX_PAIRS."""
         return version in self._serving(name)
 
     def _serving(self, name: str) -> Collection[int]:
@@ -255,8 +255,8 @@ class ShadowControl:
 
 
 def forgettable(known: Sequence[T], in_force: Collection[T], most: int = MAX_ENDED) -> list[T]:
-    """The oldest of the pairs, or rules, that are not in force, beyond the last ones: else a server to which a new
-    version comes every day would keep examples and rules of each."""
+    """The pairs, or rules, that are not in force, oldest first, without the `most` latest: a server to which a new
+    version comes every day must not keep examples and rules of each."""
     ended = [each for each in known if each not in in_force]
     return ended[: max(0, len(ended) - most)]
 

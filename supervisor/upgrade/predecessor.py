@@ -66,7 +66,7 @@ class Predecessor:
         # Changed by take_socket and watch, and as messages come.
         self._descriptors = dict(descriptors)
         self.has_ended = False
-        self._received: dict[type[Message], Future[Any]] = {}  # by type, the message that is to come
+        self._received: dict[type[Message], Future[Any]] = {}  # by type, a message that is awaited or has come
         self._gone: list[Future[None]] = []  # one, from `watch` on: done when the connection has ended
 
     @classmethod

@@ -50,12 +50,12 @@ class Device:
     id: int  # number of the GPU in this process, which sees no other GPU: 0; 0 on a CPU, too
     cores: tuple[int, ...]  # cores to which the instance is pinned
     log_verbose: int = 0
-    process_cores: tuple[int, ...] = ()  # those of all instances that share the process; empty: it has one instance
+    process_cores: tuple[int, ...] = ()  # cores of all instances that share the process; empty: it has one instance
 
     @property
     def pool_threads(self) -> int:
-        """The number of threads of a pool that all instances of the process share; each instance's own thread computes,
-        too."""
+        """The number of threads of a pool that all instances of the process share, the thread of one instance included:
+        with the threads of the other instances there is one for each core."""
         if not self.process_cores:
             return len(self.cores)
         num_instances = max(1, len(self.process_cores) // len(self.cores))

@@ -31,17 +31,17 @@ class LookUp:
     """The look-up of one output: from which ids, in which table, and how the rows are combined."""
 
     output: TensorSpec
-    dims: tuple[int, ...]  # of a row; -1 = the table's
+    dims: tuple[int, ...]  # the dims of a row; -1: the table decides
     table: str
     ids: TensorSpec
     offsets: str | None  # name of the input with each bag's start in the ids
     pooling: str
     padding_id: int | bytes | None  # entries with this id only fill up bags
-    unknown_id: int | bytes | None  # used in place of ids that the table does not have; None = see zeros
+    unknown_id: int | bytes | None  # used in place of ids that the table does not have; None: see zeros
     zeros: bool  # unknown ids have rows of zeros; otherwise, without unknown_id, they are an error
     scale: float | None
-    datatype: Datatype  # of the rows in a store
-    key: str  # of a value in a store; contains "{id}" once
+    datatype: Datatype  # the datatype of the rows in a store
+    key: str  # the key under which a store has a row; contains "{id}" once
 
     @property
     def is_pooled(self) -> bool:

@@ -20,14 +20,14 @@ PIECE_NBYTES = 16 << 20
 class PendingLookUp(NamedTuple):
     """A look-up whose rows have been found and not yet copied."""
 
-    ids: Array  # flat
-    rows: Any  # for Rows.take
+    ids: Array  # all ids, in one dimension
+    rows: Any  # the argument `found` of Rows.take
     lacking: Array  # positions of ids without a usable row
     damaged: dict[int, str]  # position → why the row is not usable; ids at other positions are unknown
     padding: Array  # positions of ids that only fill up bags
-    zeros: Array  # positions whose rows are 0
-    ends: Array  # of bags, where there are any
-    shape: tuple[int, ...]  # of the output
+    zeros: Array  # positions of ids whose rows are all zeros
+    ends: Array  # where each bag ends in `ids`; empty without bags
+    shape: tuple[int, ...]  # the output's shape
 
     def first_id_of(self, row: int, num_rows: int) -> int:
         """The position at which the ids of one row of the batch begin; the batch has `num_rows` rows."""

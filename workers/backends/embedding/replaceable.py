@@ -36,7 +36,7 @@ class Replaceable(Generic[T]):
         self._what = what  # name of the object in messages
         self._open = open_
         self._stamp_of = stamp
-        # Changed by refresh.
+        # Changed by refresh: the object in use; the stamp of the file seen last, and whether that file could be opened.
         self._current: T | None = None
         self._stamp: tuple[int, ...] = ()
         self._is_good = False

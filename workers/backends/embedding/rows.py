@@ -17,15 +17,15 @@ class TableSpec:
 
     ids: Datatype
     output: Datatype
-    row_dims: tuple[int, ...]  # -1 = any
+    row_dims: tuple[int, ...]  # the dims of a row; -1: any size
     scale: float | None
-    stored: Datatype  # of rows in a store, which does not record it
+    stored: Datatype  # the datatype of rows in a store, which records none
 
 
 class FoundRows(NamedTuple):
     """A table's answer to a look-up of ids; positions refer to the ids and ascend."""
 
-    rows: Any  # for `take`, one element per id; can be sliced
+    rows: Any  # what `take` needs to find the rows, one element per id; can be sliced
     unknown: Array  # positions of ids that have no row
     damaged: dict[int, str]  # position → why the row of that id is not usable
 
