@@ -42,7 +42,7 @@ class Reload:
         self._options = options
         self._certificates = certificates
         self._log_control = log_control
-        self._log_settings = log_control.settings.copy()  # as the command line says
+        self._log_settings = log_control.settings.copy()  # those of the command line, in force again after SIGHUP
         self._poll = poll
         self._keys = WatchedFiles(loop, [options.api_keys], key_file.read)
 

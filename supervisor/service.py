@@ -74,7 +74,7 @@ class Watchdog:
         self._silent: set[str] = set()
 
     def begin(self, names: Iterable[str]) -> tuple[int, set[str]]:
-        """Begin a round with these processes: its number, and the processes that have not echoed in the last one."""
+        """Begin a round with these processes: its number, and the processes that have not echoed in the last round."""
         silent, self._silent = self._silent, set(names)
         self._round += 1
         return self._round, silent

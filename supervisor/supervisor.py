@@ -206,7 +206,8 @@ class Supervisor:
         return self._give_up(stopping, batchers)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
-        """Log why the server ends: an error of a phase, or no batcher stays."""
+        """Log why the server ends: an error of a phase, or the failure of one batcher after the other. Returns the exit
+        code."""
         if batchers.done():
             _log.error("one batcher after the other has failed; the server ends, restart it")
         error = phase.exception() if phase.done() else None
@@ -220,7 +221,8 @@ class Supervisor:
         return EXIT_FAILED
 
     async def _start(self) -> None:
-        """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError, OSError for the batcher."""
+        """Go from bound sockets to READY. Raises _CannotServeError, and OutOfSharedMemoryError or OSError where the
+        system refuses memory or a process."""
         self._admin.repository.start()
         self._zygotes.start()
         self._observation.tracing.start()
@@ -318,7 +320,7 @@ class Supervisor:
         await self._observation.tracing.tracer.close()  # after the last front end: it sends the last traces
         self._zygotes.stop()
         await self._admin.repository.close()
-        await self._batchers.stop()  # after the workers, whose last answers it forwards
+        await self._batchers.stop()  # after the workers: the batcher forwards their last answers
         for reader in self._observation.ring_readers:  # last, so that nothing that batchers left in rings is lost
             await reader.close()
         await shared(upgrade_ends)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InvalidArgumentError
 from shoal.tracer.settings import OFF, OPENTELEMETRY, TENSORS, TIMESTAMPS, TRITON, TraceSetting
 
-SERVICE_NAME = "triton-inference-server"  # Triton's
+SERVICE_NAME = "triton-inference-server"  # of the spans' resource, unless the command line names another; Triton's
 
 # Triton's sentences.
 _FORMAT = "--trace-config option format is '<trace mode>,<setting>=<value>' or '<setting>=<value>'. Got {}"

@@ -42,7 +42,7 @@ class TracedTensor(NamedTuple):
 class Trace(NamedTuple):
     """The trace of one request."""
 
-    revision: int  # of the setting under which the request was sampled
+    revision: int  # that of the setting under which the request was sampled
     is_counted: bool  # False where the request was traced only for its context
     model: str
     version: int
@@ -50,7 +50,7 @@ class Trace(NamedTuple):
     stamps: Sequence[int]  # in the order of STAMPS; 0 for a point that was not reached
     tensors: Sequence[TracedTensor]
     context: dict[str, str]  # the headers that name the parent span
-    children: Sequence["Trace"] = ()  # of an ensemble's steps and a model's calls; not counted apart
+    children: Sequence["Trace"] = ()  # traces of an ensemble's steps or a model's calls, not counted
 
 
 #: The words of a child's record as front ends pass them on: KEY to IS_CALL (layout.T).

@@ -39,7 +39,8 @@ class VersionFigures(NamedTuple):
         return sum([count for _, count in self.latencies])
 
     def num_over(self, limit_ns: float) -> int:
-        """Number of answered requests that took longer than `limit_ns`, for certain."""
+        """Number of answered requests that took longer than `limit_ns`; none of those in the limit's own bucket are
+        counted."""
         return sum([count for bucket, count in self.latencies if bucket_ns(bucket) > limit_ns])
 
     def quantile_ns(self, quantile: float) -> int:

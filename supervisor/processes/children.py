@@ -47,7 +47,7 @@ class ChildProgram:
     descriptors: Mapping[str, Sequence[int]] = field(default_factory=dict)
     has_low_priority: bool = False  # lower than that of processes that serve (niceness.py), until it is restored
     runs_model: bool = False  # runs users' code, in a worker
-    command: Sequence[str] = ()  # in place of `python -m module…`
+    command: Sequence[str] = ()  # the command in place of `python -m module…`, if any
 
 
 class Child:

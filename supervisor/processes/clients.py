@@ -48,7 +48,7 @@ class Clients:
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # front ends in a row for which there was no memory
-        self._endings = list[Message]()  # by which front ends learn of the server's end. Changed by announce_ending
+        self._endings = list[Message]()  # that tell front ends of the server's end. Changed by announce_ending
 
     async def join_front_end(self, member: Member) -> None:
         """Take in a front end: send it its memory and all models. Where there is no memory now, try again later."""

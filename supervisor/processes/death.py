@@ -41,12 +41,12 @@ class Death:
     pid: int
     code: int  # the exit code; negative: the signal
     activity: str  # what the worker was doing: "loading", "executing batch 17", "idle"
-    peak_rss_bytes: int  # as wait4 reports it
+    peak_rss_bytes: int  # the process's largest resident memory, as wait4 reports it
     memory_limit_bytes: int  # the limit of the worker's cgroup, or the machine's memory
-    is_oom_kill: bool  # the kernel counts a process killed for memory that explains no other death
+    is_oom_kill: bool  # the kernel has counted an OOM kill that explains no other death
     limit_ms: int = 0  # the execution limit, where the supervisor ended the worker for that
     may_use_gpu: bool = False  # the worker's kind was not KIND_CPU
-    is_shared: bool = False  # the process had other instances, too, and has ended
+    is_shared: bool = False  # other instances were in the process, which has ended
 
     @property
     def reason(self) -> Reason:

@@ -30,7 +30,7 @@ from shoal.supervisor.processes.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
 
-#: Threads of the road for one of Triton's HTTP threads, each of which handles many requests at a time (ours).
+#: Threads of the road for each thread of --http-thread-count (ours): one of Triton's handles many requests at a time.
 THREADS_PER_HTTP_THREAD = 8
 #: The memory for requests that arrive on the road, if --max-upload-mib does not say (ours): a part of what is available
 #: at the start, but enough for many small requests.

@@ -25,7 +25,7 @@ class Execution(NamedTuple):
     where that is 0, it waits in the worker's ring."""
 
     worker: int  # the instance's number, never used twice
-    number: int  # of the batch begun last
+    number: int  # the number of the batch begun last
     began_ns: int
     limit_ns: int
 
@@ -41,7 +41,7 @@ class HangCheck(NamedTuple):
     """The result of a check."""
 
     endings: list[Ending]
-    gap_ns: int  # by how much deadlines were moved
+    gap_ns: int  # by how much deadlines were moved; 0: by nothing
     next_ns: int  # the pause until the next check
 
 

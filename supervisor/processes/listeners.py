@@ -96,7 +96,7 @@ def address_of(listener: socket.socket) -> tuple[str, int]:
 
 
 def text_of(listener: socket.socket) -> str:
-    """The address of a listener as a sentence has it."""
+    """The address of a listener as the log has it."""
     address, port = address_of(listener)
     return address if address.startswith(UNIX) else f"{address}:{port}"
 

@@ -19,7 +19,7 @@ from shoal.supervisor.processes.children import Child
 
 _log = logging.getLogger(__name__)
 
-#: Output of one worker that is passed on in a second; the rest is dropped and counted (ours: 5 GB a day at most).
+#: Bytes of one worker's output that are passed on in a second (ours; 5 GB a day); lines beyond are dropped and counted.
 BYTES_PER_S = 64 * 1024
 #: A longer line is passed on in several lines.
 MAX_LINE_BYTES = 16 * 1024

@@ -30,10 +30,10 @@ class Restarts:
     """The deaths of one instance's workers, and the verdict on each."""
 
     def __init__(self) -> None:
-        # Changed by died.
-        self._num_deaths = self._num_failed_starts = 0  # in a row
-        self._deaths_s: list[float] = []
-        self._is_half_open = False
+        # Changed by died. Both numbers are those in a row.
+        self._num_deaths = self._num_failed_starts = 0
+        self._deaths_s: list[float] = []  # the times of the deaths within the last WITHIN_S
+        self._is_half_open = False  # the next start is the one attempt of a FAILED instance
 
     def died(self, now_s: float, served_s: float, *, has_completed: bool) -> Verdict:
         """The verdict on the death of a worker that had been ready for `served_s` seconds (0: never).
@@ -58,7 +58,7 @@ class Pauses:
 
     def __init__(self, longest_s: float = BACKOFF_S[-1]) -> None:
         self._longest_s = longest_s
-        # Changed by started and ended.
+        # Changed by started and ended: ends in a row, and the time of the last start.
         self._num_deaths = 0
         self._started_s = 0.0
 

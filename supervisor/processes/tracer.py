@@ -20,7 +20,7 @@ from shoal.supervisor.processes.outside_process import OutsideProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import TraceSetting
 
-#: Each successor of a tracer numbers its traces from 2^NUMBER_BITS more on; the first tracer from 1, as Triton.
+#: The first tracer numbers its traces from 1 on, as Triton does; each successor begins 2^NUMBER_BITS further on.
 NUMBER_BITS = 32
 
 
@@ -38,7 +38,7 @@ class TracerProcess(OutsideProcess):
         self._since_s = time.time()  # the server's start; earlier where the clock was set back
         self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
-        self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
+        self._ending: dict[Child, Task[None]] = {}  # tracers that have at most CLOSE_S to write what is left
         self._in_force: Future[None] = self._loop.done_future()  # done when `_settings` are in force
         self._num_started = 0
 

@@ -91,7 +91,8 @@ class Zygotes:
         self._loop = loop
         self._control_address = control_address
         self._modules = modules
-        # Changed by spawn, lower_priority and end_base.
+        # Changed by spawn, lower_priority and end_base: the zygotes by kind; whether the server serves, and whether the
+        # base zygote is to end.
         self._zygotes: dict[str, Zygote] = {}
         self._is_serving = self._is_base_to_end = False
 
@@ -191,7 +192,8 @@ class Zygote:
 
     @property
     def can_be_heir(self) -> bool:
-        """Whether this zygote could fork the base's children now, in about as little time and address space."""
+        """Whether this zygote could fork the base's children now, about as fast as the base and with as little memory
+        mapped."""
         return self.is_ready and self.kind != BASE and self.kind not in _LARGE
 
     @property

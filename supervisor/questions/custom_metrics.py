@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 _log = logging.getLogger(__name__)
 
-#: Series of one model (ours). A worker has such a bound, too; a model's instances may each have other labels.
+#: The most series of one model (ours). A worker has a bound of its own, but instances may each have other labels.
 MAX_SERIES = 1000
-#: Buckets of one series; characters of labels, and of a family's name and description (ours), as in the worker.
+#: The most buckets of one series, and the most characters of labels, or of a family's name and description (ours). The
+#: same bounds hold in a worker.
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
 #: The most that one bucket may count in one report: msgpack cannot carry a total of 2^64 or more.
 _MAX_COUNT = 1 << 32
@@ -51,7 +52,7 @@ class _Counter:
 @dataclass(slots=True)
 class _Gauge:
     value: float = 0.0
-    added: dict[int, float] = field(default_factory=dict)  # since the value was set, by instance
+    added: dict[int, float] = field(default_factory=dict)  # what each instance has added since the value was set
 
     @staticmethod
     def read(change: Any) -> tuple[float | None, float]:

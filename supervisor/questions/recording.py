@@ -59,8 +59,8 @@ class RecordingControl:
         self.verbs: dict[str, Verb] = {"record": self.record}
 
     async def check(self) -> None:
-        """Raise UnavailableError if the folder of --record takes no file. A folder whose disk hangs, which concerns the
-        recorder alone, is logged."""
+        """Raise UnavailableError if the folder of --record takes no file. If its disk hangs, the log says so and the
+        server starts, since only the recorder waits for that disk."""
         if not self._options.record or not (why := await self._why_unwritable(self._folder())):
             return
         what = f"cannot write recordings into '{self._options.record}': {why}"

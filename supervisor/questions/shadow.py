@@ -61,7 +61,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.figure = ShadowFigure()
-        self.dropped = Counter[str]()  # by reason
+        self.dropped = Counter[str]()  # pairs that were dropped, by reason
         self.primary_ns = self.shadow_ns = 0
         self.examples: list[dict[str, Any]] = []
 

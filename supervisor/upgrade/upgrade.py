@@ -115,13 +115,13 @@ class NewServer:
 
     async def reported(self, kind: type[M], what: str) -> M:
         """The new server's report of a type, once it comes. Raises UpgradeError where the process has ended or failed
-        before, or time is over. `what` follows "it has not", as in "loaded its models"."""
+        before, or the upgrade takes too long. `what` follows "it has not", as in "loaded its models"."""
         report = self._report(kind)
         await self.done(report, what)
         return report.result()
 
     async def done(self, step: Future[Any], what: str) -> None:
-        """Return when a step is done. Raises UpgradeError like `reported`."""
+        """Return when a step is done. Raises UpgradeError as `reported` does."""
         exited = self.child.exited
         left_s = max(0.0, self._ends_s - self._loop.now_s())
         done = await first(step, exited, self._failed, limit_s=left_s)

@@ -37,7 +37,7 @@ class ForestSettings:
     is_classifier: bool
     predict_proba: bool  # a classifier answers scores, not the number of a class
     threshold: float  # a binary classifier answers 1 for scores above this
-    allow_unknown_field: bool  # in an XGBoost file of JSON or UBJSON
+    allow_unknown_field: bool  # whether an XGBoost file in JSON or UBJSON may have unknown fields
     num_threads: int
 
     @property

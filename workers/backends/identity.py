@@ -62,7 +62,7 @@ class IdentityBackend(BatchedBackend):
         zeros."""
         if self._ragged:
             time.sleep(self._delay_s)
-            for request in joinable(requests, answers, self._ragged):  # of different shapes, so one by one
+            for request in joinable(requests, answers, self._ragged):  # one by one: ragged inputs differ in shape
                 self._rows = request.parsed.rows
                 answers.add(request, self._copy(request.inputs))
             return

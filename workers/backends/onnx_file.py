@@ -22,9 +22,9 @@ _DATA_TYPES = {
 #: From this version of the format on, an initializer that is an input too is a default; before, it is a constant.
 _FIRST_WITH_DEFAULTS = 4
 _EXTERNAL = 1  # TensorProto.DataLocation
-_MOST_NESTING = 8  # of lists and optional values
+_MOST_NESTING = 8  # how deep lists and optional values may lie in each other
 
-# Numbers of fields.
+# Numbers of fields, by the message of onnx.proto that has them.
 _IR_VERSION, _GRAPH = 1, 7  # of ModelProto
 _INITIALIZER, _INPUT, _OUTPUT, _SPARSE = 5, 11, 12, 15  # of GraphProto
 _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14  # of TensorProto

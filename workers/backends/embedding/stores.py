@@ -130,7 +130,7 @@ def _import(what: str, package: str, extra: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)  # without slots, which allow no weak references
+@dataclass(frozen=True)  # without slots: objects with slots allow no weak references
 class _Environment:
     opened: Any  # lmdb.Environment
     place: tuple[int, ...]
