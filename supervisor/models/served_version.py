@@ -338,7 +338,7 @@ class ServedVersion:
         try:
             self.resize(self._previous_groups)
             for instance in set(self.instances) - others:
-                instance.has_been_up = True  # if it cannot load, it is tried again, and does not fail the version
+                instance.has_been_up = True  # so if it cannot load, it is tried again, and the version does not fail
             self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
@@ -369,7 +369,7 @@ class ServedVersion:
             fresh.pin(old.placement)
             self.instances[self.instances.index(old)] = fresh
             self._dismiss(old)
-        else:  # the old one was removed meanwhile
+        else:  # the old instance was removed meanwhile
             self._dismiss(fresh)
 
     # --- the end ---

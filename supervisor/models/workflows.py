@@ -50,7 +50,7 @@ class Workflows:
             "ts_unregister_workflow": self._unregister,
             "ts_workflows": self._list,
         }
-        # Changed by registrations. Names are taken from the beginning of a registration on.
+        # Changed by registrations. `_nodes` has the name of a workflow from the beginning of its registration on.
         self._workflows: dict[str, Registered] = {}
         self._nodes: dict[str, list[tuple[str, Registration]]] = {}
         self._requests: dict[str, Arguments] = {}

@@ -55,8 +55,8 @@ class Batchers:
         # Changed as processes join and end.
         self.active: Member | None = None
         self._standby: Member | None = None
-        self._num_faults = 0
-        self._num_refusals = 0  # refusals by the system in a row: of a process, or of memory
+        self._num_faults = 0  # batchers' own faults in a row (MAX_FAULTS)
+        self._num_refusals = 0  # refusals of a process or of memory by the system, in a row
         #: How many batchers have been active so far; each but the first was a successor.
         self.num_active = 0
         self._active_since_s = 0.0

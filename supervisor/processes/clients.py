@@ -47,7 +47,7 @@ class Clients:
         self._send_settings = send_settings
         self._gives_up = gives_up
         # Changed as front ends join.
-        self._num_refused = 0  # front ends in a row for which there was no memory
+        self._num_refused = 0  # refusals of memory to front ends, in a row
         self._endings = list[Message]()  # that tell front ends of the server's end. Changed by announce_ending
 
     async def join_front_end(self, member: Member) -> None:

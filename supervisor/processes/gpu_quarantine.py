@@ -41,7 +41,7 @@ class GpuQuarantine:
         quarantine."""
         record = self._records.setdefault(uuid, _Record())
         if now_s < record.until_s:
-            return False  # the GPU is in quarantine already: this worker had started before
+            return False  # the GPU is in quarantine already: the worker was started before that
         if record.pause_s and now_s - record.until_s > PROBATION_S:
             record.pause_s = 0.0
         record.losses = [loss for loss in record.losses if now_s - loss[0] <= WITHIN_S] + [(now_s, model)]

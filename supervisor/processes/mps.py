@@ -132,8 +132,8 @@ def mps_directory() -> Path:
 
 
 def _kill_leftovers(directory: Path) -> None:
-    """Kill the processes of MPS with this pipe directory, which a guard that was killed leaves behind. MPS's server
-    leaves its parent's process group."""
+    """Kill the processes of MPS with this pipe directory, which a guard that was killed leaves behind. They are
+    sought by their environment, since MPS's server leaves its parent's process group."""
     variable = f"{PIPE_DIRECTORY}={directory}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -12,8 +12,8 @@ import threading
 
 from shoal.process import set_niceness
 
-#: The niceness of processes that start or end: beyond the road's 10, with a thirtieth of a lane's share. With idle
-#: priority, which is next to nothing, starts took seconds on an overloaded machine.
+#: The niceness of processes that start or end: beyond the road's 10, with a thirtieth of a lane's share of CPU time.
+#: With idle priority, which gets next to none, starts took seconds on an overloaded machine.
 STEPS = 15
 
 
@@ -36,8 +36,8 @@ def _set(pid: int, steps: int) -> None:
 def _can_restore() -> bool:
     """Whether the system lets a process that has lowered its priority raise it again.
 
-    It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So a thread,
-    which has a niceness of its own, tries it out.
+    The system does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's.
+    Which holds is tried out in a thread, since a thread has a niceness of its own.
     """
     tried: list[bool] = []
     thread = threading.Thread(target=lambda: tried.append(_try_to_restore()))

@@ -22,8 +22,8 @@ HALF_OPEN_AFTER_S = 30.0
 class Verdict(NamedTuple):
     """The consequence of a worker's death."""
 
-    pause_s: float  # until the next start
-    is_failed: bool  # the instance is FAILED; that start is its half-open attempt
+    pause_s: float  # the pause until the next start
+    is_failed: bool  # the instance is FAILED; the next start is its one attempt to recover
 
 
 class Restarts:

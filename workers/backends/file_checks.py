@@ -69,7 +69,7 @@ def _find(name: str, role: str, tensors: dict[str, IOTensor]) -> IOTensor:
 def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, batching: bool) -> None:
     _check_datatype(model, role, spec.name, spec.datatype, tensor)
     if spec.ragged:
-        if tensor.dims != (-1,):  # the two blanks are Triton's
+        if tensor.dims != (-1,):  # the two blanks in the sentence are Triton's
             raise InvalidArgumentError(
                 f"unable to load model '{model}', configuration expects model provides input with shape [-1]  for "
                 f"ragged input '{spec.name}', model provides {format_shape(tensor.dims)}"
