@@ -6,7 +6,7 @@
     …        error messages
 
 A backend adds outputs; the worker's loop writes them into the block and publishes the answers, except for requests that
-a sender answers. Answers of a warm-up are never written. Runs in a worker; every array is copied once at most.
+a sender answers. Answers of a warm-up are never written. Runs in a worker; a large array is copied once at most.
 """
 
 import functools

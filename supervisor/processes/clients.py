@@ -48,7 +48,7 @@ class Clients:
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # refusals of memory to front ends, in a row
-        self._endings = list[Message]()  # that tell front ends of the server's end. Changed by announce_ending
+        self._endings = list[Message]()  # about the server's end, for front ends. Changed by announce_ending
 
     async def join_front_end(self, member: Member) -> None:
         """Take in a front end: send it its memory and all models. Where there is no memory now, try again later."""

@@ -39,7 +39,7 @@ class Lines:
         self._begun = [b""] * num_streams
         self._second_ends_ns = 0
         self._num_left = 0
-        # Lines dropped in this second. Changed by feed and take_dropped.
+        # Lines dropped and not reported yet. Changed by feed and take_dropped.
         self.num_dropped = 0
 
     def feed(self, stream: int, data: bytes, now_ns: int, room: int = sys.maxsize) -> bytes:

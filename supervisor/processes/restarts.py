@@ -30,7 +30,7 @@ class Restarts:
     """The deaths of one instance's workers, and the verdict on each."""
 
     def __init__(self) -> None:
-        # Changed by died. Both numbers are those in a row.
+        # Changed by died. Deaths in a row, and deaths in a row of workers that were never ready.
         self._num_deaths = self._num_failed_starts = 0
         self._deaths_s: list[float] = []  # the times of the deaths within the last WITHIN_S
         self._is_half_open = False  # the next start is the one attempt of a FAILED instance

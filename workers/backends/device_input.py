@@ -23,7 +23,8 @@ class DeviceInput:
         self, tensor: GpuTensor, shape: tuple[int, ...], datatype: Datatype, source: TensorSource | None = None
     ) -> None:
         """`source` is given for a tensor that another worker has left on the GPU: it names the block that says where
-        the tensor lies, and holds that block. It is kept, like the mapping of the memory, as long as a capsule is."""
+        the tensor lies, and holds that block. The source is kept, like the mapping of the memory, as long as a capsule
+        lives."""
         self._tensor = tensor
         self._kept = tensor.handle, source
         self.source = source

@@ -86,8 +86,8 @@ def _entries(model: BackendModel, prefix: str) -> dict[str, str]:
 
 
 def _threads(model: BackendModel, key: str) -> int:
-    """The configured number of threads. 0 if none is configured: then the worker's number of cores is used, which
-    ONNX Runtime's own default would not honour."""
+    """The configured number of threads. 0 if none is configured: then the worker's cores decide, which ONNX
+    Runtime's own default would not heed."""
     value = model.parameter(key) or model.backend_config.get(key)
     return parameters.whole_number(model, key, value, parameters.THREADS)
 

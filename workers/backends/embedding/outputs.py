@@ -25,7 +25,7 @@ class PendingLookUp(NamedTuple):
     lacking: Array  # positions of ids without a usable row
     damaged: dict[int, str]  # position → why the row is not usable; ids at other positions are unknown
     padding: Array  # positions of ids that only fill up bags
-    zeros: Array  # positions of ids whose rows are all zeros
+    zeros: Array  # positions of ids that get a row of zeros
     ends: Array  # where each bag ends in `ids`; empty without bags
     shape: tuple[int, ...]  # the output's shape
 

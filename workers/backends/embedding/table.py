@@ -60,7 +60,7 @@ class TableRows(Rows):
     def __init__(self, path: str, what: str, spec: TableSpec) -> None:
         self._what = what
         self._files = Replaceable(path, what, partial(open_table, spec=spec))
-        # Changed by take; the number is that of the process's page faults so far that waited for the disk.
+        # Changed by take; `_num_faults` counts the process's page faults that have waited for the disk.
         self._is_cold = True  # the last look-up had to wait for the disk, or this will be the first
         self._num_faults = 0
 
