@@ -50,7 +50,7 @@ class Trace(NamedTuple):
     stamps: Sequence[int]  # in the order of STAMPS; 0 for a point that was not reached
     tensors: Sequence[TracedTensor]
     context: dict[str, str]  # the headers that name the parent span
-    children: Sequence["Trace"] = ()  # of an ensemble's steps or a model's calls; none counts as a trace
+    children: Sequence["Trace"] = ()  # of an ensemble's steps or a model's calls; not counted by themselves
 
 
 #: The words of a child's record as front ends pass them on: KEY to IS_CALL (layout.T).
