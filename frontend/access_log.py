@@ -7,9 +7,9 @@ left; and the audit log, a line for each request to change the server, let in or
 In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms; and trace_id if the
 request belongs to a trace (W3C's `traceparent`), as in lines about failures. What a client has sent is shortened and
 escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of the
-response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road time begins when the request
-has come whole and a thread is free; for a request that gets no thread, with its first byte. Front-end processes; any
-thread.
+response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road the milliseconds count from
+when the request has come whole and a thread is free; for a request that gets no thread, from its first byte. Front-end
+processes; any thread.
 """
 
 import logging
@@ -24,9 +24,10 @@ from shoal.tracer.sampling import is_context
 
 _log = logging.getLogger("shoal")
 
-#: The status of a request whose client has hung up, or was given up, before all of its response had left: nginx's.
+#: The HTTP status in the log for a request whose client hung up, or was disconnected, before all of the response had
+#: left; nginx logs the same number.
 HUNG_UP = 499
-#: gRPC's status of a call whose client has cancelled it or hung up: CANCELLED.
+#: gRPC's status CANCELLED, in the log for a call whose client has cancelled the call or hung up.
 CANCELLED = 1
 _MAX_TEXT = 200
 _TRACE_PARENT = re.compile(rb"\r\ntraceparent:[ \t]*([!-~]+)", re.IGNORECASE)
@@ -48,7 +49,8 @@ def _log_line(
 
 
 class HttpExchange:
-    """A request of HTTP and its response, as far as it has been sent."""
+    """An HTTP request, for the line that is logged when its response has left, and the status and size of that
+    response."""
 
     __slots__ = ("_client", "_request_line", "_traced", "nbytes", "status")
 
@@ -60,7 +62,7 @@ class HttpExchange:
         self._client = client
         self._request_line = head[: 2 * _MAX_TEXT].partition(b"\r\n")[0]
         self._traced = {} if parent is None else {"traceparent": parent[1].decode("ascii")}
-        # Changed by those that send the response.
+        # Changed by the code that sends the response.
         self.status = 0
         self.nbytes = 0
 
@@ -70,7 +72,7 @@ class HttpExchange:
         self.nbytes += nbytes
 
     def end(self, seconds: float, status: int = 0) -> None:
-        """Log the request with `status`, or with the response's status if `status` is 0."""
+        """Log the request, with `status` or, if `status` is 0, with the status of the response."""
         method, _, rest = self._request_line.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
         _log_line(method, target, self._client, status or self.status, self.nbytes, seconds, self._traced)
@@ -113,21 +115,22 @@ def address_of(client: Socket) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of a client's for a line of the log: shortened, and escaped where a character could forge another line."""
+    """A client's text as a line of the log may hold it: shortened, and without characters that could forge another
+    line."""
     text = text[:_MAX_TEXT]
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
-#: Lines about refused requests in any second of a process (ours).
+#: The most lines about refused requests that a process logs in one second (ours).
 REFUSED_PER_S = 5
 
 
 class Audit:
-    """The audit log of a process, which never has a key's text:
+    """The audit log of a process. It shows an API key by the key's name, never by its text:
 
         admin: POST /v2/repository/models/simple/load by key 'deploy' at 10.1.2.3: 200
 
-    Lines about refused requests are bounded, or strangers would fill the log.
+    Lines about refused requests are bounded, since strangers could otherwise fill the log.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -139,8 +142,7 @@ class Audit:
         self._num_silent = 0
 
     def answered(self, what: str, key: ApiKey | None, address: str, outcome: object) -> None:
-        """Log a request that was let in; `outcome` is the HTTP status, or the number of the gRPC code, of its
-        answer."""
+        """Log a request that was let in; `outcome` is the answer's HTTP status, or the number of its gRPC status."""
         _log.info("admin: %s by %s: %s", printable(what), _who(key, address), outcome)
 
     def refused(self, what: str, address: str, outcome: object) -> None:

@@ -1,11 +1,11 @@
-"""Unix sockets with addresses in the form of TCP's: code that tells endpoints, callers and connections apart by their
-addresses needs no exception for them.
+"""Unix sockets with addresses in the form of TCP's: code that tells endpoints, clients and connections apart by their
+addresses needs no exception for Unix sockets.
 
 One kind is a client's connection to a Unix socket. The other is the road's end of a connection that a lane relays,
-since TLS ends in the lane: a pair of Unix sockets, and a note. The road uses its end as if it were the client's own
-socket. The note is a file in memory by which the road gives an idle connection back: the road writes into it the bytes
-that it has received and not parsed, then closes its end, upon which the lane reads the note. An empty note says that
-the connection is over, as it is if the road dies.
+since TLS ends in the lane: such a connection is a pair of Unix sockets and a *note*. The road uses its end as if it
+were the client's own socket. The note is a file in memory by which the road gives an idle connection back: the road
+writes into it the bytes that it has received and not parsed, then closes its end, upon which the lane reads the note.
+An empty note says that the connection is over; the note is also empty if the road has died.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import Any
 
 from shoal.shared_settings import UNIX
 
-#: The first byte of the note of a connection that goes on.
+#: The first byte of a note that gives a connection back; an empty note says that the connection is over.
 _GOES_ON = b"\1"
 #: Time limit of one recv or send of a thread of the road's, as a listener's connections have (supervisor/processes/
 #: listeners.py): a client that does not read must hold no thread.
 _TIMEOUT_S = 10
-#: Bytes that are read at once.
+#: The most bytes of one read.
 _READ_BYTES = 64 * 1024
 
 
@@ -27,7 +27,7 @@ class RelayedSocket(socket.socket):
     """The road's end of a relayed connection; its addresses are the client's and the listener's."""
 
     def __init__(self, fd: int, client: tuple[Any, ...], server: tuple[Any, ...], note: int) -> None:
-        """Owns the descriptors `fd`, of the socket, and `note`."""
+        """Takes over the descriptors of the socket (`fd`) and of the note, which `close` closes."""
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         self.client, self.server = client, server
         self.note = note  # -1 once closed

@@ -35,8 +35,8 @@ WORKER_CLASSES = {
     "grpc": "shoal.frontend.grpc.lane.GrpcLaneWorker",
     "road": "shoal.frontend.road.road.RoadWorker",
 }
-#: A process that ends earlier than this after its start has failed to start; the pause before the next one doubles
-#: from the first figure to the second (ours).
+#: A process that ends earlier than this after its start has failed to start; the pause before the next start is
+#: FIRST_PAUSE_S, and doubles with each failure up to LONGEST_PAUSE_S (ours).
 STARTED_AFTER_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 #: Seconds between two searches for processes that have ended, while the arbiter stops.
@@ -50,7 +50,7 @@ class Role:
     name: str
     num_processes: int
     num_listeners: int
-    # Changed as processes end.
+    # Changed as processes end: failed starts in a row, and the time before which no process is started.
     num_failures: int = 0
     not_before_s: float = 0.0
 
@@ -115,10 +115,10 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
     def __init__(self, app: Any) -> None:
         self._roles = Roles.read(os.environ)
         self._progress_fd = int(os.environ["SHOAL_PROGRESS_FD"])
-        # Changed by murder_workers, once in each pass.
+        # Changed by murder_workers, once in each turn of the arbiter's loop.
         self._passes = itertools.count(1)
         self._looked_s = time.monotonic()
-        self._excused_until_s = 0.0  # no front end is killed for its silence before: all may have stood still
+        self._excused_until_s = 0.0  # until then no front end is killed for its silence: all may have stood still
         # Changed by manage_workers.
         self._role = self._roles.roles[0]  # the role of the process that is started next
         super().__init__(app)
@@ -164,10 +164,11 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
                 role.ended(time.monotonic(), served_s=0.0)
 
     def murder_workers(self) -> None:
-        """Kill front ends that have stood still for too long, and count a pass of the loop for the supervisor."""
+        """Kill front ends that have stood still for too long, and count a turn of the arbiter's loop, by which the
+        supervisor sees that the arbiter runs."""
         os.pwrite(self._progress_fd, next(self._passes).to_bytes(8, "little"), 0)
         now_s = time.monotonic()
-        if standstill_s(self._looked_s, now_s):  # front ends may have stood still, too, and shown no life
+        if standstill_s(self._looked_s, now_s):  # the arbiter stood still: front ends may have, too
             self._excused_until_s = now_s + self.timeout
         self._looked_s = now_s
         if now_s >= self._excused_until_s:

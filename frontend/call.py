@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class HandlerCall(NamedTuple):
-    """One request for its handler. Header names are in lower case; `name` is "" if the path has none."""
+    """A request, as its handler receives it. Header names are in lower case; `name` is "" if the path has none."""
 
     state: ServerState
-    transport: "Transport | None"  # None on a lane, which submits requests itself
+    transport: "Transport | None"  # None on a lane, which submits requests to models itself
     headers: Mapping[str, str]
     body: memoryview
     name: str
@@ -42,8 +42,8 @@ class HandlerCall(NamedTuple):
 #: A function that asks the supervisor for a change that every front end must acknowledge. It takes the verb, its
 #: arguments, and the seconds that the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: Seconds that the answer to such an `Ask` may take (ours): front ends, batcher and tracer apply it at once unless they
-#: hang.
+#: Seconds that the supervisor's answer to an `Ask` may take (ours): front ends, batcher and tracer apply the change at
+#: once unless they hang.
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
 #: A function that makes the response for an error.
@@ -70,8 +70,8 @@ class Route:
     pattern: str
     methods: dict[str, Handler]
     group: str
-    refuse: Refuse | None = None  # renders errors; None: as the endpoint does
-    checks_model: bool = False  # the handler checks whether the caller may use the model, which the path does not name
+    refuse: Refuse | None = None  # makes responses for errors; None: the endpoint's own function does
+    checks_model: bool = False  # the handler checks if the client may use the model, which the path does not name
 
     @property
     def path(self) -> str:

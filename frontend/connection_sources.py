@@ -10,8 +10,8 @@ from typing import Any
 from shoal.frontend import handover
 from shoal.frontend.addressed_sockets import with_addresses
 
-#: Most connections that are accepted at once: connections in service must not starve, and other lanes that have been
-#: woken get some, too.
+#: Most connections that are accepted at once: open connections must not wait long, and other lanes that have been woken
+#: get some of the new ones.
 MAX_ACCEPTED = 16
 
 Arrival = tuple[socket.socket, bytes]
@@ -24,7 +24,7 @@ class ConnectionSources:
         self._poller = poller
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._road = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
-        # The variable is unset for protocols whose connections do not return from the road.
+        # Without this variable, as on lanes for gRPC, connections do not come back from the road.
         returns = os.environ.get("SHOAL_RECEIVE_FD")
         self._returns = None if returns is None else socket.socket(fileno=int(returns))
         # Changed by every method.
@@ -32,7 +32,8 @@ class ConnectionSources:
         self._is_road_watched = False
 
     def open(self) -> None:
-        """Accept connections from now on; if the kernel watches no further descriptor, once `resume` succeeds."""
+        """Accept connections from now on. If the kernel watches no further descriptor, none are accepted until a later
+        `resume` succeeds."""
         self._is_open = True
         try:
             for fd, listener in self._listeners.items():
@@ -48,7 +49,7 @@ class ConnectionSources:
         if self._is_open and self._listeners:
             self._is_open = False
             for fd in [*self._listeners, *([] if self._returns is None else [self._returns.fileno()])]:
-                with suppress(FileNotFoundError):  # the socket could not be registered
+                with suppress(FileNotFoundError):  # registering this socket had failed
                     self._poller.unregister(fd)
 
     def resume(self) -> None:
@@ -57,8 +58,8 @@ class ConnectionSources:
             self.open()
 
     def close(self) -> list[Arrival]:
-        """Accept no more connections. Returns those that the kernel has accepted already: closing the listeners would
-        reset them.
+        """Accept no more connections. Returns the connections that the kernel has accepted already: closing the
+        listeners would reset these.
 
         Connections still come back from the road, until no lane is left to receive them.
         """
@@ -119,7 +120,7 @@ class ConnectionSources:
             self._poller.unregister(fd)
             try:
                 self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            except OSError:  # another process has taken the kernel's last watch
+            except OSError:  # the kernel watches no further descriptor: another process took the last place
                 self.pause()
 
     @property

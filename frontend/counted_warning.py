@@ -11,7 +11,8 @@ _LOG_S = 1.0
 
 
 class CountedWarning:
-    """A sentence with "%d" for the number of occurrences since the last line; details of the last one follow it."""
+    """The warning's sentence, with "%d" for the number of occurrences since the last line, followed by details of the
+    latest occurrence."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

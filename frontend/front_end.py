@@ -1,4 +1,5 @@
-"""A front-end process: its place in the star, the server's state, and the supervisor's messages about them.
+"""A front-end process: its place in the star, the server's state, and the handling of the supervisor's messages about
+both.
 
 A lane uses its FrontEnd in its only thread; the road's threads use theirs under a lock (road/transport.py).
 """

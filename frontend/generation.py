@@ -1,8 +1,8 @@
 """The responses of a model to one request as one response over HTTP: whole, or a stream of server-sent events.
 
 A `Rendering` decides what the model's responses become: flat JSON, or OpenAI's objects. A lane calls it when replies
-come (http/generations.py), the road in a thread that waits for replies (`respond`). Pure but for the transport that is
-handed in. Front-end processes.
+come (http/generations.py), the road in a thread that waits for replies (`respond`). Pure but for the transport that
+`respond` is given. Front-end processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 class Failure(NamedTuple):
     """The bytes that a stream sends for an error."""
 
-    status: int  # status and headers are used only if nothing has been sent yet
+    status: int  # status and headers count only if nothing has been sent yet
     headers: Headers
     data: bytes
     is_over: bool  # whether the stream ends with this error
@@ -53,7 +53,7 @@ class Rendering(Protocol):
         ...
 
     def end(self) -> bytes:
-        """The end of a stream, behind the model's last response."""
+        """The bytes that end a stream, to be sent behind the model's last response."""
         ...
 
     def body(self) -> Response:

@@ -2,7 +2,8 @@
 
     Content-Type: application/vnd.sagemaker-triton.binary+json;json-header-size=146
 
-stands for Inference-Header-Content-Length: 146, in requests, and for SageMaker in responses. Pure; front-end processes.
+stands for the header Inference-Header-Content-Length: 146 of Triton's API: in requests, and with SageMaker in
+responses, too. Pure; front-end processes.
 """
 
 from collections.abc import Mapping
@@ -15,20 +16,20 @@ from shoal.frontend.v2.infer import HEADER
 
 def asked_by_content_type(handler: Handler, content_type: str) -> Handler:
     """A handler of Triton's API for requests whose Content-Type gives the length of the JSON; `content_type` is the
-    type without the number."""
+    Content-Type up to that number."""
     return lambda call: handler(call._replace(headers=_incoming(call.headers, content_type)))
 
 
 def answered_by_content_type(handler: Handler, content_type: str) -> Handler:
-    """A handler of Triton's API whose requests and responses give the length of the JSON in their Content-Type, and
-    nowhere else."""
+    """A handler of Triton's API whose requests and responses give the length of the JSON in their Content-Type, and in
+    no other header."""
     asked = asked_by_content_type(handler, content_type)
     return lambda call: _outgoing(asked(call), content_type)
 
 
 def _incoming(headers: Mapping[str, str], content_type: str) -> dict[str, str]:
-    """The headers of a request, with the JSON's length in the header of Triton's API. Raises InvalidArgumentError, with
-    Triton's sentence, if other text precedes the type."""
+    """The headers of a request, with the JSON's length moved from the Content-Type to Triton's header. Raises
+    InvalidArgumentError, with Triton's sentence, if the Content-Type has other text in front of `content_type`."""
     translated = {name: value for name, value in headers.items() if name != HEADER.lower()}
     sent = headers.get("content-type", "")
     before, is_binary, length = sent.partition(content_type)

@@ -1,8 +1,9 @@
 """SageMaker's endpoint: /ping and /invocations, and /models for endpoints of many models. Runs on the road.
 
 A model of such an endpoint has the name that SageMaker gave it, a hash, whatever the name in its archive. The
-supervisor has the list of these models; an inference needs the table of models alone. Refusals have status 400, as
-SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have meanings of their own for SageMaker.
+supervisor has the list of these models, and is asked by all requests about them but inferences. Refusals have status
+400, as SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have meanings of their own for
+SageMaker.
 """
 
 import logging
@@ -26,9 +27,10 @@ from shoal.star.questions import NoAnswerError
 _log = logging.getLogger("shoal")
 
 BINARY_CONTENT = "application/vnd.sagemaker-triton.binary+json;json-header-size="
-#: Triton's value: SageMaker itself waits 360 s for a model to be unloaded.
+#: Seconds that unloading a model may take, as in Triton: SageMaker itself waits 360 s.
 UNLOAD_TIMEOUT_S = 350.0
-#: Sentences of failures for lack of memory: Triton's list, and our words for shared memory.
+#: Parts of error messages by which a lack of memory is recognised: Triton's list, and Shoal's words for a lack of
+#: shared memory.
 _OUT_OF_MEMORY = re.compile(
     "[Oo]ut [Oo]f [Mm]emory|OUT_OF_MEMORY|OutOfMemory|OOM|MemoryError|(?:Dst|Src) tensor is not initialized"
     "|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|[Ff]ailed to allocate memory"
@@ -77,7 +79,7 @@ def _invocations(call: HandlerCall) -> Response:
 def _invoke(call: HandlerCall) -> Response:
     try:
         call.state.models.lookup(call.name, None)
-    except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError if models have namespaces
+    except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError: models have namespaces
         return _NOT_FOUND
     return _infer(call, call.name, "infer")
 
@@ -157,7 +159,7 @@ SAGEMAKER = Router("sagemaker", ROUTES, lambda _path, methods: not_allowed(metho
 
 
 def admit_sagemaker(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
-    """The handler for a request, or its refusal (see router.Admit)."""
+    """The handler for a request, or the response that refuses the request (see router.Admit)."""
     found = SAGEMAKER.admit(state, method, target, headers)
     if isinstance(found, RouteMatch) and found.handler is _INVOCATIONS:
         return found._replace(model=state.sagemaker_default_model)

@@ -28,7 +28,7 @@ _REDIRECTS = (
     (re.compile(f"{_REGION}/status"), "GET"),
     (re.compile(f"{_MODEL}/infer|{_REPOSITORY}/index"), "POST"),
 )
-#: Paths that would change the server, which a caller who may predict is not allowed to do.
+#: Paths of requests that would change the server: a client that may predict need not have the right to do that.
 _FORBIDDEN = re.compile(f"{_REPOSITORY}/models/[^/]+/(?:un)?load|{_REGION}/(?:un)?register")
 
 _infer = asked_by_content_type(infer, BINARY_CONTENT)
@@ -37,7 +37,8 @@ _infer = asked_by_content_type(infer, BINARY_CONTENT)
 def admit_vertex_ai(
     state: ServerState, method: str, target: str, headers: Mapping[str, str], *, metrics: Admit
 ) -> RouteMatch | Response:
-    """The handler for a request, or its refusal. `metrics` admits requests for the metrics endpoint."""
+    """The handler for a request, or the response that refuses the request. `metrics` admits requests for the metrics
+    endpoint."""
     path = path_of(target)
     if path == state.vertex_ai_health_route:
         return HTTP.admit(state, method, "/v2/health/ready", headers)

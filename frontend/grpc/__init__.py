@@ -1,1 +1,1 @@
-"""gRPC: the inference service on a lane of its own, over HTTP/2 and TLS."""
+"""gRPC, on lanes of its own: HTTP/2 in plain text or over TLS, the services, and calls that the road answers."""

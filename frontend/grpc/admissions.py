@@ -1,7 +1,7 @@
 """The lane's side of admission: before the next request of a gRPC stream begins, the road is asked whether the stream's
 API key may begin one more. The road counts each key's requests for all lanes (road/admissions.py).
 
-One thread, the lane's, which never waits: the stream is called when the answer has come.
+One thread, the lane's, which never waits: when the answer has come, the stream's `decided` is called.
 """
 
 import socket
@@ -14,7 +14,8 @@ from shoal.frontend.access.admission_messages import GREETING, MAX_BYTES, Admiss
 from shoal.frontend.access.key_limits import KeyLimitError
 from shoal.frontend.grpc.call import AskingCall
 
-#: Seconds that a request waits for the road's answer (ours: a killed road is replaced within a second).
+#: Seconds that a request waits for the road's answer (ours: a road that was killed is replaced within a second, so a
+#: wait this long means that no answer will come).
 ANSWER_S = 10.0
 
 
@@ -29,7 +30,7 @@ class CallSocket(Protocol):
 
 
 class LaneSockets(Protocol):
-    """What the owner of a CallSocket needs of the lane (call_lane.py)."""
+    """The part of the lane (call_lane.py) that the owner of a CallSocket uses."""
 
     now_s: float  # monotonic time of this pass
 
@@ -63,7 +64,7 @@ class AdmissionClient:
         return number
 
     def end(self, number: int) -> None:
-        """Note that an admitted request has ended, or that the stream of a waiting request has."""
+        """Note that an admitted request has ended, or that a waiting request has, with its stream."""
         self._waiting.pop(number, None)
         if self._socket is not None:
             self._send(AdmissionMessage(number, None))

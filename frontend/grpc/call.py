@@ -1,5 +1,5 @@
-"""The interface of gRPC's calls to their connection and their lane; and the opening of a call, its method and settings,
-or its refusal before a byte of its message is read."""
+"""The interface by which a connection and its lane use the calls of gRPC; and the opening of a call: from its headers
+come its method and settings, or a refusal before a byte of its message is read."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from shoal.timing import wants_timing
 
 
 class OpenCall:
-    """One call, which is a stream of the connection.
+    """One call; it has a stream of the connection to itself.
 
     No ABC, although its methods are abstract: `isinstance`, which each call goes through, takes longer for ABCs.
     """
@@ -76,8 +76,8 @@ class AskingCall(OpenCall):
         raise NotImplementedError
 
     def resume(self) -> int:
-        """Submit the waiting request, since there probably is room. Returns 0, or the number of the model for which
-        there is still no room; then the call is unchanged, and waits on."""
+        """Submit what waits, since there probably is room. Returns 0 if any request was submitted or refused. Otherwise
+        the call is unchanged and waits on, and the number of the model that still has no room is returned."""
         raise NotImplementedError
 
 
@@ -93,7 +93,7 @@ class Opening(NamedTuple):
     encoding: str  # of the call's compressed messages
     response_encoding: str  # of models' responses; other responses have "identity"
     protocol: InferenceProtocol
-    key: ApiKey | None = None  # the caller's, if it needs one
+    key: ApiKey | None = None  # the client's, if the call needs one
     wants_timing: bool = False  # the client asks for the times of its request
 
 

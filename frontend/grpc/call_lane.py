@@ -18,7 +18,8 @@ from shoal.shm.slab import Block
 
 _DEADLINE_EXCEEDED = 4
 #: Of the descriptors that connections must leave free, one in so many may be taken by calls on the road, of which a
-#: client has up to 1024 on each connection. The rest is for segments: a lane ends that cannot receive one (ours).
+#: client has up to 1024 on each connection. The others are for segments: a lane that cannot receive a segment ends
+#: (ours).
 _RESERVE_PER_CALL = 2
 
 
@@ -39,7 +40,7 @@ class CallLane(Lane[GrpcConnection]):
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
 
     def close(self, connection: GrpcConnection) -> None:
-        """Close a connection, unless it is closed: no further byte is received or sent."""
+        """Close a connection: no further byte is received or sent. No effect if it is closed already."""
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
             self._poller.unregister(connection.fd)
@@ -107,7 +108,7 @@ class CallLane(Lane[GrpcConnection]):
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """Send the road its end of a socket pair, with the first bytes for it."""
+        """Send the road its end (`theirs`) of a socket pair, with the first bytes that it is to read from there."""
         self._sources.hand_over(theirs, data)
 
     def _on_other(self, fd: int, event: int) -> None:

@@ -35,18 +35,20 @@ from shoal.frontend.v2.compression import deflate
 from shoal.shm.port import Port
 
 READ_BYTES = 64 * 1024
-#: Bytes of one read in the middle of a large message, for clients that cut messages into frames of 16 KiB.
+#: The most bytes of one read in the middle of a large message: many frames, since most clients cut messages into frames
+#: of 16 KiB.
 LARGE_READ_BYTES = 512 * 1024
-#: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
+#: The most pieces of memory in one sendmsg, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
-#: Bytes of whole responses that may wait behind a connection's unsent output although the lane keeps as many bytes for
-#: its clients as it may (ours).
+#: Bytes of whole responses that may wait behind a connection's unsent output even while the lane's memory for unread
+#: bytes is full (ours).
 _LEAST_BEHIND_BYTES = 1024 * 1024
 _RESOURCE_EXHAUSTED = 8
 _BLOCKS = ResponseHeaderBlocks.of(HEADERS, OK)
 
 Socket = socket.socket
-#: The reply whose block a piece of output lies in: its request's number, and its part.
+#: The name of the reply in whose block a piece of output lies: the request's number, and which of the request's replies
+#: it is.
 Token = tuple[int, int]
 
 
@@ -93,14 +95,14 @@ class GrpcConnection:
         self._own_unsent_bytes = 0  # bytes of `unsent` once it is copied into our own memory; 0 before that
         self._behind_bytes = 0  # bytes of whole responses, which are copies, that wait for `unsent` to be sent
         self._waiting_bytes = 0  # bytes of copied answers that wait for earlier answers
-        self._counted_bytes = 0  # this connection's part of `kept`
-        self.is_late = self.is_slow = False  # whether, since the client last read all, responses lay long or were cut
+        self._counted_bytes = 0  # this connection's bytes in the lane's count of kept bytes
+        self.is_late = self.is_slow = False  # since the client last read all: responses lay unread long, were cut
         self._behind: dict[int, ReadRate] = {}  # streams for whose copies there was no room at the last check
         self.is_dirty = False  # whether there is output to be sent at the end of this pass
         self.is_ending = False  # whether no further calls are taken
         self.is_shut = False  # whether the sending side of the socket is closed
         self.is_blocked = False  # whether the socket is full; the loop waits until it takes more
-        self.begun_s = now_s  # when bytes came last
+        self.begun_s = now_s  # when bytes of the client came last
         self.progress_s = now_s  # when the socket took bytes last, or there were none to send
         self.silent_until_s = 0.0  # when a client that has sent nothing is disconnected; 0: it has sent bytes
         self.pinged_s = 0.0  # when the ping was sent whose answer is missing; 0: no answer is missing
@@ -229,7 +231,7 @@ class GrpcConnection:
                 return
 
     def _count(self) -> None:
-        """Bring this connection's part of the kept memory up to date."""
+        """Bring the lane's count of kept bytes up to date with those of this connection."""
         nbytes = self.kept_bytes
         self._kept.nbytes += nbytes - self._counted_bytes
         self._counted_bytes = nbytes
@@ -239,10 +241,11 @@ class GrpcConnection:
     # --- what the client does not read ---
 
     def relieve(self, now_s: float) -> list[int]:
-        """Release the workers' blocks that the client has not read for HOLD_S, as far as there is room for copies.
+        """Release the workers' blocks with responses that the client has left unread for HOLD_S, as far as there is
+        room for copies.
 
-        Returns the numbers of the streams to `cut`: there is no room for their copies, and their clients read too
-        slowly to wait for.
+        Returns the numbers of the streams to `cut`: there is no room for copies of their responses, and the client
+        reads them too slowly.
         """
         then_s, behind, slow = now_s - HOLD_S, dict[int, ReadRate](), list[int]()
         if self.unsent and self._filled_s < then_s:
@@ -279,7 +282,8 @@ class GrpcConnection:
     def keep(self, stream: Stream, queue: Queue, is_wanted: Callable[[Token], bool]) -> float:
         """Copy a stream's queued responses that lie in wanted blocks, as far as there is room for copies.
 
-        Returns since when the responses without copies wait to be read; inf if there are none.
+        Returns the time since which the oldest response without room for a copy waits to be read; inf if all were
+        copied.
         """
         if queue.lent_since_s(is_wanted) < inf:
             self._keep(stream)
@@ -311,7 +315,7 @@ class GrpcConnection:
         return bool(self.unsent) or self.http2.is_shut(stream_id)
 
     def cut(self, stream_id: int) -> None:
-        """End a response whose client reads too slowly; its queued rest is dropped."""
+        """End a response whose client reads too slowly; the queued part of the response is dropped."""
         self.calls.pop(stream_id, None)
         if self.access is not None:
             self.access.end(stream_id, _RESOURCE_EXHAUSTED)
@@ -328,9 +332,11 @@ class GrpcConnection:
         )
 
     def _keep_unsent(self) -> None:
-        """Copy the unsent output, a bounded part of all, and release the replies that it came from.
+        """Copy the unsent output, which is a bounded part of the connection's responses, and release the replies in
+        whose blocks it lies.
 
-        To be called before queued pieces are released: the unsent output may have the beginning of a queued reply.
+        To be called before queued pieces are released: the beginning of a queued reply may be part of the unsent
+        output.
         """
         if not self._own_unsent_bytes:
             self.unsent = deque([bytes(each) for each in self.unsent])
@@ -395,8 +401,8 @@ class GrpcConnection:
         return token is not None
 
     def refuse(self, stream_id: int, status: int, message: str, timing: str = "") -> None:
-        """End a call that has sent nothing, with this status, and with the times of its request if its client has asked
-        for them."""
+        """End a call that has sent nothing, with this status, and with the request's times if the client has asked for
+        these."""
         self.calls.pop(stream_id, None)
         if self.access is not None:
             self.access.end(stream_id, status)
@@ -434,8 +440,8 @@ class Recall:
     ) -> None:
         """Copy unsent results that lie in these segments, and release them.
 
-        Where there is no room for a copy, `is_urgent` has the calls cut whose clients have not read for HOLD_S, those
-        that have waited longest first.
+        Where there is no room for a copy and `is_urgent` is true, calls are cut whose responses have waited for their
+        clients for HOLD_S, those that have waited longest first.
         """
 
         def is_wanted(token: Token) -> bool:

@@ -11,7 +11,7 @@ class Deadline(NamedTuple):
     """A call's deadline (monotonic seconds). The call may have ended long before."""
 
     at_s: float
-    number: int  # a unique number, so that the heap never compares connections
+    number: int  # unique, so that the heap never has to compare connections
     connection: GrpcConnection
     stream_id: int
     call: OpenCall
@@ -48,6 +48,7 @@ class Deadlines:
         return min(patience_s, max(0.0, deadlines[0].at_s - now_s)) if deadlines else patience_s
 
     def forget_ended(self) -> None:
-        """Remove the deadlines of ended calls: with deadlines of an hour the calls of an hour would be kept."""
+        """Remove the deadlines of ended calls: if deadlines are an hour ahead, all calls of the last hour would
+        otherwise be kept."""
         self._deadlines = [each for each in self._deadlines if each.is_awaited]
         heapq.heapify(self._deadlines)

@@ -1,7 +1,7 @@
 """The headers, trailers, prefixes, timeouts and encodings of gRPC over HTTP/2. Pure; front-end processes.
 
 Header blocks are made here as plain HPACK literals, which refer to the static table only: they are valid on every
-connection, so most are made once. (gRPC's PROTOCOL-HTTP2.md.)
+connection, so that most of them are made once per process. (gRPC's PROTOCOL-HTTP2.md.)
 """
 
 import re
@@ -19,11 +19,12 @@ PREFIX_BYTES = _PREFIX.size
 
 #: The encoding of messages that are not compressed.
 IDENTITY = "identity"
-#: A longer status message is cut: gRPC clients refuse metadata of more than 8 KiB, and the status with it.
+#: Bytes at which a status message is cut: gRPC clients refuse metadata of more than 8 KiB, and then lose the status,
+#: too.
 _MAX_MESSAGE_BYTES = 6 * 1024
 
-_STATUS_200 = b"\x88"  # the static table's entry 8
-_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"  # its name 31, and 16 bytes
+_STATUS_200 = b"\x88"  # entry 8 of HPACK's static table
+_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"  # the static table's name 31, and a value of 16 bytes
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _NOT_PLAIN = re.compile(rb"[^ -$&-~]")
@@ -110,7 +111,7 @@ def refusal(request: Mapping[str, str]) -> bytes | None:
 
 
 def parse_timeout(value: str) -> float:
-    """The value of a `grpc-timeout` header in seconds. Raises ValueError for any other text."""
+    """The value of a `grpc-timeout` header in seconds. Raises ValueError for a text that is no such value."""
     match = _TIMEOUT.fullmatch(value)
     if match is None:
         raise ValueError(f"no grpc-timeout: {value!r}")

@@ -35,8 +35,8 @@ from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle
 
 _log = logging.getLogger("shoal")
 
-#: Fewer bytes of a message are not received directly into its block: one read that takes the bytes behind them, too,
-#: costs a tenth of the instructions.
+#: A message of which fewer bytes are still to come is not received directly into its block: a read into private memory,
+#: which also takes the bytes behind the message, costs a tenth of the instructions.
 _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
 _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
@@ -67,7 +67,7 @@ class GrpcLane(CallLane):
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._deadlines = Deadlines()
-        self._bounds = bounds(self._limits, 0, 0, 0)  # of each connection
+        self._bounds = bounds(self._limits, 0, 0, 0)  # those of each connection
 
     def _torchserve_services(self) -> dict[str, Service]:
         """The services of TorchServe's endpoints, by the endpoints' names."""
@@ -194,12 +194,13 @@ class GrpcLane(CallLane):
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
             position += HEAD_BYTES + num_data
-            if not call.infer_known(known.template, id_, tensors):  # otherwise the call is parsed as any other
+            if not call.infer_known(known.template, id_, tensors):  # False: the call is parsed as any other
                 call.take(data[position - num_data : position])
         return data[position:] if position else data
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
-        """Keep the template of a call for recognising the next one, if the call before had that template, too."""
+        """Keep the template of a call, so that the next call is recognised, if the call before this one had that
+        template, too."""
         started = events[0]  # calls that came with the first one may have other headers
         call = connection.calls.get(started.stream_id) if isinstance(started, RequestStarted) else None
         template = call.template if isinstance(call, UnaryCall) else None
@@ -208,8 +209,8 @@ class GrpcLane(CallLane):
         connection.template = template
 
     def _receive_into_target(self, connection: GrpcConnection) -> bool:
-        """Receive the next bytes into the memory of their call; False, with nothing received, if they may be other
-        bytes than the message's, or too few to be worth it."""
+        """Receive the next bytes into the memory of their call; False, with nothing received, if the next bytes may be
+        others than the message's, or are too few to be worth a read of their own."""
         frames, http2 = self._frames, connection.http2
         expected = http2.expected
         call = None if expected is None else connection.calls.get(expected[0])
@@ -359,8 +360,8 @@ class GrpcLane(CallLane):
             self._take_back(connection, shared.kept(num_open, connection.http2.header_nbytes))
 
     def _take_back(self, connection: GrpcConnection, num_kept: int) -> None:
-        """End the calls behind the oldest `num_kept` that wait for the client: for its messages, or until it takes the
-        response."""
+        """Keep the oldest `num_kept` streams; end those of the others that wait for the client to send messages or to
+        take the response."""
         for stream_id in list(connection.http2.streams.open)[num_kept:]:
             call = connection.calls.get(stream_id)
             if call is None:
@@ -371,7 +372,7 @@ class GrpcLane(CallLane):
 
     def _relieve(self, connection: GrpcConnection) -> bool:
         """Release workers' memory that is held for a client who does not read. False if the client's socket has taken
-        nothing for long."""
+        nothing for so long that the connection is to be closed."""
         for stream_id in connection.relieve(self.now_s):
             self._cut(connection, stream_id)
         most_s = SEND_S if self._kept.share_bytes > 0 else HOLD_S

@@ -1,9 +1,9 @@
-"""A call's incoming messages: small ones are collected from bytes as they come, large ones received directly in shared
-memory.
+"""A call's incoming messages: the bytes of small ones are collected in private memory as they come, large ones are
+received directly in shared memory.
 
 A client may stop half-way through a message and hold the message's block for as long as its call may take. So the
-blocks of all unfinished messages together take at most half of the slab, as those of HTTP's bodies do: the other half
-is for messages that have come whole. One thread, the lane's.
+blocks of all unfinished messages together take at most half of the slab, as the blocks of HTTP's unfinished bodies do:
+the other half is for messages that have come whole. One thread, the lane's.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from shoal.star.outgoing import ALIGNMENT
 #: A message up to this size is collected in private memory, if there is room, and copied into its block; a larger
 #: message is received in its block.
 SMALL_BYTES = 48 * 1024
-#: The sentence with which a small message is refused.
+#: The error message for a small message that finds no memory.
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 
 
@@ -38,8 +38,8 @@ class ReceivedMessage(NamedTuple):
 
 
 class LargeMessage(NamedTuple):
-    """A message for which there is no block here. The call takes the bytes that follow `begun` by itself, or has the
-    inbox `skip` them."""
+    """A message for which the lane has no block. The call itself takes the bytes that follow `begun`, or has the inbox
+    `skip` these."""
 
     nbytes: int
     begun: bytes | memoryview
@@ -113,7 +113,7 @@ class MessageBuffers:
         return MessageBuffer(block, message_offset(first_raw_offset(begun)), nbytes)
 
     def hand_out(self, target: MessageBuffer) -> None:
-        """Stop counting a block whose message is complete: the caller owns it now."""
+        """Stop counting a block whose message is complete: it now belongs to the receiver of the message."""
         self._nbytes -= len(target.block.memory)
 
     def discard(self, target: MessageBuffer) -> None:
@@ -140,7 +140,7 @@ class UnfinishedMessages:
         self._nbytes = 0
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether all messages together may take `nbytes` more bytes."""
+        """Whether the connection's messages together may take `nbytes` more bytes."""
         return self._kept.has_room(self._nbytes, nbytes)
 
     def change(self, nbytes: int) -> None:
@@ -166,8 +166,8 @@ class Inbox:
         self._target: MessageBuffer | None = None
         self._num_skipped = 0
         self._is_open = True
-        # How many messages have begun that did not come in one piece, and how many of them `late` has seen; when it saw
-        # the last of them first.
+        # How many messages have begun that did not come in one piece; how many of these had begun when `late` was last
+        # called; and when `late` was first called for the last of them.
         self._num_begun = self._num_seen = 0
         self._seen_s = 0.0
 
@@ -185,8 +185,8 @@ class Inbox:
     def late(self, now_s: float, *, is_held_up: bool = False) -> UploadTimeoutError | None:
         """The error for a message whose rest has not come in time; None while there is time.
 
-        To be called regularly: a message's time counts from the first call on, and from the last call with `is_held_up`
-        (the stream's window holds the client up).
+        To be called regularly: a message's time counts from the first call after its beginning, or from the last call
+        with `is_held_up` (the stream's window keeps the client from sending).
         """
         target = self._target
         if target is None and not self._buffer:

@@ -1,8 +1,8 @@
 """ModelInfer and ModelStreamInfer: a message becomes a validated request, a model's answer a message.
 
-gRPC's counterpart of v2/infer.py. The order of checks is Triton's: parameters, inputs and outputs by name, the inputs'
-data, the outputs' parameters, core validation. Functions here do not wait and keep no state, and no raw tensor is
-copied: an input is a view of the message, an output a view of the worker's block. gRPC front ends.
+gRPC's counterpart of frontend/v2/infer.py. The order of checks is Triton's: parameters, inputs and outputs by name, the
+inputs' data, the outputs' parameters, core validation. Functions here do not wait and keep no state, and no raw tensor
+is copied: an input is a view of the message, an output a view of the worker's block. gRPC front ends.
 """
 
 from array import array
@@ -80,7 +80,8 @@ def parse(message: bytes | memoryview) -> tuple[Any, list[memoryview]]:
 
 
 def parse_skeleton(split: wire.Split) -> Any:
-    """The ModelInferRequest of a split message, without its raw_input_contents. Raises InternalError if malformed."""
+    """The ModelInferRequest of a split message, without its raw_input_contents. Raises InternalError if the message is
+    malformed."""
     try:
         request = service.ModelInferRequest.FromString(split.skeleton)
     except DecodeError as error:
@@ -273,8 +274,8 @@ _REGION_PARAMETERS = (
 
 
 def _region(tensor: Any) -> tuple[str, int, int]:
-    """The name of a region, and offset and size of the part in it (bytes). Negative numbers become large ones, as in
-    Triton."""
+    """The name of a region, and offset and size of the part in it (bytes). Negative numbers are read as large unsigned
+    ones, as in Triton."""
     parameters = tensor.parameters
     offset = parameters["shared_memory_offset"].int64_param if "shared_memory_offset" in parameters else 0
     nbytes = parameters["shared_memory_byte_size"].int64_param
@@ -304,8 +305,8 @@ def _requested(output: Any, regions: Regions) -> RequestedOutput:
 def render(
     prepared: PreparedRequest, response: InferResponse, block: memoryview, *, final: bool | None = None
 ) -> wire.Chunks:
-    """A ModelInferResponse in pieces or, if `final` is given, a ModelStreamInferResponse that says whether it is the
-    request's last.
+    """A ModelInferResponse in pieces or, if `final` is given, a ModelStreamInferResponse that says whether this
+    response is the request's last.
 
     Tensors are views of `block`, which must stay unchanged until the message has been sent. Raises ShoalErrors.
     """

@@ -17,8 +17,8 @@ from shoal.frontend.v2.compression import ExpansionLimitError
 from shoal.shm.port import Port
 from shoal.timing import as_header
 
-#: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, during which no other call is
-#: served.
+#: The size, in decompressed bytes, of the largest message that the lane itself decompresses: gzip takes 4 ms a MB,
+#: during which no other call is served.
 MAX_UNPACKED_BYTES = 1 << 20
 
 
@@ -31,7 +31,7 @@ class Inference:
         self.submission = GrpcSubmission(state, port, state.grpc.header_forward_pattern)
         #: Releases the block of a reply, which must no longer be read.
         self.release = port.release
-        # Changed by ask, forget and deliver.
+        # Changed by ask, forget and deliver: the calls that wait for replies, by the request's number.
         self._waiting: dict[int, tuple[AskingCall, AskedMessage, TracedRequest | None] | None] = {}
 
     def ask(
@@ -46,7 +46,7 @@ class Inference:
     ) -> tuple[int, AskedMessage]:
         """Submit a request whose message has been received; `asker` is called with its replies. Returns the request's
         number, and its AskedMessage. Raises ShoalError, after freeing the message's block, if the request is refused;
-        RoadOnlyError for a unary call's request that only the road can answer.
+        raises RoadOnlyError for a unary call's request that only the road can answer.
 
         `deadline_s` (monotonic) is passed on to the batcher if the client gave a deadline.
         """

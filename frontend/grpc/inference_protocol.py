@@ -26,7 +26,7 @@ class AskedMessage(Protocol):
 
     @property
     def found(self) -> PreparedRequest:
-        """The validated request as it is kept, perhaps without its id and its tensors; costs nothing."""
+        """The validated request as it is kept, perhaps without its id and its tensors; nothing is computed for it."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class AskedMessage(Protocol):
         ...
 
 
-#: The AskedMessage of the protocol that made it, whose further fields the protocol alone knows.
+#: An AskedMessage whose class has further fields, which only the protocol that made the object knows.
 Asked: TypeAlias = Any
 
 
@@ -57,9 +57,9 @@ class InferenceProtocol(Protocol):
         """Submit the request in a message; visible to the batcher at the port's next flush. Returns the request's
         number, and the argument for `response` with its replies.
 
-        `message` lies in `block` from `offset` on, or in private memory if `block` is None. The call gives the block
-        up. Raises ShoalError if the request is refused, PermissionDeniedError for a model that `key` is not for; the
-        block is freed then.
+        `message` lies in `block` from `offset` on, or in private memory if `block` is None. The block belongs to the
+        protocol from now on. Raises ShoalError if the request is refused, PermissionDeniedError for a model that `key`
+        is not for; the block is freed then.
         """
         ...
 
@@ -68,7 +68,7 @@ class InferenceProtocol(Protocol):
         ...
 
     def response(self, asked: Asked, reply: Reply, /, *, stream: bool = False, final: bool = True) -> wire.Chunks:
-        """The message to send for a reply; `final`: the request's last.
+        """The message to send for a reply; `final`: this reply is the request's last.
 
         A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
         it is released. Raises ShoalError if the reply is an error.
@@ -86,10 +86,11 @@ class InferenceProtocol(Protocol):
         ...
 
     def refused_message(self, error: ShoalError, message: bytes | memoryview, /) -> bytes:
-        """The message of a stream for a request that was not submitted. The request's own `message` may be
+        """The stream's message with the error of a request that was not submitted. The request's own `message` may be
         malformed."""
         ...
 
     def refused_request(self, error: ShoalError, asked: Asked, /, *, final: bool) -> bytes:
-        """The message of a stream for a request that has failed; `final`: the request's last."""
+        """The stream's message with the error of a request that has failed; `final`: this message is the request's
+        last."""
         ...

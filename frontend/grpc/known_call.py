@@ -1,10 +1,11 @@
-"""Recognition of a ModelInfer call that repeats an earlier one, but for its stream, its own headers, its id and its
-tensors. Pure.
+"""Recognition of a ModelInfer call that repeats an earlier one, except for its stream, the header fields that are each
+call's own, its id and its tensors. Pure.
 
-Clients repeat their calls. The first such call was parsed as HTTP/2, gRPC and protobuf; of later ones only the header
-block is decoded, where it is not known by its bytes, since clients that index fields write equal headers as other bytes
-in each call. That saves a lane a third of its instructions for a small call (measured: bench/lane_cost.py). The block
-may have any length; behind it, common and differing parts alternate:
+Clients repeat their calls. The first such call is parsed as HTTP/2, gRPC and protobuf. Of later calls only the header
+block is decoded, and that only if the same bytes have not been decoded before: clients that put fields into HPACK's
+table write equal headers as other bytes in each call. That saves a lane a third of its instructions for a small call
+(measured: bench/lane_cost.py). The header block may have any length; behind it, common parts (text) and differing parts
+alternate:
 
     text        length, kind and flags of DATA
     4 bytes     the stream, as in the head of HEADERS
@@ -27,22 +28,22 @@ from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD
 from shoal.frontend.grpc.http2.header_blocks import OWN_FIELDS
 from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 
-#: Where kind and flags, and then the stream's number, begin in a frame's head.
+#: The offsets in a frame's head of kind and flags, and of the stream's number.
 _KIND, _STREAM = 3, 5
 #: Reads a frame's head: the length in two numbers, / 2¹⁶ and the rest; kind and flags; the stream's number.
 _unpack_head = Struct(">BH2s4s").unpack_from
 _WHOLE_HEADERS = bytes((HEADERS, END_HEADERS))
 _LAST_DATA = bytes((DATA, END_STREAM))
-#: The longest header block of a known call; ours, a quarter of the most that any call may have.
+#: The longest header block of a known call, in bytes (ours: a quarter of the most that any call may have).
 _MAX_BLOCK_BYTES = 4096
-#: Fields whose values differ from call to call. Of an Opening they decide only the metadata and the timeout.
+#: Fields whose values differ from call to call. In a call's Opening they determine only the metadata and the timeout.
 _OWN_FIELDS = OWN_FIELDS | {"grpc-timeout"}
 
 
 class KnownCall(NamedTuple):
     """What calls of one template have in common. A call is a HEADERS frame, and a DATA frame with one message."""
 
-    layout: Struct  # of the DATA frame: texts and differing parts, by turns
+    layout: Struct  # of the DATA frame: common and differing parts, by turns
     texts: tuple[bytes, ...]  # the common parts of the DATA frame
     opening: Opening
     own: Mapping[str, str]  # the opening's headers of _OWN_FIELDS
@@ -68,8 +69,8 @@ class KnownCall(NamedTuple):
     def opening_with(self, headers: Mapping[str, str]) -> Opening | None:
         """The opening of a call with these headers: the template's, with the call's metadata and timeout.
 
-        None if headers beside _OWN_FIELDS differ, the template's call lacked one of these fields, or the timeout is
-        malformed: the call then has to be opened like any other.
+        None if headers other than _OWN_FIELDS differ, if this call and the template's do not have the same fields among
+        _OWN_FIELDS, or if the timeout is malformed: the call then has to be opened like any other.
         """
         opening = self.opening
         if headers is opening.metadata:

@@ -17,6 +17,6 @@ class GrpcLaneWorker(LaneWorker):
         tls = context.read_in_lane(self.protocol)
         if tls is None:
             return GrpcLane(front_end, gunicorn)
-        from shoal.frontend.grpc.tls_lane import GrpcTlsLane  # here: with ssl, for lanes with TLS only
+        from shoal.frontend.grpc.tls_lane import GrpcTlsLane  # here, since it imports ssl: for TLS only
 
         return GrpcTlsLane(front_end, gunicorn, tls)

@@ -1,5 +1,5 @@
-"""The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and those of gRPC's health
-service, made here.
+"""The messages of the services that Shoal answers: Triton's, from the modules that tritonclient ships, and those of
+gRPC's health service, made here.
 
 grpcio's health package would be a dependency for two messages. The messages made here lie in a descriptor pool of their
 own, so that a program may still import that package. gRPC front ends.
@@ -11,7 +11,8 @@ from google.protobuf import descriptor_pool, message_factory
 
 from shoal import triton_messages
 
-#: The compiled modules: ModelInferRequest is `service.ModelInferRequest`.
+#: The modules of Triton's messages, compiled from its .proto files: a ModelInferRequest is a
+#: `service.ModelInferRequest`.
 service: Any = triton_messages.service()
 model_config: Any = triton_messages.model_config()
 
@@ -32,7 +33,7 @@ _HEALTH_PROTO = (
 
 _pool = descriptor_pool.DescriptorPool()
 _pool.AddSerializedFile(_HEALTH_PROTO)
-#: The file of the health service, for reflection.
+#: The descriptor of the health service's file, for reflection.
 HEALTH_FILE: Any = _pool.FindFileByName("grpc/health/v1/health.proto")
 HealthCheckRequest: Any = message_factory.GetMessageClass(HEALTH_FILE.message_types_by_name["HealthCheckRequest"])
 HealthCheckResponse: Any = message_factory.GetMessageClass(HEALTH_FILE.message_types_by_name["HealthCheckResponse"])

@@ -2,11 +2,11 @@
 connections of a lane together stay within bounds. Pure.
 
 A stream takes one or two kilobytes before a byte of its message has come, and its headers take as much again; a client
-may leave it open for as long as a call may take. A connection may open what the server has announced to it
-(http2/limits.py) as long as all connections leave enough free; then an eighth of what is free (as of kept memory,
-frontend/kept_memory.py), but at least its equal part of all streams and lists. Where all connections together then
-exceed the lane's bounds, those with more than their equal part lose calls that wait for their clients. The lane looks
-at each tick.
+may leave the stream open for as long as a call may take. A connection may open what the server has announced to it
+(http2/limits.py) as long as all connections leave enough of the lane's streams and header lists free. When less is
+free, it may open an eighth of what is free (the rule of frontend/kept_memory.py), but at least its equal part of all
+streams and lists. If all connections together exceed the lane's bounds all the same, those with more than their equal
+part lose calls that wait for their clients. The lane checks this every TICK_S.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,13 @@ from typing import NamedTuple
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.http2.limits import Limits
 
-#: Open streams of all connections of a lane (ours: 56 connections may have as many as one may have).
+#: The most open streams of all connections of a lane (ours: 56 connections can each have the 1024 that one connection
+#: may have).
 MAX_STREAMS = 64 * 1024
-#: Bytes of the header lists of these streams, and of those kept to recognise them again (ours: as many as 56
-#: connections may have).
+#: The most bytes of the header lists of these streams, and of the lists kept to recognise header blocks again (ours: 56
+#: connections can each have the bytes that one connection may have).
 MAX_HEADER_BYTES = 64 << 20
-#: One in so many of the free streams, and of the free bytes of lists, is what one connection may open.
+#: One connection may open one in so many of the free streams, with one in so many of the free bytes of header lists.
 _PART = 8
 TOO_MANY_OPEN = "as many calls of gRPC are open in this front end as may be, and more than its part on this connection"
 
@@ -31,7 +32,7 @@ class Bounds(NamedTuple):
 
     max_streams: int
     max_header_bytes: int
-    kept_streams: int  # its equal part of streams (below: of header bytes) if all have too many
+    kept_streams: int  # the equal part of the streams (below: of header bytes) if all have too many
     kept_header_bytes: int
 
     @property
@@ -40,7 +41,8 @@ class Bounds(NamedTuple):
         return self.kept_streams < MAX_STREAMS or self.kept_header_bytes < MAX_HEADER_BYTES
 
     def kept(self, num_streams: int, header_nbytes: int) -> int:
-        """How many of its `num_streams` streams, with `header_nbytes` bytes of header lists, a connection keeps."""
+        """How many of a connection's `num_streams` streams, with `header_nbytes` bytes of header lists, the connection
+        keeps."""
         if header_nbytes > self.kept_header_bytes:
             num_streams = num_streams * self.kept_header_bytes // header_nbytes
         return min(num_streams, self.kept_streams)
@@ -59,17 +61,17 @@ def bounds(limits: Limits, num_connections: int, num_streams: int, header_nbytes
     )
 
 
-#: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
-#: connected is about to call).
+#: Seconds without a byte after which a connection without calls may be closed to make room for others (ours: a client
+#: that has just connected is about to call).
 LEAST_IDLE_S = 1.0
-#: One in so many connections is ended at a time (ours: where one client waits for room, others are likely to wait,
-#: too).
+#: When there is no room, one in so many connections is ended at once (ours: where one client waits for room, others are
+#: likely to wait, too).
 PART = 64
 
 
 def longest_idle(connections: Iterable[GrpcConnection], most: int, now_s: float) -> list[GrpcConnection]:
-    """The idle connections to end, so that new ones find room, once `most` are open, the most that there may be; empty
-    if there is room, or if enough connections are ending already. `now_s` is in monotonic seconds.
+    """The idle connections to end, so that new ones find room, if `most` connections, the most that there may be, are
+    open; empty if there is room, or if enough connections are ending already. `now_s` is in monotonic seconds.
 
     A channel of gRPC stays connected between calls, for hours: those without an open call that have been silent for
     longest get GOAWAY, upon which a client of gRPC connects again for its next call, and no call fails.

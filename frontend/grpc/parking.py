@@ -2,9 +2,9 @@
 replies make room.
 
 HTTP/1.1 has one request per connection, which can wait in the socket; a client of gRPC may have a thousand calls on
-each connection, so they wait here. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each
-model has a queue of its own, a share of that memory (shm/shares.py), and its turn when there is room again, so calls to
-other models do not wait for a slow one. One thread, the lane's.
+each connection, so they wait here. Only the memory of waiting messages is bounded: calls whose messages would exceed it
+are refused. Each model has a queue of its own, a share of that memory (shm/shares.py), and its turn when there is room
+again, so that no call waits because another model is slow. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
@@ -15,7 +15,7 @@ from shoal.frontend.grpc.inference_protocol import InferenceProtocol
 from shoal.shm.port import Port
 from shoal.shm.shares import may_take
 
-#: Messages of all calls that wait together (ours: ten thousand of a few kilobytes).
+#: Bytes of the messages of all waiting calls together (ours: ten thousand messages of a few kilobytes).
 MAX_PARKED_BYTES = 64 << 20
 
 
@@ -24,16 +24,18 @@ class Parking:
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        #: By model, the calls that wait and the bytes of each; empty most of the time. Changed here alone.
+        #: By the model's number, the calls that wait and the bytes of each call's message; empty most of the time. Only
+        #: the methods of this class change it.
         self.waiting: dict[int, OrderedDict[AskingCall, int]] = {}
-        # Changed with `waiting`: the bytes kept for each model, and for all; the models in the order of their turns.
+        # Changed with `waiting`: the bytes of messages that wait for each model, and for all models; the models in the
+        # order of their turns.
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
         self._turns: deque[int] = deque()
 
     def must_wait(self, received: ReceivedMessage, protocol: InferenceProtocol) -> int:
-        """The model that a message of a protocol has to wait for, because there is no room for the message or earlier
-        calls to the model wait. 0 if the message need not wait.
+        """The number of the model that a message of a protocol has to wait for, because there is no room for the
+        message, or because earlier calls to the model wait. 0 if the message need not wait.
 
         Also 0 if waiting would take too much memory: the request is then refused when it is submitted.
         """
@@ -62,7 +64,7 @@ class Parking:
 
     def keep(self, received: ReceivedMessage, protocol: InferenceProtocol) -> tuple[int, int] | None:
         """Count a message that waits behind others of its stream. Returns the arguments for `drop`, which is to be
-        called when the message waits no longer; None if it would take too much memory."""
+        called when the message waits no longer; returns None if the message would take too much memory."""
         model, nbytes = _model_of(received, protocol), len(received.data)
         if not self._has_space(model, nbytes):
             return None

@@ -1,8 +1,9 @@
-"""Server reflection, from which grpcurl and others learn the server's rpcs: a question in, an answer out. Pure.
+"""Server reflection, the service from which grpcurl and other clients learn the server's rpcs: a question in, an answer
+out. Pure.
 
 The two versions of the protocol have equal messages, in packages of different names. The descriptors lie in a pool of
 their own, so that only this server's services are listed, whatever else the process has loaded. gRPC front ends import
-it with the first call of reflection, since it takes 1.5 MiB.
+this module with the first call of reflection, since it takes 1.5 MiB.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClassesForFiles
 
 from shoal.frontend.grpc import messages
 
-#: Numbers of gRPC's status codes, which the protocol uses in its answers.
+#: Numbers of gRPC's status codes that stand in answers for errors.
 _INVALID_ARGUMENT, _NOT_FOUND, _UNIMPLEMENTED = 3, 5, 12
 #: The messages of reflection.proto as https://github.com/grpc/grpc-proto has it: fields by their numbers, each with
 #: its type, a scalar or another message. "*" marks a repeated field, "?" a member of the message's oneof.
@@ -41,7 +42,7 @@ _ONEOFS = {"ServerReflectionRequest": "message_request", "ServerReflectionRespon
 
 
 def _version(version: str) -> FileDescriptorProto:
-    """The protocol's own file under the name of a version."""
+    """The descriptor of the protocol's own file, in the package of a version (v1, v1alpha)."""
     package = f"grpc.reflection.{version}"
     file = FileDescriptorProto(name=f"grpc_reflection/{version}/reflection.proto", package=package, syntax="proto3")
     for name, fields in _MESSAGES.items():
@@ -69,7 +70,8 @@ for _file in (messages.model_config.DESCRIPTOR, messages.service.DESCRIPTOR, mes
 for _name in ("v1", "v1alpha"):
     _pool.Add(_version(_name))
 
-#: The classes of the messages by their names, which type checkers do not know; a client's question, and its answer.
+#: The classes of the messages, by the messages' names, which type checkers do not know; below, the classes of a
+#: question and of an answer.
 _made: Any = GetMessageClassesForFiles(["grpc_reflection/v1alpha/reflection.proto"], _pool)
 _messages: Any = {name.rpartition(".")[2]: made for name, made in _made.items()}
 Request, Response = _messages["ServerReflectionRequest"], _messages["ServerReflectionResponse"]
@@ -103,7 +105,7 @@ def _answer(request: Any) -> Any:
     if kind == "file_containing_extension":
         extension = request.file_containing_extension
         containing = _pool.FindMessageTypeByName(extension.containing_type)
-        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # KeyError: none has any
+        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # raises KeyError: there are none
     if kind == "all_extension_numbers_of_type":
         _pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
         return Response(all_extension_numbers_response={"base_type_name": request.all_extension_numbers_of_type})

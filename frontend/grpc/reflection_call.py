@@ -9,7 +9,8 @@ from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
-#: Most bytes of unread answers; a question beyond that ends the call (an answer has kilobytes of descriptors).
+#: Most bytes of answers that the client has not read; if there are more, the next question ends the call (an answer has
+#: kilobytes of descriptors).
 _MAX_UNSENT_BYTES = 1 << 20
 
 
@@ -28,7 +29,7 @@ class ReflectionCall(OpenCall):
         self._has_begun = False
 
     def take(self, data: bytes | memoryview) -> None:
-        from shoal.frontend.grpc.reflection import answer  # here: few clients need it, and it takes 1.5 MiB
+        from shoal.frontend.grpc.reflection import answer  # imported here: few clients need it, and it takes 1.5 MiB
 
         http2 = self._connection.http2
         for arrival in self._inbox.feed(data):

@@ -2,7 +2,8 @@
 
 The call becomes a request of HTTP/1.1 on a socket pair, whose other end is handed to the road as if it were a client's
 connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them, and the lane
-keeps no more than --max-upload-mib for all calls together. One thread, the lane's, which never waits for the road.
+keeps no more than --max-upload-mib of them for all calls together. One thread, the lane's, which never waits for the
+road.
 """
 
 import select
@@ -21,15 +22,16 @@ from shoal.frontend.upload_budget import NoUploadMemoryError
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
-#: Unread bytes of a response beyond which the lane reads no more of it from the road; fewer if there is no room for
-#: more.
+#: While the client has left more than this many bytes of a response unread, the lane reads no more of the response from
+#: the road; fewer bytes suffice if there is no memory for more.
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 64 * 1024
 _LOST = "the front end that answers this call has ended, or has ended the call; the server's log says why"
 
 
 class RoadCall(OpenCall):
-    """A call that was handed over to the road, until it has been answered. Its message is passed on, not kept."""
+    """A call that was handed over to the road, until it has been answered. The call's message is passed on to the road
+    as it comes."""
 
     def __init__(
         self,
@@ -52,10 +54,10 @@ class RoadCall(OpenCall):
         self._missing = message.nbytes  # bytes of the message that have not come yet
         self._unsent = bytearray()
         self._num_counted = 0  # bytes of `_unsent` that are counted in the lane's budget
-        self._num_uncredited = 0  # bytes received and not credited to the client yet
-        self._answer = bytearray()  # the beginning of the answer's head, until that is whole
-        self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
-        self._nbytes = 0  # bytes of the answer's whole body, once its head is whole
+        self._num_uncredited = 0  # received bytes whose place in the window the client has not got back
+        self._answer = bytearray()  # what has come of the answer's head, until the head is whole
+        self._num_left = -1  # bytes of the answer's body to come; -1: the head is not whole
+        self._nbytes = 0  # bytes of the answer's whole body, once the head is whole
         self._events = select.EPOLLIN
         self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # how fast the client reads while the road waits
         try:
@@ -76,7 +78,8 @@ class RoadCall(OpenCall):
 
     def bound(self) -> None:
         """Refuse calls on the road, this one or others, until the bytes that the road has not taken are within
-        --max-upload-mib. To be called once the connection has the call: the first bytes of a message count, too."""
+        --max-upload-mib. To be called when the connection has this call among its calls, since the first bytes of a
+        message count, too."""
         budget = self._lane.upload_budget
         while isinstance(call := budget.excess(), RoadCall):
             error = NoUploadMemoryError(budget.limit)
@@ -102,7 +105,7 @@ class RoadCall(OpenCall):
                 sent = self._socket.send(self._unsent)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the road has closed its end: the answer, or its absence, decides
+            except OSError:  # the road has closed its end: the answer, if one comes, says why
                 sent = len(self._unsent)
             del self._unsent[:sent]
             self._connection.http2.keep_received(-sent)
@@ -113,7 +116,7 @@ class RoadCall(OpenCall):
         self._watch()
 
     def _count(self, num_kept: int) -> None:
-        """Count the bytes of this call that the lane keeps in its upload budget."""
+        """Count in the lane's upload budget the bytes of this call that the lane keeps."""
         if num_kept != self._num_counted:
             self._lane.upload_budget.add(self, self._connection.peer, num_kept - self._num_counted)
             self._num_counted = num_kept
@@ -191,8 +194,8 @@ class RoadCall(OpenCall):
             self._lane.note_output(self._connection)
 
     def _is_too_slow(self, now_s: float) -> bool:
-        """Whether the client keeps a thread of the road waiting: for too long, or while there is no room for the unsent
-        response."""
+        """Whether the client reads the response so slowly that the call is to be ended: nothing for SEND_S or, while
+        the connection has no room for more, less than PACE_BYTES in PACE_S."""
         queue = self._connection.http2.streams.queue_of(self._stream_id)
         if self._events & select.EPOLLIN or queue is None:
             self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)

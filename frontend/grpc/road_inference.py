@@ -1,5 +1,5 @@
-"""ModelInfer on the road: parse, prepare, submit, wait, render. Lanes answer ModelInfer without waiting
-(submission.py)."""
+"""ModelInfer on the road: parse, prepare, submit, wait, render. (A lane answers the calls that need not wait, by
+submission.py.)"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Rendered(NamedTuple):
-    """A message in pieces. Some are views of the `answer`'s block, and valid until it is released; without an `answer`
-    none is."""
+    """A message in pieces. Some pieces are views of the `answer`'s block, valid until the block is released; without an
+    `answer` no piece is a view."""
 
     chunks: wire.Chunks
     answer: "ModelResponse | None"

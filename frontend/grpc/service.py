@@ -1,7 +1,7 @@
-"""The rpcs of a Triton server: one table of all rpcs with their handlers and needs, and the handlers of those that are
-unary.
+"""The rpcs of a Triton server: one table of all rpcs, with their handlers and the rights that they ask for, and the
+handlers of the unary rpcs.
 
-Results and refusals are those of HTTP's handlers: frontend/v2 has the rules, this module only turns messages into
+Results and refusals are those of HTTP's handlers: frontend/v2 decides, and this module only turns messages into
 arguments and results into messages. ModelInfer, ModelStreamInfer and reflection are in the table without a handler,
 since lane and road serve them differently. Pure but for questions to the supervisor; front-end processes.
 """
@@ -57,7 +57,8 @@ SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER, MODEL_STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 _MAX_UINT32 = 2**32 - 1
 
-#: A message of tritonclient's, whose classes are made when their module is loaded, so type checkers do not know them.
+#: A message of Triton's protocol. tritonclient makes the classes when their module is loaded, so type checkers do not
+#: know them.
 Message = Any
 
 
@@ -69,7 +70,7 @@ class GrpcCall(NamedTuple):
     metadata: Mapping[str, str]
     peer: str
     deadline_ns: int = 0  # the client's deadline, monotonic; 0 = none; unused on lanes
-    key: ApiKey | None = None  # the caller's, if it needs one
+    key: ApiKey | None = None  # the client's, if the call needs one
 
     @property
     def road(self) -> "Transport":
@@ -100,7 +101,8 @@ def always(_state: ServerState, _request: bytes | memoryview) -> bool:
 
 
 class Method(NamedTuple):
-    """An rpc. `group` is the name by which access to it can be restricted; `handler` is None if it is no unary call."""
+    """An rpc. `group` is the name by which access to it can be restricted; `handler` is None if lane and road serve the
+    rpc without one."""
 
     path: str
     request: type[Message]
@@ -108,8 +110,8 @@ class Method(NamedTuple):
     group: str  # "" = unrestricted
     waits: Waits = never
     model_field: str = ""  # the field of the request that names the model; "" = there is none
-    token: str = ""  # which of TorchServe's keys its calls must have, if the server has keys; "" = none
-    api: str = "grpc"  # the API in the table of doors
+    token: str = ""  # which of TorchServe's keys a call must have, if the server has keys; "" = none
+    api: str = "grpc"  # the API by its name in access/doors.py
 
     @property
     def name(self) -> str:
@@ -117,7 +119,7 @@ class Method(NamedTuple):
 
     @property
     def scope(self) -> Scope:
-        """The right that the rpc asks of its caller."""
+        """The right that a client must have to call the rpc."""
         return scope_of(self.api, self.name)
 
 
@@ -133,9 +135,9 @@ def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
 
 
 def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> ApiKey | None:
-    """The API key of a caller, if the method needs one. Raises UnavailableError for a caller who lacks the metadata
-    that the method needs, UnauthenticatedError or PermissionDeniedError for a caller who may not call it. Metadata keys
-    are in lower case."""
+    """The API key of a call, if the method needs one. Raises UnavailableError if the call lacks metadata that the
+    method needs, UnauthenticatedError or PermissionDeniedError if the client may not call the method. Metadata keys are
+    in lower case."""
     restrictions = state.grpc.restricted_protocol
     if restrictions and (name := missing(restrictions, method.group, metadata)):
         raise UnavailableError(f"This protocol is restricted, expecting header '{name}'")
@@ -208,7 +210,8 @@ def _authorise_message(method: Method, scope: Scope, call: GrpcCall, model: str)
 
 
 def parse(message: type[Message], data: bytes | memoryview) -> Message:
-    """The message in these bytes. Raises InternalError for other bytes, as gRPC's own servers do."""
+    """The message in these bytes. Raises InternalError, the status of gRPC's own servers, for bytes that are no such
+    message."""
     try:
         return message.FromString(data)
     except DecodeError as error:
@@ -262,8 +265,8 @@ def _model_statistics(call: GrpcCall, request: Message) -> Message:
 
 
 def _health_check(call: GrpcCall, request: Message) -> Message:
-    """Answer gRPC's own health protocol, which Kubernetes speaks. A service that is not the name of a model means the
-    server: Triton ignores the name, so clients send any."""
+    """Answer gRPC's own health protocol, which Kubernetes speaks. If the service in the request is the name of no
+    model, the answer is about the server: Triton ignores the name, so clients send any."""
     name = request.service
     if _is_known(call.state, name):
         is_serving = bool(call.state.models.ready_entries(name)) and is_model_ready(call.state, call.ask, name, None)
@@ -368,7 +371,8 @@ def _register_cuda(call: GrpcCall, request: Message) -> Message:
 # ---------------------------------------------------------------------------------------------------------------
 # Settings of traces and of the log
 
-#: By the type of a value: its field in a message of log settings, and Triton's name for the type.
+#: By the type of a setting's value: the field of the value in a message of log settings, and Triton's name for the
+#: type.
 _LOG_FIELDS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), str: ("string_param", "string")}
 
 
@@ -381,7 +385,7 @@ def _trace_setting(call: GrpcCall, request: Message) -> Message:
 
 
 def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
-    """The settings in the form that they have in HTTP's JSON, where an empty value is null."""
+    """The settings of traces in the form that they have in HTTP's JSON, where an empty value is null."""
     changes: dict[str, Any] = {}
     for name, setting in settings.items():
         values = list(setting.value)
@@ -407,8 +411,8 @@ def _log_settings_waits(_state: ServerState, request: bytes | memoryview) -> boo
 
 
 def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
-    """The settings as arguments of log.configure, checked in Triton's order; unknown ones are ignored. Raises
-    ShoalError if any is refused."""
+    """The settings of the log as arguments of log.configure, checked in Triton's order; unknown settings are ignored.
+    Raises ShoalError if a setting is refused."""
     if "log_file" in settings:
         raise UnsupportedError("log file location can not be updated through network protocol")
     changes: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """A call of ModelStreamInfer: many requests and many more answers on one stream. One thread, the lane's.
 
 Answers of ordinary models leave in the order of their requests, answers of decoupled models as they come. A request's
-error is an answer, too, and the stream goes on. All queues are bounded. A stream has a limit of open requests; beyond
-it the stream's window keeps further messages in the client. A request has a limit of unread answers; at it the
-request's worker waits.
+error is an answer, too, and the stream goes on. All queues are bounded. A stream has a limit of open requests: when it
+is reached, the stream's window keeps further messages in the client. A request has a limit of unread answers: when it
+is reached, the request's worker waits.
 """
 
 import logging
@@ -34,8 +34,8 @@ class StreamOrder(Generic[T]):
     def __init__(self) -> None:
         # Changed by every method.
         self._next_ticket = 0
-        self._tickets: deque[int] = deque()  # of requests whose answer has not gone out
-        self._answers: dict[int, T] = {}  # answers that must wait for an earlier one
+        self._tickets: deque[int] = deque()  # the tickets of requests whose answer has not gone out
+        self._answers: dict[int, T] = {}  # by ticket: answers that must wait for an earlier one
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -75,11 +75,11 @@ class StreamOrder(Generic[T]):
 _log = logging.getLogger("shoal")
 
 _INTERNAL = 13
-#: Most requests of one stream that wait for their answers (ours: a stream's client keeps tens in flight).
+#: Most requests of one stream that wait for their answers (ours: a client keeps tens in flight on a stream).
 MAX_OPEN = 256
 #: Most large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
-#: quarter of the unread answers that a request may have). Bytes that may be queued on a connection without a check for
-#: room.
+#: quarter of the unread answers that a request may have). And the bytes that may be queued on a connection before a
+#: check for room.
 _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
@@ -97,7 +97,7 @@ class PendingRequest(NamedTuple):
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
-    admission: int  # the request's number at AdmissionClient; 0: no key with limits
+    admission: int  # AdmissionClient's number of the request; 0: no key with limits
 
 
 class RefusedMessage(NamedTuple):
@@ -135,7 +135,8 @@ class StreamCall(AskingCall):
         self._has_ended = False  # whether the client sends nothing more
         self._is_over = False
         self._waits_for = 0  # the model that has no room for the next message
-        # Numbers at AdmissionClient of the next message, by a key with limits: before and after its admission; 0: none.
+        # AdmissionClient's number of the next message, if the key has limits: before the road's decision, and after its
+        # consent; else 0.
         self._undecided = self._admission = 0
         self._refusal: ShoalError | None = None
 
@@ -217,7 +218,7 @@ class StreamCall(AskingCall):
 
     def _is_admitted(self, key: ApiKey, received: ReceivedMessage) -> bool:
         """Whether the next message, of a key with limits, may be submitted. If not, either the road has still to
-        decide, or the road has refused the message, which is then answered with the error here."""
+        decide, or the road has refused the message, which this method answers with the error."""
         error, self._refusal = self._refusal, None
         if error is not None:
             message = self._protocol.refused_message(error, received.data)
@@ -225,7 +226,7 @@ class StreamCall(AskingCall):
                 self._lane.free(received.block)
                 self._backlog[0] = received._replace(data=b"", block=None)
             self._refuse(message, error, self._order.enter())
-        elif self._lane.inference.is_exiting:  # the submission refuses it
+        elif self._lane.inference.is_exiting:  # the submission will refuse the request
             return True
         elif not (self._admission or self._undecided):
             self._undecided = self._lane.admissions.ask(self, key)
@@ -250,7 +251,8 @@ class StreamCall(AskingCall):
 
     def _keep_backlog(self) -> None:
         """Move waiting messages out of the memory that all models share. In the memory for waiting messages
-        (parking.py) they take no more than their model's share: further ones are refused when their turn comes."""
+        (parking.py) they take no more than their model's share: messages beyond it are refused when their turn
+        comes."""
         backlog, kept, lane = self._backlog, self._kept, self._lane
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
@@ -320,7 +322,7 @@ class StreamCall(AskingCall):
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> OutgoingMessage:
-        """A message of the stream; copied where the worker's memory would otherwise be held until the client has
+        """A message of the stream; a copy where the worker's memory would otherwise be held until the client has
         read."""
         connection = self._connection
         if token is None:
@@ -383,7 +385,7 @@ class StreamCall(AskingCall):
         return connection.must_refuse(self._stream_id) and not connection.has_room(sum(map(len, answer.chunks)))
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
-        """Answer a request with an error or, where the protocol has it so, end the whole stream with it."""
+        """Answer a request with an error or, where the protocol says so, end the whole stream with this error."""
         if self._protocol.ends_with_error(self.opening.method.path, self.opening.metadata):
             self.finish(error.grpc_status, str(error))
             return

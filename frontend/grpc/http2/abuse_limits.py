@@ -1,4 +1,5 @@
-"""Limits on a client's behaviour: allowances that keep every known flood within bounds. Pure."""
+"""Limits on a client's behaviour: allowances that keep every known kind of flood (of pings, resets, frames without
+content) within bounds. Pure."""
 
 from shoal.frontend.grpc.http2.events import Event, StreamReset
 from shoal.frontend.grpc.http2.frames import ENHANCE_YOUR_CALM, BrokenError
@@ -25,7 +26,8 @@ class TokenBucket:
         self._num_earned = 0
 
     def spend(self, cost: float, now_s: float, num_earned: int) -> bool:
-        """Take `cost`; False if too little was left. `num_earned` counts the work done since the beginning."""
+        """Take `cost` from the allowance; False if too little was left. `num_earned` counts all work done for the
+        client so far, which fills the allowance again."""
         level = self._level + (now_s - self._filled_at_s) * self._per_s
         level += (num_earned - self._num_earned) * self._per_earned
         self._filled_at_s = now_s
@@ -96,6 +98,6 @@ class AbuseLimits:
         self._last_ping_s = self.now_s
 
     def unread(self) -> None:
-        """Check the answers that the client has not read. Raises BrokenError if there are too many."""
+        """Check the number of answers that the client has not read. Raises BrokenError if there are too many."""
         if self._sending.num_answers > self._limits.max_unsent_answers:
             raise BrokenError(ENHANCE_YOUR_CALM, "too many answers that are not read")

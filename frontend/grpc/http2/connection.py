@@ -1,9 +1,10 @@
-"""The server side of an HTTP/2 connection (RFC 9113), as much of it as gRPC needs, without socket and clock. Pure.
+"""The server side of an HTTP/2 connection (RFC 9113), as much of it as gRPC needs; socket and clock are the caller's.
+Pure.
 
 Bytes go into `receive`, which never raises on a client's bytes, and come out as events; the server's actions come out
 of `output` as bytes. A client that breaks a rule of a stream loses the stream; one that breaks a rule of the connection
-or floods it gets GOAWAY with the code that the RFC names, and `is_failed` is true. HTTP/2 starts with prior knowledge
-only.
+or floods it gets GOAWAY with the code that the RFC names, and `is_failed` is true. A client must begin with HTTP/2 at
+once ("prior knowledge"): there is no upgrade from HTTP/1.
 """
 
 from shoal.frontend.grpc.http2 import frames
@@ -40,7 +41,8 @@ class Http2Connection(Sending):
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
         self._max_pings = limits.max_pings_without_data
-        #: Open a stream for two frames that the caller has recognised, and have DATA go through `receive` after all.
+        #: `open_whole` opens a stream for two frames, HEADERS and DATA, that the lane has recognised; `go_on` has the
+        #: DATA go through `receive` after all.
         self.open_whole = self._receiving.open_whole
         self.go_on = self._receiving.go_on
         #: Counts received bytes that are not consumed; see DataFrames.keep.
@@ -91,8 +93,8 @@ class Http2Connection(Sending):
         return data_frames.expected
 
     def received_directly(self, nbytes: int, num_alike: int = 0) -> list[Event]:
-        """Count `nbytes` bytes of the `expected` data that were received directly, with which `num_alike` frames
-        have begun. Returns an event if the stream ends with them."""
+        """Count `nbytes` bytes of the `expected` data that were received directly, among which `num_alike` further
+        frames have begun. Returns an event if the stream ends with them."""
         events: list[Event] = []
         data_frames = self._receiving.data_frames
         data_frames.received_directly(nbytes, num_alike, events)

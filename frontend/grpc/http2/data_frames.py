@@ -1,4 +1,5 @@
-"""Bodies of requests on their way in: DATA frames passed on as they come, and both kinds of receive window. Pure."""
+"""Bodies of requests on their way in: DATA frames passed on as they come, and the receive windows of connection and
+streams. Pure."""
 
 from typing import Any
 
@@ -50,10 +51,10 @@ class DataFrames:
         self._sending = sending
         self._abuse = abuse
         # Changed by every method.
-        #: Bytes that may come before a WINDOW_UPDATE of the connection; negative: bytes that have come beyond that.
+        #: Bytes that may still come before the connection needs a WINDOW_UPDATE; negative if more than these have come.
         self.spare = limits.connection_window // 2
         self._kept = 0  # bytes of all streams that have come and are not consumed
-        self._stream: Stream | None = None  # the frame's stream; None: its bytes are dropped
+        self._stream: Stream | None = None  # the frame's stream; None: the frame's bytes are dropped
         self._length = 0  # length of the frame's payload if it is all data and further frames may follow; else 0
         self._left = 0  # bytes of the frame's data to come
         self._ends = False  # whether the stream ends with the frame
@@ -81,8 +82,8 @@ class DataFrames:
         return stream.number, self._left, length, room // length
 
     def received_directly(self, nbytes: int, num_alike: int, events: list[Event]) -> None:
-        """Count `nbytes` of the `expected` bytes that were received without `go_on`, in which `num_alike` frames like
-        the last one have begun."""
+        """Count `nbytes` of the `expected` bytes that were received without `go_on`, and among which `num_alike`
+        further frames like the last one have begun."""
         stream = self._stream
         if num_alike and stream is not None:
             length = num_alike * self._length
@@ -96,7 +97,7 @@ class DataFrames:
             self._end(stream, b"", events)
 
     def credit(self, stream: Stream, nbytes: int) -> None:
-        """Note that `nbytes` bytes of a stream are consumed: its client may send as many more."""
+        """Note that `nbytes` bytes of a stream are consumed: the client may send as many more on the stream."""
         stream.uncredited += nbytes
         if stream.uncredited * 2 >= self._limits.stream_window and not stream.is_ended_by_peer:
             self._sending.update_window(stream.number, stream.uncredited)
@@ -105,7 +106,7 @@ class DataFrames:
 
     def keep(self, nbytes: int) -> None:
         """Count `nbytes` more received bytes (negative: fewer) as not consumed. The connection's window is smaller by
-        the bytes so counted.
+        the bytes that are so counted at the moment.
 
         All other data counts as consumed when it is received.
         """
@@ -133,7 +134,7 @@ class DataFrames:
             or stop > len(data)
         ):
             return self._begin(data, position, length, flags, number, events)
-        # The common frame. What follows is what `_begin` would do, in a fifth of its time.
+        # The common kind of frame: this branch does what `_begin` would do, in a fifth of the time.
         self.spare -= length
         stream.receive_window -= length
         if stream.body_left > 0:
@@ -150,7 +151,8 @@ class DataFrames:
         """A payload joined with the payloads of the frames behind it that have an equal head, and the position behind
         the last of these frames.
 
-        Many clients cut a large message into frames of 16 KiB: to copy such a frame costs a tenth of an event for it.
+        Many clients cut a large message into frames of 16 KiB: to copy such a frame costs a tenth of the time that an
+        event of its own would take.
         """
         length = len(first)
         head, stop, step = data[position - HEAD_BYTES : position], position + length, HEAD_BYTES + length

@@ -1,4 +1,4 @@
-"""The events of an HTTP/2 connection, which report a client's actions, and the mark in its output."""
+"""The events of an HTTP/2 connection, which report a client's actions; and Sent, the mark in a stream's unsent data."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,8 @@ class RequestStarted(NamedTuple):
     """A stream was opened by a well-formed head."""
 
     stream_id: int
-    #: By lower-case name, pseudo headers among them. Requests may share the mapping: it must not be changed.
+    #: Values by lower-case names, pseudo headers (":path") included. Requests may share the mapping: it must not be
+    #: changed.
     headers: Mapping[str, str]
     end_stream: bool
 

@@ -7,10 +7,11 @@ instead are returned, to be parsed: they lie where data was expected, and the da
 
 from shoal.frontend.grpc.http2.frames import HEAD_BYTES, pack_head
 
-#: Most bytes of one read, since other connections wait meanwhile; and fewest bytes to expect after a short read.
+#: The most bytes of one read, since other connections wait meanwhile; and the fewest bytes for which buffers are
+#: prepared, even after a read that brought less.
 _MAX_BYTES, _MIN_BYTES = 512 * 1024, 64 * 1024
 _MAX_FRAMES = 64
-#: Bytes for what follows the last expected frame: mostly the message's last frame, which is shorter.
+#: Room for the bytes behind the last expected frame: mostly the message's last frame, which is shorter.
 _REST_BYTES = 32 * 1024
 
 

@@ -39,7 +39,7 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
 
 #: The connection preface, which a client sends first (RFC 9113, 3.4).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: Values before any SETTINGS, and the bounds of values in them.
+#: The values that hold before a SETTINGS frame has come, and the bounds of the values in such a frame.
 DEFAULT_WINDOW, DEFAULT_MAX_FRAME, DEFAULT_HEADER_TABLE = 65_535, 16_384, 4_096
 MAX_WINDOW, MAX_MAX_FRAME = (1 << 31) - 1, (1 << 24) - 1
 MAX_STREAM_ID = (1 << 31) - 1
@@ -90,12 +90,12 @@ def ping(payload: bytes, flags: int = 0) -> bytes:
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS with these values, by the settings' numbers."""
+    """A SETTINGS frame; `values` are by the settings' numbers."""
     return pack_head(len(values) * 6 << 8 | SETTINGS, 0, 0) + b"".join(_SETTING.pack(*item) for item in values.items())
 
 
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Number and value of each setting, in their order."""
+    """Number and value of each setting in a SETTINGS frame, in the frame's order."""
     return list(_SETTING.iter_unpack(payload))
 
 

@@ -19,10 +19,12 @@ from shoal.memo import Memo
 _TOLERANCE = 4
 #: Most blocks that are kept per connection, and the longest of them in bytes: 16 KiB altogether.
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
-#: Most bytes of the header lists of these blocks together, as RFC 9113 10.5.1 counts: without a bound their references
-#: could stand for sixteen times as many (ours: as many as sixteen calls with a token of 4 KiB each).
+#: Most bytes of the header lists of these blocks together, as RFC 9113 10.5.1 counts: without this bound the known
+#: blocks, 16 KiB of references into the table, could stand for 16 times as many bytes (ours: sixteen calls with a token
+#: of 4 KiB each have as many).
 _MAX_KNOWN_LIST_BYTES = 64 * 1024
-#: Header lists from this size on are counted (ours: a connection's streams have a megabyte of smaller ones at most).
+#: Header lists of at least this many bytes are counted (ours: the smaller lists of a connection's streams have a
+#: megabyte together at most).
 LARGE_BYTES = 1024
 #: Fields whose values are each call's own: a block that has such a field is not kept, since it hardly comes again.
 OWN_FIELDS = frozenset({"traceparent", "tracestate", "x-request-id"})
@@ -56,13 +58,14 @@ class HeaderBlocks:
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_header_bytes
         self._decoder = Decoder()
-        #: Known blocks of requests, and the headers to which they decode until the table changes. Changed by all below.
+        #: Known blocks of requests, and the headers to which they decode until the table changes. Changed by all
+        #: methods below.
         self._memo: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
         self.known = self._memo.entries
         #: Bytes of the list that was decoded last, as RFC 9113 10.5.1 counts. Changed by `_decode`.
         self.nbytes = 0
         self._max_known_nbytes = _MAX_KNOWN_LIST_BYTES  # changed by `bound`
-        #: Bytes of the lists of known blocks. Changed with `known`.
+        #: Bytes of the header lists to which the blocks in `known` decode. Changed with `known`.
         self.known_nbytes = 0
 
     def bound(self, max_known_nbytes: int) -> None:

@@ -12,7 +12,7 @@ class Limits(NamedTuple):
     #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
     max_header_bytes: int = 16 * 1024
     #: Bytes of the header lists of all open streams together, counted in the same way; equal lists count once, and
-    #: small ones not at all. Ours: 250 different tokens of 4 KiB.
+    #: small ones not at all. Ours: room for 250 different tokens of 4 KiB.
     max_open_header_bytes: int = 1024 * 1024
     #: Streams open at one time. Ours: far above h2load's 100 per connection and perf_analyzer's usual concurrency.
     max_streams: int = 1024
@@ -28,25 +28,27 @@ class Limits(NamedTuple):
     max_settings: int = 64
     #: Bytes of the debug data in a GOAWAY.
     max_debug_bytes: int = 1024
-    #: Streams that the client may cancel (a token bucket): the burst, the rate, and one more for each call answered.
-    #: nghttp2 has 1000 and 33/s; ours is wider, since a client whose deadlines pass cancels all streams it has open.
+    #: Streams that the client may cancel (a token bucket): the burst, the rate per second, and one more for each call
+    #: answered. nghttp2 has 1000 and 33/s; ours is wider, since a client whose deadlines pass cancels all streams it
+    #: has open.
     reset_burst: int = 2000
     resets_per_s: float = 200.0
-    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones), a token bucket:
-    #: burst, rate, and more for each frame that we sent. Ours: 2000/s cost 0.6 % of a core (3 µs each, measured).
+    #: Frames without content (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones) that the client may
+    #: send (a token bucket): the burst, the rate, and so many more for each frame that we sent. Ours: 2000 such frames
+    #: a second cost 0.6 % of a core (3 µs each, measured).
     nuisance_burst: int = 10_000
     nuisances_per_s: float = 2000.0
     nuisances_per_frame_sent: float = 4.0
     #: The server's acknowledgements and resets that the client has not read yet. Ours.
     max_unsent_answers: int = 10_000
-    #: The number of pings that may come too early, the seconds that must lie between two pings, and whether these hold
-    #: for a connection without open calls, too (if not, two hours must lie between its pings). Triton's flags and
-    #: defaults; by gRPC core's rules the count begins again when we send HEADERS or DATA.
+    #: The number of pings that may come too early, the seconds that must lie between two pings, and whether the same
+    #: seconds hold for a connection without open calls (if not, two hours must lie between its pings). Triton's flags
+    #: and defaults; by gRPC core's rules the count begins again when we send HEADERS or DATA.
     max_ping_strikes: int = 2
     min_recv_ping_interval_without_data_s: float = 300.0
     keepalive_permit_without_calls: bool = False
-    #: The pings that we send without HEADERS or DATA between them; 0: no limit. Triton's flag and default, gRPC core's
-    #: rule.
+    #: The most pings that we send without HEADERS or DATA between them; 0: no limit. Triton's flag and default, gRPC
+    #: core's rule.
     max_pings_without_data: int = 2
 
 

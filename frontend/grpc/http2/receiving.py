@@ -1,8 +1,7 @@
 """The receiving half of an HTTP/2 connection: a client's bytes are split into frames, and frames become events. Pure.
 
-Frames with data are passed on as they come; other frames are kept until they have come whole, the largest of which is a
-header list. A broken rule of a stream resets the stream; a broken rule of the connection raises BrokenError (RFC
-9113, 5.4).
+Frames with data are passed on as they come; a frame of any other kind is kept until it has come whole. A broken rule of
+a stream resets the stream; a broken rule of the connection raises BrokenError (RFC 9113, 5.4).
 """
 
 from collections.abc import Callable
@@ -104,7 +103,7 @@ class Receiving:
         self._abuse = AbuseLimits(limits, sending, now_s)
         self.blocks = HeaderBlocks(limits)
         self.data_frames = DataFrames(limits, sending, self._abuse)
-        most = limits.max_header_bytes + 256 + 5  # with padding and priority
+        most = limits.max_header_bytes + 256 + 5  # beside the block: padding and priority
         #: By kind of frame: its handler, and the fewest and most bytes that its payload may have.
         self._kinds: dict[int, tuple[_Handler, int, int]] = {
             HEADERS: (self._headers, 0, most),
@@ -116,16 +115,16 @@ class Receiving:
             frames.WINDOW_UPDATE: (self._window_update, 4, 4),
             frames.CONTINUATION: (self._continuation, 0, most),
         }
-        # Changed by `receive` and all it calls.
+        # Changed by `receive` and all methods that it calls.
         #: Whether the client's connection preface (RFC 9113, 3.4) has come.
         self.has_begun = False
-        self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
+        self._expected = SETTINGS  # the one kind of frame that may come next; _ANY: all may
         self._partial = bytearray()  # the beginning of a frame, which is handled once there are `_wanted` bytes
         self._wanted = 0
         self._waits_since_s = now_s  # when the beginning of a frame, or of a header list, came
         #: Whether the next byte begins a frame, of any kind. Changed by the connection, too.
         self.is_between_frames = False
-        self._block = bytearray()  # a header list of which more is to come
+        self._block = bytearray()  # the beginning of a header list of which more is to come
         self._block_stream_id = self._block_flags = self._num_continuations = 0
         #: Whether new streams are refused. Changed by the connection.
         self.is_going_away = False
@@ -216,11 +215,11 @@ class Receiving:
         return position
 
     def open_whole(self, number: int, block: bytes, nbytes: int) -> Stream | Literal[False] | None:
-        """Open a stream for two frames that the caller has recognised, in place of `receive`: a whole HEADERS with this
+        """Open a stream for two frames that the lane has recognised, in place of `receive`: a whole HEADERS with this
         block, and a whole DATA of `nbytes` bytes that ends the stream.
 
-        Returns None if the stream is refused: DATA must then go through `receive`, as after `go_on`. Returns False,
-        without effect, if both frames must go through `receive`. Raises BrokenError.
+        Returns None if the stream is refused: only the DATA must then go through `receive`. Returns False, without
+        effect, if both frames must go through `receive`. Raises BrokenError.
         """
         data_frames = self.data_frames
         if (
@@ -310,7 +309,8 @@ class Receiving:
         return stream
 
     def _has_room_for(self, headers: LargeHeaders) -> bool:
-        """Whether a further stream may have these headers: an open stream shares them, or those of all leave room."""
+        """Whether a further stream may have these headers: the newest open stream shares them, or there is room for
+        them beside those of all open streams."""
         last = next(reversed(self._streams.open.values()), None)
         if last is not None and last.headers is headers:  # the client's calls are all alike
             return True
@@ -319,7 +319,7 @@ class Receiving:
         return sum(open_lists.values()) <= self._max_open_header_bytes
 
     def _open_lists(self) -> dict[int, int]:
-        """The bytes of the large header lists of open streams, each list once."""
+        """The bytes of each large header list of the open streams, by the identity of its LargeHeaders."""
         found = [stream.headers for stream in self._streams.open.values()]
         return {id(each): each.nbytes for each in found if isinstance(each, LargeHeaders)}
 
@@ -379,7 +379,7 @@ class Receiving:
         self._expected = _ANY
         if flags & ACK:
             return
-        values = dict(frames.parse_settings(payload))  # of a repeated setting the last value holds
+        values = dict(frames.parse_settings(payload))  # if a setting is repeated, its last value holds
         if values.get(frames.ENABLE_PUSH, 0) > 1:
             raise BrokenError(PROTOCOL_ERROR, "illegal SETTINGS_ENABLE_PUSH")
         max_frame = values.get(frames.MAX_FRAME_SIZE, frames.DEFAULT_MAX_FRAME)
@@ -403,7 +403,7 @@ class Receiving:
             self._abuse.nuisance()
 
     def _go_away(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Check a GOAWAY. A server need not act on it: the client opens no more streams, and those open go on."""
+        """Check a GOAWAY. A server need not act on it: the client opens no more streams, and the open streams go on."""
         del flags, payload, events
         if number != 0:
             raise BrokenError(PROTOCOL_ERROR, "GOAWAY of a stream")

@@ -1,4 +1,5 @@
-"""The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those ended early. Pure."""
+"""The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those that the server ended
+before the client did. Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,13 +11,13 @@ from shoal.frontend.grpc.http2.frames import PROTOCOL_ERROR, STREAM_CLOSED, Brok
 
 Chunk = bytes | memoryview
 
-#: Most streams that are remembered as ended here while their client was still sending.
+#: The most streams that are remembered because the server ended them while the client was still sending.
 _MAX_LEFT = 4096
 
 
 class Queue:
     """The unsent data of a stream. Changed by the sending side alone. Behind the pieces of each message that lies in
-    another process's memory stands a mark, a Sent."""
+    another process's memory stands a mark, a Sent (events.py)."""
 
     __slots__ = ("is_ready", "nbytes", "num_lent", "num_taken", "pieces", "trailers")
 
@@ -92,7 +93,7 @@ class Streams:
     def __init__(self) -> None:
         #: Open streams. The receiving side adds, the sending side removes.
         self.open: dict[int, Stream] = {}
-        #: Streams that were ended here while their client was still sending, oldest first. Changed by both sides.
+        #: Streams that the server ended while the client was still sending, oldest first. Changed by both sides.
         self.left: dict[int, None] = {}
         #: The highest number of a stream that the client has used. Changed by the receiving side.
         self.last_id = 0
@@ -109,14 +110,15 @@ class Streams:
         return [(stream, queue) for stream, queue in queues if queue.is_lent_before(then_s)]
 
     def leave(self, number: int) -> None:
-        """Remember a stream that has ended here, so that frames which its client still sends on it are ignored."""
+        """Remember a stream that the server has ended, so that frames which the client still sends on the stream are
+        ignored."""
         if len(self.left) >= _MAX_LEFT:
             del self.left[next(iter(self.left))]
         self.left[number] = None
 
     def pass_over(self, number: int, is_last: bool) -> None:
-        """Ignore DATA or HEADERS of a stream that the server has ended and whose client may not know that yet.
-        Raises BrokenError for any other stream."""
+        """Ignore DATA or HEADERS of a stream that the server has ended, which the client may not know yet; `is_last`:
+        the frame ends the client's side. Raises BrokenError for any other stream."""
         if number == 0 or number > self.last_id:
             raise BrokenError(PROTOCOL_ERROR, "a frame of a stream that was never opened")
         if number not in self.left:
