@@ -1,5 +1,5 @@
-"""gunicorn's settings and hooks, read by its arbiter. The supervisor passes settings that vary in environment
-variables.
+"""gunicorn's settings and hooks, read by gunicorn's arbiter. Settings that vary come from the supervisor, in
+environment variables.
 
 The arbiter imports the modules of its workers, which are the lanes ("http", "grpc") and the road, and waits for the
 supervisor's signal before it touches the sockets: while models load, connections are refused, as Triton's clients
@@ -22,7 +22,7 @@ from shoal.frontend.arbiter import WORKER_CLASSES, listener_fds
 from shoal.frontend.tls import context as tls_context
 from shoal.process import die_with_parent, set_title, trim_heap
 
-#: From glibc's malloc.h.
+#: The number of glibc's setting for the most arenas (malloc.h).
 _M_ARENA_MAX = -8
 
 _ROLES: dict[str, int] = json.loads(os.environ["SHOAL_FRONT_ENDS"])
@@ -33,18 +33,18 @@ wsgi_app = "shoal.frontend.road.road:create()"  # the road's application; a lane
 bind = [f"fd://{fd}" for role in _ROLES for fd in listener_fds(os.environ, role)]
 workers = sum(_ROLES.values())
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
-#: Most connections of the road, those that lanes hand over included: beyond this number it accepts none on its own
-#: endpoints, metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn's
-#: default is 1000).
+#: Most connections of the road, those that lanes hand over included: beyond this number the road accepts none on its
+#: own endpoints, metrics among them (ours: as many as three lanes may have, but no more than half of the process's
+#: limit of descriptors; gunicorn's default is 1000).
 worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 #: Seconds that an idle connection is kept. Triton has no limit; proxies keep connections for 60 s, and the client
 #: should be the first to close.
 keepalive = 75
-#: Seconds after which a worker whose main thread hangs is ended; a slow model runs in a process of its own, and hangs
-#: no main thread.
+#: Seconds after which the arbiter ends a front end whose main thread hangs. A slow model runs in a process of its own,
+#: so it makes no main thread hang.
 timeout = 30
 graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
-#: Header lines of at most 8 KiB, and at most 100 of them, as nginx and most proxies allow.
+#: Request lines and header lines of at most 8 KiB, and at most 100 header lines, as nginx and most proxies allow.
 limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
@@ -78,11 +78,11 @@ def on_starting(_arbiter: Any) -> None:
 
 
 def _limit_arenas() -> None:
-    """Give glibc two arenas instead of one per thread, each of which keeps what its largest request took.
+    """Limit glibc to two arenas of memory instead of one per thread: each arena keeps what its largest request took.
 
-    16 threads that received bodies of 2 MB of JSON took 340 MiB, and 110 with two arenas, which suffice, since the GIL
-    lets one thread run at a time. glibc reads MALLOC_ARENA_MAX only when a program is exec'd, but this process may have
-    been forked.
+    16 threads that received bodies of 2 MB of JSON took 340 MiB, and with two arenas 110 MiB. Two suffice, since the
+    GIL lets one thread run at a time. glibc reads MALLOC_ARENA_MAX only when a program is exec'd, but this process may
+    have been forked.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(AttributeError):  # the C library is not glibc

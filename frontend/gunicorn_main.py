@@ -25,7 +25,7 @@ class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no typ
 
 
 class Heartbeat(WorkerTmp):  # type: ignore[misc]
-    """The file whose modification time shows the arbiter that a worker is alive: in memory, without a name.
+    """The file whose modification time shows the arbiter that a worker is alive: the file is in memory, without a name.
     gunicorn's own file has a name for a moment, and stays on the disk if the arbiter is killed in that moment."""
 
     def __init__(self, _settings: Any) -> None:

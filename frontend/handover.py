@@ -19,7 +19,7 @@ from shoal.frontend.addressed_sockets import RelayedSocket, with_addresses
 _log = logging.getLogger("shoal")
 
 #: Most bytes of a connection that a message itself holds: a head and a small body. A socket's buffer takes three such
-#: messages, and no message larger than the buffer.
+#: messages; a message larger than the buffer could not be sent at all.
 MAX_BYTES = 64 * 1024
 #: The descriptors of a message: the connection, the note if the connection is relayed, and the file with its bytes if
 #: they are not in the message.
@@ -31,14 +31,14 @@ _MAX_ADDRESSES_BYTES = 1024
 
 
 class Sender:
-    """The end that gives connections away, in order. Connections that do not fit into the socket wait here; see
-    `wants_to_write`."""
+    """The sending end, which gives connections away in their order. Connections whose messages do not fit into the
+    socket's buffer wait here; see `wants_to_write`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         # Changed by send and flush.
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()
-        #: Bytes that wait here along with their connections.
+        #: Bytes, read from the connections that wait here, that will go with them.
         self.waiting_nbytes = 0
 
     def fileno(self) -> int:
@@ -67,7 +67,7 @@ class Sender:
                 _send(self._channel, connection, data)
             except BlockingIOError:
                 return
-            except OSError as error:  # dropped, as later connections would wait behind it for ever
+            except OSError as error:  # this connection is dropped: later ones would wait behind it for ever
                 _log.error("a connection is closed, since it cannot be handed over: %s", error)
             self._waiting.popleft()
             self.waiting_nbytes -= len(data)
@@ -105,7 +105,8 @@ def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
     """The next connection and the bytes read from it; None if another process took it, or there is none. Raises OSError
     if the channel is broken.
 
-    A connection that did not arrive whole, since this process has no descriptor left, is closed: its bytes are lost.
+    A connection of whose descriptors some did not arrive, since this process has none left, is closed: its bytes are
+    lost.
     """
     while True:
         try:

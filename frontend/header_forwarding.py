@@ -1,7 +1,7 @@
 """Header forwarding: request headers whose names match a pattern become request parameters. Pure; front-end processes.
 
-The model sees a name as the client spelled it, so names are read from the raw head: in parsed heads they have lower
-case or capitals.
+The model sees a name as the client spelled it, so names are read from the raw head: in parsed heads names have lower
+case (lanes) or capitals (WSGI).
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from shoal.errors import InvalidArgumentError
 
-#: Names of the server's own parameters: Triton's, and `deterministic`.
+#: Names of parameters with a meaning for the server, which no header may set: Triton's, and `deterministic`.
 RESERVED = frozenset(
     {
         "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
@@ -59,7 +59,7 @@ def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
 
 
 def _decoded(value: str) -> str:
-    """The text in the binary values of one key; unchanged if they are no base64.
+    """The text in the binary values of one key; the values themselves if they are no base64.
 
     Values may lack base64's padding, and commas separate them (gRPC over HTTP2, Custom-Metadata).
     """

@@ -69,8 +69,8 @@ class KnownCall(NamedTuple):
     def opening_with(self, headers: Mapping[str, str]) -> Opening | None:
         """The opening of a call with these headers: the template's, with the call's metadata and timeout.
 
-        None if headers other than _OWN_FIELDS differ, if this call and the template's do not have the same fields among
-        _OWN_FIELDS, or if the timeout is malformed: the call then has to be opened like any other.
+        None if headers other than _OWN_FIELDS differ, if this call has one of _OWN_FIELDS that the template's call
+        lacked, or if the timeout is malformed: the call then has to be opened like any other.
         """
         opening = self.opening
         if headers is opening.metadata:

@@ -105,7 +105,7 @@ def _answer(request: Any) -> Any:
     if kind == "file_containing_extension":
         extension = request.file_containing_extension
         containing = _pool.FindMessageTypeByName(extension.containing_type)
-        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # raises KeyError: there are none
+        return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # KeyError: we have none
     if kind == "all_extension_numbers_of_type":
         _pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
         return Response(all_extension_numbers_response={"base_type_name": request.all_extension_numbers_of_type})

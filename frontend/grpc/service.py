@@ -210,8 +210,8 @@ def _authorise_message(method: Method, scope: Scope, call: GrpcCall, model: str)
 
 
 def parse(message: type[Message], data: bytes | memoryview) -> Message:
-    """The message in these bytes. Raises InternalError, the status of gRPC's own servers, for bytes that are no such
-    message."""
+    """The message in these bytes. Raises InternalError for bytes that are no such message: gRPC's own servers answer
+    with INTERNAL, too."""
     try:
         return message.FromString(data)
     except DecodeError as error:

@@ -1,11 +1,12 @@
-"""ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
+"""ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. A lane's; calls
+that must wait are in road_inference.py.
 
 gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
 messages are equal, byte for byte. The result of parsing and validating a message is kept (a MessageTemplate), and so
 are the bytes around the tensors of its response. Both are used again for a message that is equal but for id and
-tensors, as long as the models and the tensors' sizes are equal. Each message's own id, new each time from
-perf_analyzer, is put in between. Templates of messages whose tensors lie in regions are kept until regions change.
-BYTES tensors, typed contents and everything else that depends on the data are parsed each time.
+tensors, as long as the models and the tensors' sizes are equal. Each message's own id (perf_analyzer sends a new one
+each time) is put in between. Templates of messages whose tensors lie in regions are kept until regions change. BYTES
+tensors, typed contents and everything else that depends on the data are parsed each time.
 """
 
 import time
@@ -40,7 +41,7 @@ from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered, other_version
 
-_MAX_RESPONSES = 16  # of one template: one for each set of output sizes
+_MAX_RESPONSES = 16  # of one template: each set of output sizes needs one
 
 
 class RegionResponse(NamedTuple):
@@ -80,7 +81,7 @@ class RegionTemplate:
     def keep_response(
         self, packed: bytes, response: InferResponse, around: wire.Envelope, *, stream: bool, final: bool
     ) -> None:
-        """Keep the bytes of a response that was rendered in full, if all of its outputs are in regions."""
+        """Keep a response that was rendered in full for later ones, if all of its outputs are in regions."""
         outputs = outputs_in_regions(self.prepared, response)
         if outputs is not None and len(self.responses) < _MAX_RESPONSES:
             self.responses[packed, stream, final] = RegionResponse(around, outputs)
@@ -89,7 +90,8 @@ class RegionTemplate:
 def make_region_template(
     prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
 ) -> RegionTemplate | None:
-    """The template of a request that has been prepared in full; None if the request has no such template."""
+    """The template of a request that has been prepared in full; None if one of the request's inputs lies in no
+    region."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -114,12 +116,13 @@ class KnownResponse(NamedTuple):
 
 
 class InBlock(NamedTuple):
-    """The layout by which a request, whose id has a certain length, is written into its block in one call of `pack`."""
+    """The layout by which a request whose id has a certain length is written into its block, in one call of
+    Struct.pack_into."""
 
     layout: Struct  # of the tensors, and of the packed InferRequest in three parts: before the id, the id, after it
     head: bytes
     tail: bytes
-    span: int  # span of the packed InferRequest
+    span: int  # where the packed InferRequest lies in the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class SubmittedMessage(NamedTuple):
 
     id: str
     template: MessageTemplate | None
-    found: PreparedRequest  # without its id if it has a template
+    found: PreparedRequest  # the validated request, without its id if it has a template
     in_regions: RegionTemplate | None  # of a known request whose tensors lie in regions
 
     @property
@@ -181,8 +184,8 @@ class GrpcSubmission:
         self._state = state
         self._port = port
         self._header_forward_pattern = header_forward_pattern
-        # Changed by submit: templates by the message without id and tensors, and the tensors' sizes; and each model's
-        # last template.
+        # Changed by submit. The templates, by the message without its id and tensors, and by the tensors' sizes; and
+        # the last template of each model.
         self._templates = Memo[tuple[bytes, tuple[int, ...]], MessageTemplate]("grpc_template", _MAX_TEMPLATES)
         self._latest = Memo[bytes, MessageTemplate]("grpc_latest", _MAX_TEMPLATES)
 
@@ -328,7 +331,7 @@ class GrpcSubmission:
             prepared = with_sticky_key(prepared, metadata)
         if headers:
             prepared = replace(prepared, headers=headers)
-        is_unlike = bool(fields or headers or entry.sticky_header)  # kept templates have no metadata
+        is_unlike = bool(fields or headers or entry.sticky_header)  # templates are kept without metadata
         template = None if is_unlike else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:
@@ -361,7 +364,7 @@ class GrpcSubmission:
         for each in prepared.inputs:
             refs.append(TensorRef(each.name, each.datatype.wire, each.shape, place, len(each.data)))
             place = aligned(place + len(each.data))
-            inputs.append(each._replace(data=_NO_DATA))  # the data is a view of this one request's message
+            inputs.append(each._replace(data=_NO_DATA))  # the data is a view of this message alone
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
         template = MessageTemplate(
@@ -404,7 +407,7 @@ class GrpcSubmission:
         around, raws = infer.render_envelope(
             as_answered(prepared, other_version(reply)), response, block, final if stream else None
         )
-        if reply.reason:  # another version has answered, and the bytes to keep would name it
+        if reply.reason:  # another version answered: kept bytes would name it
             pass
         elif template is not None:
             _keep_response(template, (packed, stream, final), response, around)

@@ -1,4 +1,4 @@
-"""gRPC on a lane over TLS. After its handshake a connection is served as on a lane for plain text."""
+"""gRPC on a lane over TLS. After the handshake of TLS, a connection is served as on a lane for plain text."""
 
 import socket
 

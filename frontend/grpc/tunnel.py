@@ -45,8 +45,8 @@ def pack_head(
     deadline_ns: int = 0,
     model: bytes = b"",
 ) -> bytes:
-    """The bytes to send before the message; pseudo headers are left out of the metadata. `model` is the name of the
-    model that the call is for, "" if it is not known."""
+    """The bytes to send before the message: HTTP's head, and the JSON with its length. Pseudo headers are left out of
+    the metadata. `model` is the name of the model that the call is for, "" if it is not known."""
     fields = {key: value for key, value in metadata.items() if not key.startswith(":")}
     caller = orjson.dumps([peer, fields, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
@@ -56,8 +56,8 @@ def pack_head(
 
 
 class ReplyHead(NamedTuple):
-    """The head of the road's answer: the head's own length, gRPC's status and message, the length of the response that
-    follows."""
+    """The head of the road's answer: the head's own length, gRPC's status and message, and the length of the response
+    message that follows."""
 
     nbytes: int
     status: int
@@ -66,7 +66,7 @@ class ReplyHead(NamedTuple):
 
 
 def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
-    """The head of the road's answer in the bytes so far; None as long as the head is incomplete."""
+    """The head of the road's answer, from the bytes that have come; None as long as the head is incomplete."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return None
@@ -116,7 +116,7 @@ def _answer(call: HandlerCall) -> Response:
         grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns, key)
         refuse_encoding(encoding)
         message = call.body[_LENGTH_BYTES + length :]
-        # the request refers to the decompressed message until it is answered
+        # the budget's memory is held until the call is answered: the request refers to the decompressed message
         with call.state.upload_budget.expansion() as expand:
             if encoding != IDENTITY:
                 message = unpack(message, call.state.max_request_bytes, call.state.max_expansion, expand)

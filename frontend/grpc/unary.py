@@ -91,7 +91,7 @@ class UnaryCall(AskingCall):
             self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, NO_ROOM_FOR_UNFINISHED)
 
     def end(self) -> None:
-        if not self._number and self._parked is None:  # its message has not come whole, or it would have been answered
+        if not self._number and self._parked is None:  # no reply and no room is awaited: the message is incomplete
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
 
@@ -123,7 +123,7 @@ class UnaryCall(AskingCall):
 
     def _infer(self, received: ReceivedMessage) -> None:
         model = self._lane.parking.must_wait(received, self.opening.protocol)
-        if model and received.block is not None:  # a waiting message takes none of the memory that all models share
+        if model and received.block is not None:  # the block goes back to the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
             self._lane.free(block)
         model = model or self._ask(received)
@@ -137,7 +137,7 @@ class UnaryCall(AskingCall):
             self._number, _ = self._lane.inference.ask(
                 self, self.opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
             )
-        except RoadOnlyError:  # the message's block was freed, but its bytes are unchanged
+        except RoadOnlyError:  # the message's block was freed, but the bytes in it are unchanged
             self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
         except NoRoomError as error:
             if self._lane.parking.may_wait(error.model, received):
@@ -186,7 +186,8 @@ class UnaryCall(AskingCall):
         self._take_road(LargeMessage(len(data), data, is_compressed=is_compressed))
 
     def _take_road(self, message: LargeMessage) -> None:
-        """Have the road answer this call, because it may wait; refuse it if the lane has no descriptor left for it."""
+        """Have the road answer this call, because the call may have to wait; refuse the call if the lane has no
+        descriptor left for it."""
         self._close_inbox()
         sentence = TOO_MANY_HANDED_OVER
         if self._lane.may_hand_over(sum([isinstance(each, RoadCall) for each in self._connection.calls.values()])):
@@ -204,7 +205,7 @@ class UnaryCall(AskingCall):
     # --- the answer goes out ---
 
     def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
-        """Handle a reply: the last one is the response. `timing` goes into the response's trailers."""
+        """Handle a reply; the last reply is the response. `timing` goes into the response's trailers."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)

@@ -3,7 +3,8 @@ objects. Pure.
 
 A ModelInferRequest is split into a part that protobuf parses (everything but the id and the tensors: equal, byte for
 byte, from request to request) and the places of its tensors. A ModelInferResponse is put together around the model's
-tensors, as upb's SerializeToString would write it; a map's entries come in the order in which they are given.
+tensors, as SerializeToString of protobuf's library (upb) would write it; a map's entries come in the order in which
+they are given.
 
     field     a varint, number << 3 | wire type, then by wire type:
     0         a varint: 7 bits a byte, least significant first, the top bit set if another follows
@@ -21,8 +22,8 @@ from shoal.repository.identifier import MAX_NAME_BYTES
 
 Chunks = list["bytes | memoryview"]
 
-#: Most fields of a message (ours; 10,000 tensors have 20,000). Each field is walked in Python, and two bytes make a
-#: field: a message of 1 GiB could have 500 million.
+#: The most fields of a message (ours: a message with 10,000 tensors has 20,000). Each field is walked in Python, and
+#: two bytes make a field: a message of 1 GiB could have 500 million.
 MAX_FIELDS = 1 << 16
 #: gRPC's own limit for a message; Triton answers with an error in place of a longer response.
 MAX_MESSAGE_NBYTES = 2**31 - 1
@@ -46,13 +47,14 @@ MAX_LEADING_BYTES = ID_HEAD_BYTES + 1 + MAX_NAME_BYTES
 
 
 class Split(NamedTuple):
-    """A split ModelInferRequest. `skeleton` parses as the request without its id and raw_input_contents."""
+    """A split ModelInferRequest. `skeleton` is what protobuf parses: the request without its id and
+    raw_input_contents."""
 
     skeleton: bytes
     id: str
     offsets: tuple[int, ...]  # of the raw tensors, from the message's start
     lengths: tuple[int, ...]
-    id_start: int  # start of the id's field; without an id, of the first field behind the place where it would stand
+    id_start: int  # start of the id's field; without an id, of the first field behind the id's place
     num_ids: int
 
 
@@ -121,7 +123,7 @@ def make_pattern(message: bytes, found: Split) -> WirePattern | None:
 def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | None:
     """The id of a message of this pattern, and its raw tensors; None for any other message.
 
-    Takes 7 thousand instructions, `split` 21 thousand.
+    `match` takes 7 thousand instructions for a message, `split` 21 thousand.
     """
     before, parts, behind = pattern
     position, end, id_ = len(before), len(message), b""
@@ -177,7 +179,8 @@ def first_raw_offset(start: bytes | memoryview) -> int | None:
 
 
 def _field(message: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
-    """Tag, number of bytes and offset of the value of the field at `position`; its value may end behind `end`."""
+    """Tag, number of bytes and offset of the value of the field at `position`; the value may end behind `end`, which is
+    not checked here."""
     tag, position = _varint(message, position)
     kind = tag & 7
     if tag >> 3 == 0 or tag > 0xFFFFFFFF:
@@ -242,11 +245,11 @@ class OutputTensor(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """The bytes around id and tensors that the responses to requests of one template have in common."""
+    """The bytes, around the id and the tensors, that the responses to requests of one template have in common."""
 
     model: bytes  # before the id
     parts: tuple[bytes, ...]  # after the id, up to the first tensor, and then before each further one
-    nbytes: int  # size of these bytes and of the tensors
+    nbytes: int  # size of all these bytes and of the tensors together
 
 
 def envelope(

@@ -1,4 +1,5 @@
-"""One HTTP connection of a lane: bytes read and bytes to be sent. Sockets only; knows no requests.
+"""One HTTP connection of a lane: bytes read and bytes to be sent. The code here deals with sockets only, and knows
+nothing of requests.
 
 Its stages: READING a head and a small body into private memory, QUEUED until there is room for a large body, RECEIVING
 it into a block, WAITING for a reply, SENDING bytes that the socket has not taken yet, STREAMING responses as they come.
@@ -35,7 +36,7 @@ class ConnectionStage(IntEnum):
     QUEUED = 5
 
 
-# Names of the module, since access to an attribute of the enumeration takes 0.9k instructions.
+# The stages as names of the module, since each access to an attribute of the enumeration takes 900 instructions.
 READING, RECEIVING, WAITING, SENDING, STREAMING, QUEUED = ConnectionStage
 
 
@@ -55,8 +56,8 @@ class HttpConnection:
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # bytes read and not used yet: the beginning of a request, or the next request
-        self.num_counted = 0  # bytes of `buffer` that are counted among those of unfinished requests
-        self.begun_s = now_s  # when the first bytes of a request came
+        self.num_counted = 0  # bytes of `buffer` that the lane counts as those of unfinished requests
+        self.begun_s = now_s  # when the first bytes of the present request came
         self.deadline_s = deadline_s
         self.keep_alive = True
         self.is_quiet = False  # whether the lane does not wait for further bytes of the client
@@ -64,15 +65,16 @@ class HttpConnection:
         # A known request is one that a template fits.
         self.last_head: Head | None = None  # of the last request that no template fitted
         self.known: KnownRequest | None = None  # the template of the last known request
-        self.num_missed = 0  # inferences since the last known request, which no template fitted
+        self.num_missed = 0  # inferences that no template fitted since the last known request
         self.block: object = None  # the block that a body is received into
         self.target: memoryview | None = None  # memory for the rest of the body in `block`
         self.body_start = 0  # where in the block the body starts
         self.received = 0
         self.number = 0  # number of the request whose reply the connection waits for
         self.unsent: Chunks = []
-        self.release = 0  # the reply to release once everything is sent
-        #: For the access log, from the request's head on until its response has left; None without that log.
+        self.release = 0  # the reply whose block is to be released once everything is sent; 0: none
+        #: The request's part of the access log, from the request's head on until its response has left; None without
+        #: that log.
         self.exchange: HttpExchange | None = None
         self.trace: TracedRequest | None = None  # of the request in progress, if it is traced
 

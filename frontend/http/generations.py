@@ -2,10 +2,10 @@
 text of each reply, and a stream sends each text as a chunk.
 
 The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
-does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies without room
-keep their blocks until the client has read more; a model with 32 unread replies to a request waits. If the worker runs
-out of memory meanwhile, and none can be freed elsewhere, connections whose clients left replies unread for HOLD_S are
-closed.
+does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Where there is no room
+for its text, a reply keeps its block until the client has read more; a model with 32 unread replies to a request waits.
+If the worker runs out of memory meanwhile, and none can be freed elsewhere, connections whose clients left replies
+unread for HOLD_S are closed.
 
 One thread, the lane's. Rules: nothing blocks; a connection has one generation at most, while its stage is STREAMING.
 """
@@ -33,7 +33,8 @@ from shoal.star.refusal import answered, other_version
 
 #: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
-#: Bytes of one piece of unread text (ours): small events are joined, and no join moves more bytes than that.
+#: The most bytes of one piece of unread text (ours): small events are joined into such pieces, and no join copies more
+#: bytes than a piece has.
 _PIECE_BYTES = 64 * 1024
 
 
@@ -74,7 +75,7 @@ class Generations:
         self._resume = resume
         self._close = close
         self._timeout_s = timeout_s
-        # Changed by every method: by the number of the request.
+        # Changed by every method: the generations, by the request's number.
         self._open: dict[int, Generation] = {}
 
     # --- requests go in ---
@@ -98,7 +99,7 @@ class Generations:
         return prepared
 
     def forget(self, connection: HttpConnection) -> None:
-        """Cancel the request of a connection that ends, and release the replies that it held. The unsent bytes stay
+        """Cancel the request of a connection that ends, and release the replies that were not read. Unsent bytes stay
         with the connection."""
         generation = self._open[connection.number]
         self._cancel(generation)
@@ -119,7 +120,7 @@ class Generations:
         return not generation.has_begun
 
     def _cancel(self, generation: Generation) -> None:
-        """Cancel a request that is still open, once."""
+        """Cancel a request, unless it has ended or was cancelled before."""
         if not generation.is_cancelled:
             generation.is_cancelled = True
             self._port.cancel(generation.connection.number)
@@ -276,16 +277,16 @@ class Generations:
             self._take(generation, unread.popleft()[0], now_s)
 
     def _watch(self, connection: HttpConnection) -> None:
-        """Wait for room in the socket as long as there are unsent bytes, and for bytes to read unless the connection is
-        quiet."""
+        """Have the poller report room in the socket as long as there are unsent bytes, and bytes to read unless the
+        connection is quiet."""
         wanted = select.EPOLLOUT if connection.unsent else 0
         self._poller.modify(connection.fd, wanted if connection.is_quiet else wanted | select.EPOLLIN)
 
     # --- time passes, memory is short ---
 
     def expire(self, connection: HttpConnection, now_s: float) -> None:
-        """End the generation of a connection whose model has not answered in time, or whose client has read nothing for
-        SEND_S."""
+        """End the generation of a connection if the model has not answered in time, or if the client has read nothing
+        for SEND_S."""
         generation = self._open[connection.number]
         if generation.num_unsent:
             self._close(connection)
@@ -298,8 +299,9 @@ class Generations:
         self._send_part(generation, error, now_s, is_last=True)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """Release memory of a worker that lacks it: render the unread replies in these segments for whose text there is
-        room by now; with `is_urgent`, close connections whose clients have left such replies unread for HOLD_S."""
+        """Release the memory of a worker that lacks memory: render the unread replies in these segments for whose text
+        there is room by now; with `is_urgent`, close connections whose clients have left such replies unread for
+        HOLD_S."""
         for generation in [each for each in self._open.values() if each.unread]:
             connection, unread = generation.connection, generation.unread
             number = connection.number

@@ -1,9 +1,9 @@
-"""The head of an HTTP/1.1 request, as far as the lane is sure of it. Pure: bytes in, a Head or None out.
+"""The head of an HTTP/1.1 request, if it is one that the lane may serve. Pure: bytes in, a Head or None out.
 
-Rule: any head that is not plainly right is None, and the connection takes the road, where gunicorn's strict parser
-refuses or accepts it. Doubtful framing is thus read by one parser alone, and this module's parser cannot be used for
-smuggling. It accepts one Host, at most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF
-everywhere, printable ASCII only (RFC 9112, sections 2 to 7).
+Rule: a head that is not plainly right becomes None, and the connection takes the road, where gunicorn's strict parser
+refuses or accepts the head. A body of doubtful length is thus read by one parser alone, and this module's parser cannot
+be used to smuggle a request in. It accepts one Host, at most one Content-Length, no Transfer-Encoding, no upgrade, no
+expectation, CRLF everywhere, printable ASCII only (RFC 9112, sections 2 to 7).
 """
 
 import re
@@ -17,25 +17,26 @@ from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 from shoal.timing import REQUEST_HEADER, wants_timing
 
-#: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer head is left to the road.
+#: gunicorn's limit for one line, here for the whole head (a longer head is left to the road), and its limit for the
+#: number of lines.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
-#: Longer lines of a head (tokens, cookies), and the framing of a longer head, are parsed each time, so that a client
-#: cannot fill the memos with megabytes (ours).
+#: The most bytes of a line, and of a head, whose parsed form is kept. Longer ones (with tokens, cookies) are parsed
+#: each time, so that a client cannot fill the memory for parsed forms with megabytes (ours).
 _MAX_KEPT_LINE, MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
-#: A field's name and value. A name with an underscore is left to the road: WSGI would take it for one with a dash.
+#: A field's name and value. A name with an underscore is left to the road: WSGI would take it for a name with a dash.
 _FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")
-#: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
+#: Fields that change the framing of a body or the protocol of a connection; a head with one of them takes the road.
 ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}
 )
 SINGLE_FIELDS = frozenset(
     {"host", "content-length", "content-type", "inference-header-content-length", "content-encoding"}
 )
-#: Fields whose values determine how a lane handles a request. (Values of others may be forwarded to the model, be
-#: demanded by a restriction of the API, or name a trace.)
+#: Fields whose values determine how a lane handles a request. (Values of other fields may be forwarded to the model, be
+#: the secret of a restricted API, or name a trace.)
 MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding", REQUEST_HEADER}
 #: All bytes that the value of a field may have.
 VALUE_BYTES = bytes([0x09, *range(0x20, 0x7F)])
@@ -70,10 +71,10 @@ def parse_head(raw: bytes) -> Head | None:
     return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
 
 
-@memoized("http_head", 512)  # clients send the same head again and again; at most 9 MiB of them, parsed
+@memoized("http_head", 512)  # clients send the same head again and again; 9 MiB of parsed heads at most
 def _parse(raw: bytes) -> Head | None:
-    # The lines are memoized, too: most lines of a new head are known, since new values, as of a trace, have their own
-    # line.
+    # The lines are memoized, too: most lines of a new head are known, since a new value, such as a trace's, changes one
+    # line only.
     first, *lines = raw.split(b"\r\n")
     line = (_request_line if len(first) <= _MAX_KEPT_LINE else _request_line.__wrapped__)(first)
     if line is None or lines[-2:] != [b"", b""]:

@@ -51,7 +51,7 @@ from shoal.shm.slab import Block
 _log = logging.getLogger("shoal")
 
 #: A request that repeats no earlier one may be kept, so that later ones like it are recognised. Of a connection's
-#: unrecognised requests in a row the first EAGER_MISSES are kept, then only each RARE_MISSES-th (ours).
+#: unrecognised requests in a row, the first EAGER_MISSES are kept, and then one in RARE_MISSES (ours).
 EAGER_MISSES, RARE_MISSES = 8, 64
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
@@ -198,7 +198,7 @@ class HttpLane(Lane[HttpConnection]):
                 if self._submit_known(connection, known, values, data):
                     return
             elif connection.known is not None and connection.known.layout.is_head(data):
-                connection.buffer = data  # the body comes with a later read
+                connection.buffer = data  # the body is still to come
                 return
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
@@ -223,7 +223,7 @@ class HttpLane(Lane[HttpConnection]):
             data = connection.buffer
 
     def _refuse_head(self, connection: HttpConnection) -> None:
-        """Refuse at once a head whose lines end in bare line feeds: its end, an empty line, would never be found."""
+        """Refuse at once a head whose lines end in bare line feeds: the empty line at its end would never be found."""
         sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
         self._refuse_last(connection, InvalidArgumentError(sentence))
 
@@ -234,7 +234,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
         shared memory."""
-        if head.content_length <= SMALL_BODY_BYTES:  # only infer and generate have larger ones
+        if head.content_length <= SMALL_BODY_BYTES:  # only infer and generate have larger bodies
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES, BODY_S)
             return
         body = WaitingBody(connection, head, data, end, self.now_s)
@@ -294,7 +294,7 @@ class HttpLane(Lane[HttpConnection]):
         go on at once."""
         before, connection.last_head = connection.last_head, head
         connection.num_missed = num_missed = connection.num_missed + 1
-        # To keep a request costs as much as to submit it, so few are kept of a client that repeats none.
+        # Keeping a request costs as much as submitting it, so few requests are kept of a client that repeats none.
         is_kept = num_missed <= EAGER_MISSES or num_missed % RARE_MISSES == 0
         return self._submit(connection, head, body, before if is_kept else None)
 
@@ -339,7 +339,7 @@ class HttpLane(Lane[HttpConnection]):
                 connection.known = known
                 connection.num_missed = 0
             if known.layout.num_fields and (self._state.tracing is not None or head.wants_timing):
-                head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # one may be the trace's parent
+                head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # a field may name the trace
             number, asked = submitted
             self._wait(connection, head, number, asked)
         return True
@@ -460,7 +460,7 @@ class HttpLane(Lane[HttpConnection]):
         if not begun:
             self._close(connection)
         elif self._stops_at_s and self.now_s < connection.begun_s + HEAD_S:
-            connection.deadline_s = connection.begun_s + HEAD_S  # the lane waits itself: the road may have ended
+            connection.deadline_s = connection.begun_s + HEAD_S  # the lane goes on waiting: the road may have ended
         elif not self._stops_at_s and b"\r\n\r\n" in begun:
             self._hand_over_begun(connection, begun)
         else:

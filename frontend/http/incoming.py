@@ -3,7 +3,8 @@
 A large body is received straight into a block of shared memory as fast as its client sends. A client may stop half-way
 and hold the block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
 the slab: the other half is for bodies that have come whole. A body without room waits in its socket, unread. A head and
-a small body are collected in private memory, which is bounded, too. One thread, the lane's; the time is handed in.
+a small body are collected in private memory, which is bounded, too. One thread, the lane's, which passes the time to
+each method that needs it.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from shoal.frontend.lane_loop import HEAD_S
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
 
-#: Seconds that a body may take per MiB, beside the time for its head.
+#: Seconds per MiB that a body may take, beside the seconds that its head may take.
 BODY_S_PER_MIB = 1.0
 
 
@@ -47,8 +48,8 @@ class Incoming:
     def begin(
         self, connection: HttpConnection, head: Head, place: Place, begun: memoryview, now_s: float, model: int
     ) -> bool:
-        """Begin to receive a body for a model; `begun` is what has come of the body. False, and no effect, if there is
-        no room."""
+        """Begin to receive a body for a model; `begun` are the bytes of the body that have come. False, and no effect,
+        if there is no room."""
         offset, length = place.offset, head.content_length
         nbytes = offset + length + place.header_nbytes  # with room for the packed InferRequest behind the body
         if self._nbytes + nbytes > self._max_nbytes:
@@ -69,8 +70,8 @@ class Incoming:
         return True
 
     def receive(self, connection: HttpConnection) -> ReceivedBody | None:
-        """Receive more of a body. Returns the body once it is complete or its client has closed its side, None
-        before."""
+        """Receive more of a body. Returns the body once it is complete or its client has closed the sending side, and
+        None until then."""
         while True:
             received = connection.receive()
             if received < 0:
@@ -111,10 +112,11 @@ class Incoming:
         connection.target = connection.block = connection.head = None
 
 
-#: Seconds that a body waits for room while no other body finds any, and in all (ours: where stalled clients or models
-#: hold all room, one body waits for the first, and later ones take the road at once).
+#: Seconds that a body waits for room while no waiting body finds any, and the most seconds that it waits in all (ours:
+#: where stalled clients or models hold all room, only one body waits PATIENCE_S in vain, and later ones take the road
+#: at once).
 PATIENCE_S, LONGEST_S = 0.1, 1.0
-#: Most bodies that wait (ours). The kernel keeps what their clients have sent, a few MB of each.
+#: Most bodies that wait (ours). The kernel keeps what their clients have sent meanwhile, a few MB for each.
 MAX_WAITING = 64
 
 
@@ -130,7 +132,8 @@ class WaitingBody:
 
 
 class WaitingBodies:
-    """The large bodies of one lane that wait, in the order in which they came, while room keeps coming.
+    """The large bodies of one lane that wait for room, in the order in which they came, as long as waiting bodies keep
+    finding room.
 
     Half of a lane's slab takes two bodies of 10 MB. On the road a body always finds room, but there it passes through
     private memory and gets a segment that the supervisor makes for it. So a body waits here first, and takes the road
@@ -143,8 +146,8 @@ class WaitingBodies:
         self._begin = begin
         # Changed by begin, add, forget and look.
         self._bodies: dict[HttpConnection, WaitingBody] = {}
-        self._moved_s = 0.0  # when a waiting body found room last
-        self._is_vain = False  # whether a body has waited in vain since one last found room
+        self._moved_s = 0.0  # when a waiting body last found room
+        self._is_vain = False  # whether a body has waited in vain since a body last found room
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -157,8 +160,8 @@ class WaitingBodies:
         return True
 
     def add(self, body: WaitingBody) -> bool:
-        """Let a body wait. False, and no effect, where too many wait, or a body has waited in vain and none found room
-        since."""
+        """Let a body wait. False, and no effect, where too many wait, or a body has waited in vain and no body has
+        found room since."""
         if self._is_vain or len(self._bodies) >= MAX_WAITING:
             return False
         self._bodies[body.connection] = body
@@ -187,7 +190,8 @@ class WaitingBodies:
 #: Seconds that a small body may take on the lane, from the request's first byte on (ours: an honest client sends it
 #: with its head, or within a round trip of it).
 BODY_S = 2.0
-#: Bytes that the beginnings of all requests may take in a lane (ours: 280 of the largest, 48 KiB and a head).
+#: Bytes that the beginnings of all requests may take in a lane (ours: 280 of the largest beginnings, of 48 KiB and a
+#: head).
 MAX_UNFINISHED_BYTES = 16 << 20
 
 

@@ -22,15 +22,17 @@ import orjson
 
 from shoal.frontend.http.http_head import MEANINGFUL_FIELDS, VALUE_BYTES, Head
 
-#: The member `"id":"7"`, with any white space that JSON allows, and with no character that JSON or HTTP would escape.
+#: The member `"id":"7"`, with any white space that JSON allows, but with no character in the id that JSON or HTTP would
+#: escape.
 _ID = re.compile(rb'"id"[ \t\n\r]*:[ \t\n\r]*"([ !#-\[\]-~]{1,128})"')
 MAX_ID_BYTES = 128
-#: The member `"parameters"`, an object without objects in it; a longer object stays in `rest` (ours).
+#: The member `"parameters"`, an object without objects in it. An object longer than this pattern allows is not cut out
+#: (ours).
 _PARAMETERS = re.compile(rb'"parameters"[ \t\n\r]*:[ \t\n\r]*(\{[^{}\\]{1,510}\})')
 #: All bytes that an id may have.
 ID_BYTES = bytes([byte for byte in range(0x20, 0x7F) if byte not in b'"\\'])
 
-#: The ids and parameters that `is_right` substitutes for those of a request: values, and their texts.
+#: The ids and parameters that `is_right` puts in place of a request's own: each as a value and as its text in JSON.
 _IDS: list[tuple[Any, bytes]] = [("x", b"x"), ("y", b"y"), ("z", b"z")]
 _SETS_OF_PARAMETERS: list[tuple[Any, bytes]] = [({"x": number}, b'{"x":%d}' % number) for number in range(3)]
 
@@ -39,8 +41,9 @@ NO_SPAN: Span = (0, 0)
 
 
 class CutOptions(NamedTuple):
-    """A request's JSON, taken apart: clients count requests and sequences with the id and the parameters, and send the
-    rest again as it was. `rest` is the JSON in pieces, between which the values that were cut out stood."""
+    """A request's JSON, taken apart: clients send the same JSON again with another id (which counts requests) and other
+    parameters (which name sequences). `rest` is the JSON in pieces, between which the values that were cut out
+    stood."""
 
     rest: tuple[bytes, ...]
     id: bytes  # without its quotes, 1 to MAX_ID_BYTES of ASCII; empty where no id was cut out
@@ -68,14 +71,15 @@ def cut(json: bytes) -> CutOptions:
 
 
 def _span_of_parameters(json: bytes) -> Span:
-    """The span of parameters behind or in front of all lists: parameters of inputs stand in a list."""
+    """The span of the "parameters" that stand in front of or behind all lists: parameters of inputs and outputs stand
+    within a list."""
     found = _PARAMETERS.search(json, json.rfind(b"]") + 1) or _PARAMETERS.search(json, 0, max(json.find(b"["), 0))
     return NO_SPAN if found is None else found.span(1)
 
 
 def _span_of_id(json: bytes, parameters: Span) -> Span:
     found = _ID.search(json)
-    if found is not None and parameters[0] < found.start() < parameters[1]:  # a parameter named "id"
+    if found is not None and parameters[0] < found.start() < parameters[1]:  # what was found is a parameter named "id"
         found = _ID.search(json, parameters[1])
     return NO_SPAN if found is None else found.span(1)
 
@@ -89,8 +93,8 @@ def is_right(json: bytes, found: CutOptions) -> bool:
     """Whether the values that `cut` has removed are the request's id and parameters, in this JSON and in any with an
     equal `rest`.
 
-    Another id and other parameters are substituted, and the JSON is parsed: it must then have exactly the substitutes
-    as its id and parameters, and all else as before.
+    Another id and other parameters are substituted, and the JSON is parsed: its id and parameters must then be the
+    substitutes, and everything else must be as before.
     """
     if len(found.rest) == 1:
         return True
@@ -99,8 +103,8 @@ def is_right(json: bytes, found: CutOptions) -> bool:
         spans = [(found.id_span, "id", _IDS), (found.parameters_span, "parameters", _SETS_OF_PARAMETERS)]
         for (start, end), name, texts in sorted(spans, reverse=True):
             if end:
-                # Of the three substitutes one differs both from the text that it replaces and from the member as
-                # parsed.
+                # At least one of the three substitutes differs both from the text that it replaces and from the parsed
+                # member.
                 said = expected.get(name)
                 value, text = next(each for each in texts if each[0] != said and each[1] != json[start:end])
                 expected[name] = value
@@ -130,22 +134,23 @@ class RequestLayout:
         self.texts = texts
         #: The number of differing parts that are values of header fields; they come first.
         self.num_fields = num_fields
-        #: Which differing part is the id, and which are the parameters; -1: none.
+        #: The place of the id among the differing parts, and that of the parameters; -1: none.
         self.id_at = id_at
         self.parameters_at = parameters_at
         self.has_options = id_at >= 0 or parameters_at >= 0
-        self.head = head  # the layout of the head alone
+        self.head = head  # the struct of the head alone
         self.head_texts = head_texts
 
     def read(self, request: bytes) -> Sequence[bytes] | None:
         """The differing parts of a request of `nbytes`, the body last; None for any other request."""
         pieces: tuple[bytes, ...] = self.unpack(request)
-        if len(pieces) == 2:  # only the body differs: half the instructions
+        if len(pieces) == 2:  # only the body differs: this branch takes half the instructions
             return pieces if pieces[0] == self.texts[0] else None
         if pieces[::2] != self.texts:
             return None
         values = pieces[1::2]
-        # Most ids and traces consist of letters, digits and dashes, for which there is a check at a third of the price.
+        # Most ids and traces consist of letters, digits and dashes, for which `isalnum` is a check at a third of the
+        # time.
         if self.num_fields:
             for value in values[: self.num_fields]:
                 if not value.replace(b"-", b"").isalnum() and value.translate(None, VALUE_BYTES):
@@ -208,7 +213,7 @@ def differing_fields(head: bytes, before: bytes) -> list[Span] | None:
                 return None
             begin = start + len(name) + 1
             if value.startswith(b" ") and other[len(name) + 1 :].startswith(b" "):
-                begin += 1  # without the blank, so that `isalnum` suffices for most values in `read`
+                begin += 1  # behind the blank, so that `isalnum` suffices for most values in `read`
             spans.append((begin, end))
         start = end + 2
     return spans

@@ -1,7 +1,7 @@
 """The HTTP API of a lane's connection: Triton's, or TorchServe's, whose clients connect to another port.
 
-The lane's loop is the same for all APIs: a head, a body, a request in shared memory, a reply, a response. The API
-determines what each of these means. One thread, the lane's.
+The lane's loop is the same for all APIs: receive a head and a body, put a request into shared memory, take its reply,
+send a response. The API determines how each of these is done. One thread, the lane's.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class TritonApi(Submission):
 
     def __init__(self, state: ServerState, port: Port) -> None:
         super().__init__(state, port)
-        self.known_response = known_response  # not a method, which would take each response one more call
+        self.known_response = known_response  # not a method, which would cost each response one more function call
         self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
 
     def parse_head(self, raw: bytes) -> Head | None:
@@ -96,19 +96,20 @@ class TritonApi(Submission):
 
     def is_for_road(self, head: Head) -> bool:
         if HTTP.restricted(self._state, head.path, head.headers):
-            # The road refuses it. A request that is admitted here is recognised later by its whole head only.
+            # The road refuses the request. (Where an API is restricted, a request is recognised later only if its whole
+            # head is equal.)
             return True
         if self._state.api_keys is not None and not may_pass(self._state, head):
-            return True  # the road refuses it, or counts it against its key's limits
+            return True  # the road refuses the request, or counts it against its key's limits
         if isinstance(head.found, Response) and head.content_length:
-            return True  # the road can close without reading the body and without losing the answer
+            return True  # the road can refuse without reading the body, and the client still gets the answer
         if not head.is_infer:
             if isinstance(head.found, RouteMatch) and head.found.is_generation:
                 return head.content_length > MAX_JSON_BYTES
             waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
             return waits or head.content_length > SMALL_BODY_BYTES
         if head.accepts_compression and self.has_large_responses(head):
-            return True  # to compress its response takes milliseconds
+            return True  # compressing the response takes milliseconds
         json_length = head.content_length if head.json_length is None else head.json_length
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 

@@ -15,8 +15,8 @@ from shoal.frontend.response import Response, response_head
 from shoal.shm.port import Port
 from shoal.timing import Timing, as_header
 
-#: Seconds until an idle connection is closed: Triton has no limit, proxies keep connections for 60 s and should be
-#: first.
+#: Seconds until an idle connection is closed: Triton has no limit, proxies keep idle connections for 60 s, and should
+#: be the first to close.
 IDLE_S = 75.0
 
 
@@ -27,18 +27,19 @@ class OutgoingResponses:
         self._port = port
         self._poller = poller
         self._close = close
-        #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
+        #: Seconds that an answered connection may stay idle; the lane lowers this when it begins to stop.
         self.idle_s = IDLE_S
         self.given_up = slow_reader_log("connections")
-        # Changed by every method. In this order: the bytes that are copied; the connections that are being sent to, and
-        # since when, the oldest first; the connections for whose copies there was no room, with their number of unsent
-        # bytes and since when that has been the number.
+        # Changed by every method. In this order: the count of copied bytes; the connections to which responses are
+        # being sent, with the time of each response's beginning, the oldest first; the connections for whose copies
+        # there was no room, each with its number of unsent bytes and the time since which that number has been the
+        # same.
         self.kept = KeptMemory()
         self._sending: dict[HttpConnection, float] = {}
         self._waiting: dict[HttpConnection, tuple[int, float]] = {}
 
     def respond(self, connection: HttpConnection, response: Response, now_s: float) -> bool:
-        """Send a response whose head is not rendered yet. Returns whether the next request may follow at once."""
+        """Send a response; its head is made here. Returns whether the next request may follow at once."""
         return self.send(connection, [response_head(response), *response.chunks], now_s)
 
     def send(self, connection: HttpConnection, chunks: Chunks, now_s: float) -> bool:
@@ -76,8 +77,8 @@ class OutgoingResponses:
         return False
 
     def begin_rest(self, connection: HttpConnection, now_s: float) -> None:
-        """Wait until the socket takes the rest of a response; unsent bytes outside a worker's block have been counted
-        as kept."""
+        """Wait until the socket takes the rest of a response; unsent bytes that do not lie in a worker's block must
+        have been counted as kept."""
         self._sending[connection] = now_s
         connection.stage = SENDING
         connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
@@ -118,11 +119,11 @@ class OutgoingResponses:
         return now_s - since_s < SEND_S
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """Release memory of a worker that lacks it: copy the unsent rest of results in these segments, and release
-        their blocks.
+        """Release the memory of a worker that lacks memory: copy the unsent rest of results in these segments, and
+        release their blocks.
 
         If there is no room for a copy, and `is_urgent`, connections are closed whose responses have been on their way
-        for HOLD_S, the longest first.
+        for HOLD_S, those first whose responses have taken longest.
         """
         for connection in list(self._sending):
             if not (connection.release and self._port.lies_in(connection.release, 0, segments)):
@@ -130,7 +131,7 @@ class OutgoingResponses:
             while not self._keep(connection, now_s):
                 slowest = next(iter(self._sending))
                 if connection.num_unsent > self.kept.most_bytes:
-                    slowest = connection  # ending other connections would not make room for it
+                    slowest = connection  # no other connection's end would make enough room for this one
                 if not is_urgent or now_s - self._sending[slowest] < HOLD_S:
                     break
                 self._close(slowest)
@@ -151,8 +152,8 @@ class OutgoingResponses:
         return True
 
     def forget(self, connection: HttpConnection, now_s: float) -> None:
-        """Forget a connection that ends or is handed over, and release what it held. A request on it is logged as one
-        whose client has hung up."""
+        """Forget a connection that ends or is handed over, and release its block or kept memory. A request that it has
+        open is logged as one whose client has hung up."""
         self.release(connection)
         if connection.exchange is not None:
             connection.exchange.end(now_s - connection.begun_s, HUNG_UP)
@@ -198,5 +199,5 @@ class OutgoingResponses:
 
 
 def _timing_field(timing: Timing) -> bytes:
-    """The header field with a request's times, between two line ends."""
+    """The header field with a request's times, with a line end in front and one behind."""
     return f"\r\nServer-Timing: {as_header(timing)}\r\n".encode("ascii")

@@ -1,1 +1,2 @@
-"""TorchServe's gRPC: its messages, its inference and management APIs, the open inference protocol under its name."""
+"""TorchServe's gRPC: its messages, its inference and management APIs, and the open inference protocol under
+TorchServe's service name."""

@@ -1,4 +1,5 @@
-"""TorchServe's errors over gRPC: a status, and its message followed by the name of a class of TorchServe's. Pure.
+"""TorchServe's errors over gRPC: a status whose message is the error's sentence and the name of a Java class of
+TorchServe's. Pure.
 
 A *job* is a request that has been accepted for a model. The refusal of a request that has not become a job is INTERNAL,
 as in TorchServe; a job's error has gRPC's status for the error's HTTP status.
@@ -13,7 +14,8 @@ _INTERNAL, _FAILED_PRECONDITION = 13, 9
 _STATUSES = {
     400: 3, 401: 16, 403: 7, 404: 5, 409: 10, 413: 8, 416: 11, 429: 8, 499: 1, 501: 12, 503: 14, 504: 4,
 }  # fmt: skip
-#: The package of each class that a type of error is named after; classes not listed are in the package of HTTP.
+#: The Java package of each of TorchServe's error classes whose name is a type of error here; classes not listed are in
+#: the package of HTTP.
 _PACKAGES = dict.fromkeys(
     ("ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException", "ModelException",
      "InvalidModelVersionException"),
@@ -40,7 +42,7 @@ def refused(error: ShoalError, model: str, version: str | None) -> ShoalError:
     if isinstance(error, (CallError, NoRoomError)):
         return error
     fault = refusal_of(error, model, version)
-    # TorchServe writes the names of these two classes without their package.
+    # TorchServe writes the names of these two classes without the Java package.
     short = {
         "BadRequestException": "BadRequestException.()",
         "ServiceUnavailableException": "InternalServerException.()",
@@ -61,5 +63,5 @@ def managed(error: ShoalError) -> CallError:
 
 
 def class_of(kind: str) -> str:
-    """The full name of the class of TorchServe's that a type of error is named after."""
+    """The full name, with the Java package, of TorchServe's class for a type of error."""
     return f"{_PACKAGES.get(kind, 'org.pytorch.serve.http')}.{kind}"

@@ -1,6 +1,7 @@
-"""The messages of TorchServe's services, made here from a table of their fields: each with its number and its type.
+"""The messages of TorchServe's services, made here from a table that has the number and type of each field.
 
-They lie in a descriptor pool of their own, so that a program may still import its own stubs. gRPC front ends.
+The messages lie in a descriptor pool of their own, so that a program may still import stubs of its own for the same
+services. gRPC front ends.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The paths of TorchServe's rpcs that infer. Imports none of the rpcs' messages, which few servers need."""
+"""The paths of TorchServe's rpcs that infer. This module does not import the rpcs' messages, which few servers need."""
 
 INFERENCE = "org.pytorch.serve.grpc.inference"
 _SERVICE = f"/{INFERENCE}.InferenceAPIsService"

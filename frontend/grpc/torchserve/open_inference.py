@@ -45,7 +45,7 @@ def _server_metadata(_call: GrpcCall, _request: Message) -> Message:
 
 
 def _model_ready(call: GrpcCall, request: Message) -> Message:
-    """Whether a version has the workers that it should have."""
+    """Whether a version of a model has as many workers as it should have."""
     _check_name(request.name, "name")
     asked = HandlerCall(call.state, call.road, {}, memoryview(b""), request.name, request.version or None, "")
     try:
@@ -112,7 +112,7 @@ def _input(tensor: Message) -> dict[str, Any]:
 
 
 def _rendered(answer: bytes) -> Message:
-    """The message for the envelope's JSON. Raises CallError for any other answer."""
+    """The message for the JSON with which the envelope answers. Raises CallError for an answer that is no such JSON."""
     try:
         told: Any = orjson.loads(answer)
         response = pb.ModelInferResponse(

@@ -1,10 +1,10 @@
-"""TorchServe's Predictions over gRPC: a request of named inputs becomes the fields of a prediction, and an answer of
-bytes a PredictionResponse.
+"""TorchServe's Predictions over gRPC: a request of named inputs becomes the fields of a prediction, and an answer,
+which is bytes, becomes a PredictionResponse.
 
-The inputs, in the message's order, are joined to one BYTES element, as the fields of a form are (frontend/torchserve).
-An error ends a call of StreamPredictions; in StreamPredictions2 it is a message with a status, and the stream goes on.
-A model that answers in parts has each part sent as a message of the stream; for Predictions the road joins the parts.
-Front ends of gRPC.
+The inputs, in the message's order, are joined to one BYTES element, as the fields of an HTTP form are
+(frontend/torchserve). An error ends a call of StreamPredictions; in StreamPredictions2 it is a message with a status,
+and the stream goes on. A model that answers in parts has each part sent as a message of the stream; for Predictions the
+road joins the parts. Front ends of gRPC.
 """
 
 import time
@@ -91,7 +91,7 @@ class TorchServePredictions:
         try:
             request = read(self._state, message)
         finally:
-            if block is not None:  # the parsed request has copies of the block's bytes
+            if block is not None:  # the parsed request copies the block's bytes
                 self._port.slab.free(block.ref)
         model, version = request.model_name, request.model_version
         if key is not None:

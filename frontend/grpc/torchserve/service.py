@@ -1,9 +1,9 @@
 """The rpcs of TorchServe's listeners: the table of each API, and the handlers of the rpcs that do not infer.
 
-Results and refusals are those of the HTTP handlers: frontend/torchserve has the rules, this module the messages. A
-reply of the management API holds the status text, or the JSON, that HTTP answers with. In proto3 an absent number is 0,
-so 0 has the meaning that an absent parameter has over HTTP. Pure but for questions to the supervisor; front-end
-processes.
+Results and refusals are those of the HTTP handlers: frontend/torchserve decides, this module only translates messages.
+A reply of the management API holds the status text or the JSON with which the HTTP API answers. In proto3 an absent
+number is 0, so 0 has the meaning that an absent parameter has over HTTP. Pure but for questions to the supervisor;
+front-end processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def _text_of(response: Response) -> str:
 
 def _managing(handler: Handler, query_of: Callable[[Message], Mapping[str, Any]], *, is_text: bool = False) -> Any:
     """The handler of an rpc that HTTP's `handler` answers, with a query made of the message. `is_text`: the reply holds
-    the answer's status text alone."""
+    only the status text of HTTP's answer."""
 
     def handle(call: GrpcCall, request: Message) -> Message:
         query = urlencode({name: _parameter(value) for name, value in query_of(request).items() if value})
@@ -93,8 +93,8 @@ def _fields(*names: str) -> Callable[[Message], Mapping[str, Any]]:
 
 
 def _registration(request: Message) -> Mapping[str, Any]:
-    """The parameters of a registration, which over gRPC waits for the model's workers only if the client asks for
-    that."""
+    """The parameters of a registration. Over gRPC a registration waits for the model's workers only if the client asks
+    for it."""
     return {**_ALL_OF_REGISTRATION(request), "synchronous": "true" if request.synchronous else "false"}
 
 
