@@ -25,13 +25,13 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         tls = context.read_in_lane(self.protocol)
         if tls is None:
             return HttpLane(front_end, gunicorn)
-        from shoal.frontend.http.tls_lane import HttpTlsLane  # here: with ssl, for lanes with TLS only
+        from shoal.frontend.http.tls_lane import HttpTlsLane  # here, since it imports ssl: for TLS only
 
         https = json.loads(os.environ["SHOAL_TLS_ENDPOINTS"])
         return HttpTlsLane(front_end, gunicorn, tls, https)
 
     def init_signals(self) -> None:
-        """Handle signals, and those that have come since the fork."""
+        """Handle signals from now on, and the signals that have come since the fork."""
         super().init_signals()
         ignore_supervisors_signals()
         unblock_end_signals()

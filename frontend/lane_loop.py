@@ -29,9 +29,10 @@ from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
-#: Descriptors that are kept free of connections: for the segments and the clients' regions that the lane has, and for
-#: connections on their way to the road; half of the process's limit if that is low (ours: by the same limit, the
-#: supervisor has no more workers than a tenth of it, and no more regions than a quarter).
+#: Descriptors that the lane's connections leave free, for the lane's segments and clients' regions, and for connections
+#: on their way to the road; if the process's limit of descriptors is low, half of the limit is left free (ours: under
+#: the same limit, the supervisor starts workers for no more than a tenth of it, and admits regions for no more than a
+#: quarter).
 RESERVE = 4096
 #: Seconds that a stopping lane leaves idle connections open, for requests that are on their way already.
 LINGER_S = 2.0
@@ -86,7 +87,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self.now_s = time.monotonic()  # when this pass began
         self._patience_s = TICK_S  # how long the next pass may wait for events
         self._stops_at_s = 0.0
-        self._looked_s = 0.0  # while the lane stops: when the last pass began, to notice a standstill since
+        self._looked_s = 0.0  # while the lane stops: when the last pass began, to notice a standstill
         self._has_given_up = False
         self._unwatched = CountedWarning("connections that epoll does not watch, and that were closed: %d, the last: ")
 
@@ -125,7 +126,8 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _give_up(self, connection: ConnectionT) -> None:
-        """Log the unexpected exception being handled, and close its connection if that is still open."""
+        """Log the unexpected exception that is being handled, and close `connection`, whose service raised it, if it is
+        still open."""
 
     @abstractmethod
     def _refuse_all(self) -> None:
@@ -145,17 +147,17 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _forget_admitted(self) -> None:
-        """Forget the requests that would be recognised by their bytes and pass unchecked, since API keys have
-        changed."""
+        """Forget the kept requests: a repeated one would be recognised by its bytes and pass unchecked, but API keys
+        have changed."""
 
     def _forget_regions(self) -> None:
-        """Forget the templates of requests with regions, since regions have changed."""
+        """Forget the templates of requests whose tensors lie in regions, since regions have changed."""
 
     def _renew_certificates(self) -> None:
-        """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
+        """Read the files with TLS certificates again, for connections from now on. No effect on a lane without TLS."""
 
     def _on_other(self, fd: int, event: int) -> None:
-        """Handle an event of a descriptor that a subclass has registered and that is no connection's."""
+        """Handle an event of a descriptor that a subclass has registered and that belongs to no connection."""
 
     def _finish_pass(self) -> None:
         """Finish a pass of the loop, after all ready descriptors have been handled."""

@@ -393,7 +393,7 @@ class GrpcSubmission:
                 around = known.around
                 if stream or around.nbytes > JOIN_BYTES or not known.spans:
                     return _sent(around, asked.id, [block[start:end] for start, end in known.spans], stream=stream)
-                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # a fifth of the instructions of `_sent`
+                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # a fifth of `_sent`'s instructions
                 for part, (start, end) in zip(around.parts, known.spans, strict=False):
                     chunks += (part, block[start:end])
                 return chunks

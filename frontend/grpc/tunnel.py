@@ -89,7 +89,7 @@ def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str,
 
 def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Response:
     if method.path == PREDICTIONS:
-        from shoal.frontend.grpc.torchserve.predictions import predictions  # here, as in `_find`: few servers need it
+        from shoal.frontend.grpc.torchserve.predictions import predictions  # here, as in `_find`: rarely needed
 
         chunks, answer = predictions(call, message, call.road)
     else:

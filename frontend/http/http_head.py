@@ -21,8 +21,9 @@ from shoal.timing import REQUEST_HEADER, wants_timing
 #: number of lines.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
-#: The most bytes of a line, and of a head, whose parsed form is kept. Longer ones (with tokens, cookies) are parsed
-#: each time, so that a client cannot fill the memory for parsed forms with megabytes (ours).
+#: The most bytes of a line whose parsed form is kept, and of a head whose framing is kept. Longer lines (tokens,
+#: cookies), and the framing of longer heads, are parsed each time, so that a client cannot fill the memos with
+#: megabytes (ours).
 _MAX_KEPT_LINE, MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")

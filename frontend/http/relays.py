@@ -1,9 +1,9 @@
 """Connections with TLS that the road serves: a lane decrypts what the client sends, and encrypts what the road answers.
 
-Each direction holds the bytes of one read at most, and reads on once those are sent, so a client that reads slowly
-slows the road down, and the road slows a fast sender down. The road's deadlines end requests that a client leaves
-unfinished; the connection of a client that reads nothing for SEND_S is closed here. When the road gives the connection
-back (addressed_sockets.py), the lane serves it again. One thread, the lane's; nothing blocks.
+Each direction holds the bytes of one read at most, and reads on once these are sent. So a client that reads slowly
+makes the road send slowly, and a road that reads slowly makes the client send slowly. The road's deadlines end requests
+that a client leaves unfinished; the connection of a client that reads nothing for SEND_S is closed here. When the road
+gives the connection back (addressed_sockets.py), the lane serves it again. One thread, the lane's; nothing blocks.
 """
 
 import logging
@@ -26,7 +26,7 @@ from shoal.open_files import explain
 _log = logging.getLogger("shoal")
 
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
-#: Reads of one connection in a row, each way (ours): other connections wait meanwhile.
+#: The most reads of one connection in a row, in each direction (ours): other connections wait meanwhile.
 _MAX_READS = 8
 
 
@@ -45,13 +45,13 @@ class Relay:
         # Changed by Relays.
         self.to_road = memoryview(b"")  # bytes that the road's end has not taken
         self.to_client = memoryview(b"")
-        self.has_client_ended = False  # the client sends no more
+        self.has_client_ended = False  # whether the client sends no more
         self.has_road_ended = False
-        self.is_road_shut = False  # the road knows that the client has ended
+        self.is_road_shut = False  # whether the road has been told that the client sends no more
         self.road_takes = True  # false once the road reads no more
         self.progress_s = now_s  # when the client last took bytes
-        self.ends_s = 0.0  # when the connection, which is over, is closed; 0: it is not over
-        self.client_events, self.road_events = _IN, _IN  # what epoll waits for; the road's 0: it is not registered
+        self.ends_s = 0.0  # when the connection, if it is over, is closed; 0: it is not over
+        self.client_events, self.road_events = _IN, _IN  # what epoll waits for; 0: not registered
 
 
 class Relays:
@@ -72,7 +72,7 @@ class Relays:
         self._returned = returned
         # Changed by every method.
         self._open: dict[int, Relay] = {}  # by both descriptors
-        self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when to close them
+        self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when each is closed
 
     def __len__(self) -> int:
         return len(self._open) // 2 + len(self._refused)
@@ -106,7 +106,7 @@ class Relays:
             self._pump(relay, now_s)
 
     def serve(self, fd: int, event: int, now_s: float) -> bool:
-        """Handle an event; False if the descriptor is of no relayed connection."""
+        """Handle an event; False if the descriptor belongs to no relayed connection."""
         relay = self._open.get(fd)
         if relay is None:
             return self._drop_rest(fd)
@@ -160,7 +160,7 @@ class Relays:
                     num_sent = relay.client.send(relay.to_client)
                 except BlockingIOError:
                     return
-                except OSError:  # the client is gone, which the next read from it reports
+                except OSError:  # the client is gone, as the next read from its socket reports
                     relay.to_client = memoryview(b"")
                     break
                 relay.to_client = relay.to_client[num_sent:]
@@ -204,7 +204,7 @@ class Relays:
             relay.to_road = relay.to_road[relay.road.send(relay.to_road) :]
         except BlockingIOError:
             return False
-        except OSError:  # the road reads no more: what is left stays here, in case the connection comes back
+        except OSError:  # the road reads no more: the bytes stay here, in case the connection comes back
             relay.road_takes = False
         return not relay.to_road or not relay.road_takes
 
@@ -222,12 +222,12 @@ class Relays:
             self._poller.modify(fd, events)
         elif events and not before:
             self._poller.register(fd, events)
-        elif before and not events:  # or epoll would report the end of the road again and again
+        elif before and not events:  # otherwise epoll would report the road's end again and again
             self._poller.unregister(fd)
-        relay.road_events = events  # set after the registration, which `_forget` undoes by it
+        relay.road_events = events  # only now: `_forget` unregisters if this is not 0
 
     def _forget(self, relay: Relay) -> None:
-        """Forget a connection, and close all but the client's socket."""
+        """Forget a connection, and close the relay's descriptors except the client's socket."""
         del self._open[relay.client.fileno()], self._open[relay.road.fileno()]
         self._poller.unregister(relay.client.fileno())
         if relay.road_events:
@@ -242,8 +242,9 @@ class Relays:
     # --- refused connections ---
 
     def _refuse(self, client: TlsSocket, sentence: str, now_s: float) -> None:
-        """Answer 503. What the client still sends is read and dropped for LINGER_S: a connection that is closed with
-        bytes unread is reset, and the client could lose the response (RFC 9112, section 9.6)."""
+        """Refuse a connection that the road cannot take, with 503. What the client still sends is read and dropped for
+        LINGER_S: a connection that is closed with bytes unread is reset, and the client could lose the response (RFC
+        9112, section 9.6)."""
         response = error_response(UnavailableError(sentence))
         response = response._replace(headers=response.headers + CLOSE)
         try:
@@ -262,7 +263,7 @@ class Relays:
         self._refused[client.fileno()] = client, now_s + LINGER_S
 
     def _drop_rest(self, fd: int) -> bool:
-        """Read and drop what a refused client sends; False if the descriptor is of no refused connection."""
+        """Read and drop what a refused client sends; False if the descriptor belongs to no refused connection."""
         if fd not in self._refused:
             return False
         try:

@@ -25,18 +25,18 @@ from shoal.request import InferResponse
 from shoal.shm.port import Reply
 from shoal.star.refusal import answered, other_version
 
-#: A response whose head and tensors have at most this many bytes is sent as one chunk: one plain send is cheaper than a
-#: gathering one, and the worker's block is free at once.
+#: A response whose head and tensors have at most this many bytes is sent as one chunk: a send of one chunk is cheaper
+#: than a sendmsg of several, and the worker's block is released at once.
 JOIN_BYTES = 16 * 1024
 #: The most responses that are kept with one template.
 _MAX_RESPONSES = 256
-#: The first bytes of a JSON response with an id.
+#: The first bytes of a JSON response with an id; a response without one begins with the brace alone.
 _ID_MEMBER = b'{"id":"%b",'
 
 
 def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
-    """The whole response if all of it but tensors and id is kept from an earlier response; else None:
-    `rendered_response` makes the response then.
+    """The whole response if everything in it but tensors and id is kept from an earlier response; else None, and
+    `rendered_response` has to make the response.
 
     A single chunk is private memory; of several, all but the first are views of the worker's block, valid until the
     block is released.
@@ -74,8 +74,8 @@ def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
 
 
 def rendered_response(submitted: Submitted, reply: Reply) -> Response:
-    """The response to a request, or to its error, rendered in full. It is kept with the request's template if the
-    tensors alone can differ in the next one, for which `known_response` then finds it."""
+    """The response to a request, or to its error, rendered in full. The response is kept with the request's template,
+    for `known_response`, if only tensors and id can differ in the next response."""
     prepared = prepared_of(submitted)
     try:
         answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
@@ -93,8 +93,8 @@ def rendered_response(submitted: Submitted, reply: Reply) -> Response:
 
 
 def _keep(template: Submitted, packed: bytes, response: InferResponse, rendered: Response) -> None:
-    """Keep a rendered response without an id, if nothing but the tensors' bytes can change in the next one. `packed`
-    is the header of the worker's reply."""
+    """Keep a rendered response, without an id, if nothing but the tensors' bytes can differ in the next response.
+    `packed` is the header of the worker's reply."""
     if type(template) is JsonTemplate:
         known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))
         if known is not None and len(rendered.chunks) == 1 and len(template.responses) < _MAX_RESPONSES:
@@ -108,7 +108,8 @@ def _keep(template: Submitted, packed: bytes, response: InferResponse, rendered:
         wanted = {output.name: output for output in template.prepared.outputs}
         sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
         binary_by_default = template.prepared.binary_data_output
-        # Outputs as JSON, and classifications, change bytes around the tensors with the data.
+        # In a response with outputs as JSON, or with classifications, the data also changes bytes around the tensors:
+        # none is kept.
         if all(wanted[ref.name].binary if wanted else binary_by_default for ref in sent) and not any(
             output.classification for output in template.prepared.outputs
         ):

@@ -56,16 +56,16 @@ from shoal.star.validation import check_sequence
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_JSON = 4096
 _MAX_TEMPLATES = 512
-#: The room for the packed InferRequest in a block that a body is received into.
+#: Bytes of room for the packed InferRequest behind a body in the block that the body is received into.
 HEADER_BYTES = 4096
-#: Known requests are found by request line and size: the most pairs of line and size, and the most requests of one pair
-#: (ours).
+#: Known requests are found by request line and size: the most pairs of line and size, and the most known requests of
+#: one pair (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
 #: The key of a template: model, JSON without the id and parameters that were cut out, place of the first tensor, number
 #: of bytes behind the JSON, and whether the parameters that were cut out ask for binary outputs.
 _Key = tuple[int, tuple[bytes, ...], int, int, bool]
-#: The key of a template of JSON alone: model, skeleton of the JSON without the id and parameters that were cut out, the
-#: number of pieces of the JSON, and whether the parameters that were cut out ask for binary outputs.
+#: The key of a template for bodies that are all JSON: model, skeleton of the JSON without the id and parameters that
+#: were cut out, the number of pieces of the JSON, and whether the parameters that were cut out ask for binary outputs.
 _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 
 
@@ -76,15 +76,16 @@ class Submission:
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: templates, settings by the text of the parameters, and known requests by request line and
-        # size.
+        # Changed by submit: templates by their keys, settings by the text of the parameters, and known requests by
+        # request line and size.
         self._templates = Memo[_Key, RequestTemplate]("http_template", _MAX_TEMPLATES)
         self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_template", _MAX_TEMPLATES)
-        #: The templates of a model's last requests, by the model's id; they are tried first.
+        #: The templates of a model's last requests, by the model's id; these templates are tried first.
         self._recent_json = Memo[int, tuple[JsonTemplate, ...]]("http_json_recent", _MAX_TEMPLATES)
         self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)
         self._known = Memo[tuple[bytes, int], tuple[KnownRequest, ...]]("http_known", _MAX_KNOWN)
-        # Changed by response: the ids of models that have given a response worth compressing; and how many there are.
+        # Changed by response: the ids of models that have given a response large enough to be worth compressing; and
+        # the number of these models.
         self._large: set[int] = set()
         self._num_large = 0
 
@@ -110,7 +111,7 @@ class Submission:
     def submit_known(self, known: KnownRequest, values: Sequence[bytes]) -> tuple[int, Submitted] | None:
         """Put a request that `find` found into shared memory.
 
-        Returns the same as `submit`; None if the request must be parsed in full. Raises ShoalError.
+        Returns what `submit` returns; None if the request must be parsed in full. Raises ShoalError.
         """
         start_ns = time.monotonic_ns()
         template, layout = known.template, known.layout
@@ -148,7 +149,8 @@ class Submission:
         self._known.keep(key, (known, *others[: _MAX_ALIKE - 1]))
 
     def _settings_of(self, parameters: bytes) -> RequestSettings | None:
-        """The settings in a text that was cut out of a request; None if the full parse must find the error in it."""
+        """The settings in a text of parameters that was cut out of a request; None if the text has an error, which the
+        full parse then reports."""
         settings = self._settings.entries.get(parameters)
         if settings is None:
             try:
@@ -164,9 +166,9 @@ class Submission:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
         Returns the request's number, and the argument for `response` when the reply comes. `body` lies in `block`, at
-        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. A
-        request that came in one piece is given with `before`, the head of the connection's previous request, to be
-        kept for `find`. Raises ShoalError, after freeing the block.
+        `body_offset`, or in private memory if `block` is None. The block is used for the request, or freed. If the
+        request came in one piece, `before` is the head of the connection's previous request: by the two heads the
+        request is kept for `find`. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -202,7 +204,7 @@ class Submission:
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, before: Head | None, start_ns: int
     ) -> tuple[int, Submitted] | PreparedRequest:
         """Submit a request that is all JSON, or one whose template is kept. Any other request is parsed in full, its
-        template is kept, and it is returned for the caller to submit. Raises ShoalError."""
+        template is kept, and it is returned to `submit`. Raises ShoalError."""
         json_length, limit = head.json_length, self._state.http_max_input_size
         if block is None and json_length is None and len(body) <= min(json_template.MAX_BODY_BYTES, limit):
             if before is not None:
@@ -250,8 +252,8 @@ class Submission:
             return submit_copy(self._port, prepared, start_ns), prepared
         if self._state.regions.are_allowed and REGION_MEMBER in body:
             return self._submit_with_regions(entry, head, body, options, settings, start_ns)
-        # A zero byte stands for each value that was cut out. JSON has none; a malformed body that has one cannot have
-        # the key of a valid body, since the key has the number of pieces, too.
+        # A zero byte stands for each value that was cut out. Valid JSON has no zero byte; a malformed body with one
+        # cannot get the key of a valid body, since the key also has the number of pieces.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
         key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
         found = self._json_templates.entries.get(key)
@@ -287,8 +289,9 @@ class Submission:
     def _varied(
         self, template: JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
     ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
-        """The form in which a request of this template is kept until its reply, and its packed InferRequest. An empty
-        id and settings of None stand for the template's. Raises InvalidArgumentError."""
+        """The form in which a request of this template is kept until its reply, and its packed InferRequest. If `id_`
+        is empty, the template's id is used; if `settings` is None, the template's settings. Raises
+        InvalidArgumentError."""
         if not id_ and settings is None:
             return template, template.header
         if settings is not None:
@@ -306,7 +309,7 @@ class Submission:
         template: RegionTemplate | None = kept.entries.get(key)
         if template is None:
             prepared = self._prepared(entry, head, memoryview(body))
-            # Raises if only the road can take the request: then no template is made.
+            # This raises if only the road can take the request; no template is made then.
             number = submit_copy(self._port, prepared, start_ns)
             made = make_region_template(without(prepared, options)) if is_right(body, options) else None
             if made is not None:
@@ -317,7 +320,8 @@ class Submission:
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), varied
 
     def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
-        """Make a sequence batcher's checks of these settings, the last of all checks. Raises InvalidArgumentError."""
+        """Check these settings by the rules of the model's sequence batcher, after all other checks. Raises
+        InvalidArgumentError."""
         signature = prepared.entry.signature
         if signature.sequences is not None:
             request_id = id_.decode() or prepared.id  # an id that is not plain ASCII is not cut out
@@ -369,13 +373,14 @@ class Submission:
     def _make_template(
         self, prepared: PreparedRequest, body: memoryview, json: bytes, options: CutOptions
     ) -> RequestTemplate | None:
-        """The template of this request, if its tensors all lie in the body, as bytes that need no check (BYTES do)."""
+        """The template of this request, if its tensors all lie in the body, as bytes that need no check; None for any
+        other request, such as one with BYTES tensors, whose elements are checked."""
         if prepared.has_regions or not is_right(json, options):
             return None
         for _, datatype, _, data in prepared.inputs:
             if datatype is BYTES or not isinstance(data, memoryview) or data.obj is not body.obj:
                 return None
-        kept = replace(without(prepared, options), inputs=())  # inputs are views of this request's body
+        kept = replace(without(prepared, options), inputs=())  # inputs are views of this one body
         offset = tail_offset = aligned(len(json))
         refs = []
         for name, datatype, shape, data in prepared.inputs:
@@ -383,7 +388,7 @@ class Submission:
             offset += len(data)
         header = kept.pack_header(refs)
         if len(header) > HEADER_BYTES - ALIGNMENT - MAX_ID_BYTES:
-            return None  # behind a body received into the block there would be no room for the header
+            return None  # the header would find no room behind a body in its block
         header_offset = aligned(offset)
         layout, _ = split_header(header)
         return RequestTemplate(
@@ -401,7 +406,7 @@ class Submission:
             and sum([len(chunk) for chunk in response.chunks]) >= LEAST_COMPRESSED_BYTES
         ):
             self._large.add(model_id)
-            self._num_large += 1  # forgets known requests: those that accept compression go to the road from now on
+            self._num_large += 1  # known requests end: those that accept compression take the road now
         return [response_head(response), *response.chunks]
 
 

@@ -1,6 +1,6 @@
 """Templates of infer requests and of their responses, kept by a lane for requests that differ in tensors, id and
-parameters; and templates of JSON requests whose tensors all lie in regions of their client's shared memory. Values;
-submission.py makes and uses them."""
+parameters; and templates of JSON requests whose tensors all lie in regions of their client's shared memory. This module
+has the values; submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from shoal.star.models import ModelEntry
 
 #: The member of a request's JSON that places a tensor in a region.
 REGION_MEMBER = b'"shared_memory_region"'
-_MAX_REGION_RESPONSES = 16  # of one template: one for each set of output sizes
+_MAX_REGION_RESPONSES = 16  # of one template: each set of output sizes needs one
 
 
 class RegionResponse(NamedTuple):
@@ -33,7 +33,7 @@ class RegionTemplate:
     prepared: PreparedRequest  # without inputs
     inputs: RegionInputs
     header: bytes  # the packed InferRequest, without its cut-out options (known_request.py)
-    layout: bytes  # the first part of the header
+    layout: bytes  # the header up to its options
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     responses: dict[bytes, RegionResponse]  # by the worker's packed InferResponse
 
@@ -74,9 +74,9 @@ class RequestTemplate:
     tail_end: int
     header_offset: int
     header: bytes  # the packed InferRequest, without its cut-out options
-    layout: bytes  # the first part of the header
+    layout: bytes  # the header up to its options
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
-    nbytes: int  # bytes of the block, up to the header's end
+    nbytes: int  # bytes of the block that are in use, up to the header's end
     span: int
     response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
@@ -85,8 +85,8 @@ class VariedRequest(NamedTuple):
     """A request that differs from its template in its id or its settings."""
 
     template: RequestTemplate | JsonTemplate | RegionTemplate
-    id: bytes  # empty: the template's
-    settings: RequestSettings | None  # None: the template's
+    id: bytes  # empty: the id is the template's
+    settings: RequestSettings | None  # None: the settings are the template's
 
     @property
     def prepared(self) -> PreparedRequest:
@@ -124,8 +124,8 @@ class KnownRequest:
     head: Head  # of the request that was kept; later ones may differ in fields that mean nothing to the server
     entry: ModelEntry
     template: RequestTemplate | None  # None: the body is JSON
-    #: The number of changes of the models, and of which responses are compressed, when this was kept. After another
-    #: change the name may mean another version, or the road may have to answer.
+    #: The number, when this request was kept, of changes of the models and of the models whose responses are
+    #: compressed. After another change the model's name may mean another version, or the road may have to answer.
     num_changes: int
 
 
@@ -154,7 +154,7 @@ class ResponseHead:
 
 
 def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
-    """The request without the options that were cut out of its JSON; these are valid."""
+    """The request without the options that were cut out of its JSON; the options have been found valid."""
     if options.parameters:
         prepared = with_settings(prepared, RequestSettings({}))
     return replace(prepared, id="") if options.id else prepared
@@ -165,6 +165,7 @@ Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | 
 
 
 def prepared_of(submitted: Any) -> PreparedRequest:
-    """The prepared request in the form that a lane keeps of a submitted one: a `Submitted`, or TorchServe's."""
+    """The prepared request within the form in which a lane keeps a submitted request: a `Submitted`, or the form of
+    TorchServe's API."""
     prepared: PreparedRequest = submitted if isinstance(submitted, PreparedRequest) else submitted.prepared
     return prepared

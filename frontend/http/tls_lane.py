@@ -19,7 +19,8 @@ from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 #: The buffer for bytes of the next request that are decrypted together with the end of a body. A TLS record has up to
 #: 16 KiB, and TlsSocket.recvmsg_into needs room for a whole record behind the body.
 _NEXT_REQUEST = memoryview(bytearray(64 * 1024))
-#: Most pieces of 32 KiB of one response that are encrypted and sent before other connections have their turn (ours).
+#: The most pieces, of 32 KiB, of one response that are encrypted and sent before other connections have their turn
+#: (ours).
 _MAX_PIECES = 16
 #: One in so many of the connections that a lane may have may be relayed to the road (ours): a relayed connection takes
 #: three descriptors of the lane's process, and two of the road's, which has the relayed connections of all lanes.
@@ -33,7 +34,7 @@ class HttpTlsConnection(HttpConnection):
     __slots__ = ()
 
     def receive(self) -> int:
-        """Like `HttpConnection.receive`; bytes that come behind the body in `target` begin the next request and go to
+        """Like `HttpConnection.receive`; bytes that come behind the body, and so begin the next request, go to
         `buffer`."""
         assert self.target is not None
         room = len(self.target)
@@ -92,8 +93,8 @@ class HttpTlsLane(HttpLane):
         return HttpTlsConnection(accepted, self.now_s, deadline_s, api)
 
     def _admit(self, client: TlsSocket, data: bytes, *, is_new: bool) -> None:
-        """Serve a connection whose handshake is complete (`is_new`), or that the road has given back, with the bytes
-        that were read from it. A connection to an endpoint that the road answers is relayed."""
+        """Serve a connection whose handshake is complete (`is_new`), or that the road has given back. `data` are bytes
+        that were read from it already. A connection to an endpoint that only the road answers is relayed."""
         endpoint = self._endpoint_of(client)
         if endpoint not in ("http", "openai") and endpoint not in self._apis:
             self._relays.begin(client, data, self.now_s)
