@@ -6,10 +6,10 @@ left; and the audit log, a line for each request to change the server, let in or
 
 In the JSON format a line has its parts as fields, too: method, path, client, status, bytes, ms; and trace_id if the
 request belongs to a trace (W3C's `traceparent`), as in lines about failures. What a client has sent is shortened and
-escaped, and the query is left out, as it may hold a secret. gRPC's status is its code's number. Bytes are those of the
-response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road the milliseconds count from
-when the request has come whole and a thread is free; for a request that gets no thread, from its first byte. Front-end
-processes; any thread.
+escaped, and the query is left out, as it may hold a secret. A gRPC call's status is the number of its status code.
+Bytes are those of the response, with HTTP's head on a lane; of a gRPC stream they are not counted. On the road the
+milliseconds count from when the request has come whole and a thread is free; for a request that gets no thread, from
+its first byte. Front-end processes; any thread.
 """
 
 import logging
@@ -62,7 +62,7 @@ class HttpExchange:
         self._client = client
         self._request_line = head[: 2 * _MAX_TEXT].partition(b"\r\n")[0]
         self._traced = {} if parent is None else {"traceparent": parent[1].decode("ascii")}
-        # Changed by the code that sends the response.
+        # The fields below are changed by the code that sends the response.
         self.status = 0
         self.nbytes = 0
 
@@ -136,7 +136,7 @@ class Audit:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._lock = threading.Lock()
-        # Changed under the lock.
+        # The fields below are changed under the lock.
         self._second_ends_s = 0.0
         self._num_refused = 0
         self._num_silent = 0

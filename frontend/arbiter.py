@@ -115,11 +115,11 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
     def __init__(self, app: Any) -> None:
         self._roles = Roles.read(os.environ)
         self._progress_fd = int(os.environ["SHOAL_PROGRESS_FD"])
-        # Changed by murder_workers, once in each turn of the arbiter's loop.
+        # The fields below are changed by murder_workers, once in each turn of the arbiter's loop.
         self._passes = itertools.count(1)
         self._looked_s = time.monotonic()
         self._excused_until_s = 0.0  # until then no front end is killed for its silence: all may have stood still
-        # Changed by manage_workers.
+        # The fields below are changed by manage_workers.
         self._role = self._roles.roles[0]  # the role of the process that is started next
         super().__init__(app)
 

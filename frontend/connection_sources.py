@@ -1,5 +1,5 @@
-"""The sockets by which connections come to a lane and leave it: the listening sockets, and the road's, both ways.
-Never blocks."""
+"""The sockets by which connections come to a lane and leave it: the listening sockets, and the two sockets for the
+hand-over to and from the road. Never blocks."""
 
 import os
 import select
@@ -27,7 +27,7 @@ class ConnectionSources:
         # Without this variable, as on lanes for gRPC, connections do not come back from the road.
         returns = os.environ.get("SHOAL_RECEIVE_FD")
         self._returns = None if returns is None else socket.socket(fileno=int(returns))
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._is_open = False
         self._is_road_watched = False
 

@@ -16,7 +16,7 @@ class CountedWarning:
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
-        # Changed by add and log.
+        # The fields below are changed by add and log.
         self._num = 0
         self._last = ""
         self._logged_s = 0.0

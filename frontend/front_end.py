@@ -1,5 +1,5 @@
-"""A front-end process: its place in the star, the server's state, and the handling of the supervisor's messages about
-both.
+"""A front-end process: its place in the star, the server's state, and the handlers of the supervisor's messages about
+these two.
 
 A lane uses its FrontEnd in its only thread; the road's threads use theirs under a lock (road/transport.py).
 """

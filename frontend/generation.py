@@ -39,7 +39,7 @@ class Rendering(Protocol):
 
     prepared: PreparedRequest
     is_stream: bool
-    headers: Headers  # of a stream
+    headers: Headers  # the headers of a response that is a stream
 
     def add(self, response: InferResponse, block: memoryview) -> bytes:
         """Handle the model's next response; returns the bytes that a stream sends for it. The caller keeps the block.

@@ -22,7 +22,7 @@ from shoal.frontend.arbiter import WORKER_CLASSES, listener_fds
 from shoal.frontend.tls import context as tls_context
 from shoal.process import die_with_parent, set_title, trim_heap
 
-#: The number of glibc's setting for the most arenas (malloc.h).
+#: The parameter of glibc's mallopt that limits the number of arenas (malloc.h).
 _M_ARENA_MAX = -8
 
 _ROLES: dict[str, int] = json.loads(os.environ["SHOAL_FRONT_ENDS"])

@@ -36,7 +36,7 @@ class Sender:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        # Changed by send and flush.
+        # The fields below are changed by send and flush.
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()
         #: Bytes, read from the connections that wait here, that will go with them.
         self.waiting_nbytes = 0

@@ -63,7 +63,7 @@ class ReadRate:
     def __init__(self, least_bytes: int = PACE_BYTES, period_s: float = PACE_S) -> None:
         self._least_bytes = least_bytes
         self._period_s = period_s
-        # Changed by `is_slow`.
+        # The fields below are changed by `is_slow`.
         self._since_s, self._num_sent = -1.0, 0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:

@@ -82,7 +82,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self._max_connections = max_connections()
         self._poller = select.epoll()
         self._sources = ConnectionSources(self._poller, gunicorn.listeners)
-        # Changed by every pass of the loop.
+        # The fields below are changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
         self.now_s = time.monotonic()  # when this pass began
         self._patience_s = TICK_S  # how long the next pass may wait for events

@@ -1,5 +1,5 @@
 """The lane's side of admission: before the next request of a gRPC stream begins, the road is asked whether the stream's
-API key may begin one more. The road counts each key's requests for all lanes (road/admissions.py).
+API key may have one more request in progress. The road counts each key's requests for all lanes (road/admissions.py).
 
 One thread, the lane's, which never waits: when the answer has come, the stream's `decided` is called.
 """
@@ -50,10 +50,10 @@ class AdmissionClient:
     def __init__(self, lane: LaneSockets) -> None:
         self._lane = lane
         self.fd = -1
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._socket: socket.socket | None = None
         self._numbers = count(1)
-        self._waiting: dict[int, _Waiting] = {}  # by the request's number
+        self._waiting: dict[int, _Waiting] = {}  # requests without an answer yet, by their numbers
 
     def ask(self, stream: AskingCall, key: ApiKey) -> int:
         """Ask whether the next request of a stream may begin; the answer is a call of the stream's `decided`. Returns

@@ -85,13 +85,13 @@ _INVALID_ARGUMENT = 3
 
 
 class Opening(NamedTuple):
-    """The method and settings of a call that was not refused."""
+    """The method of a call that was not refused, and the settings from its headers."""
 
     method: Method
     metadata: Mapping[str, str]
-    timeout_s: float | None  # from the call's headers on; None: the client waits for ever
-    encoding: str  # of the call's compressed messages
-    response_encoding: str  # of models' responses; other responses have "identity"
+    timeout_s: float | None  # seconds from the call's headers on; None: the client waits for ever
+    encoding: str  # the encoding of the call's compressed messages
+    response_encoding: str  # of responses of models; other responses have "identity"
     protocol: InferenceProtocol
     key: ApiKey | None = None  # the client's, if the call needs one
     wants_timing: bool = False  # the client asks for the times of its request

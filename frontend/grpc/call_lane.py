@@ -35,9 +35,9 @@ class CallLane(Lane[GrpcConnection]):
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
         self.admissions = AdmissionClient(self)
-        # Changed by every pass of the loop.
+        # The fields below are changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []  # connections with bytes to send
-        self._listeners: dict[int, CallSocket] = {}  # by descriptor
+        self._listeners: dict[int, CallSocket] = {}  # the owners of registered sockets, by the sockets' descriptors
 
     def close(self, connection: GrpcConnection) -> None:
         """Close a connection: no further byte is received or sent. No effect if it is closed already."""

@@ -81,11 +81,11 @@ class GrpcConnection:
         self._released = released
         self._kept = kept
         self.access: GrpcCalls | None = None  # set by the lane: this connection's calls, for the access log
-        # Changed by the lane and by calls.
+        # The fields below are changed by the lane and by calls.
         self.calls: dict[int, OpenCall] = {}
-        self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
+        self.headers: Mapping[str, str] | None = None  # the headers of the last call; equal headers are one object
         self.opening: Opening | RefusedCall | bytes = b""  # the result of parsing `headers`
-        self.known: KnownCall | None = None  # the template that the last calls have in common
+        self.known: KnownCall | None = None  # the template by which the last calls were recognised
         #: The request template of the last call that was not of the template `known`.
         self.template: MessageTemplate | RegionTemplate | None = None
         self.has_target = False  # whether some call may have a `target`

@@ -65,7 +65,7 @@ class GrpcLane(CallLane):
         self._kept = KeptMemory()
         self._recall = Recall(self._port, self._cut)
         self._port.on_recall = self._on_recall
-        # Changed by every pass of the loop.
+        # The fields below are changed by every pass of the loop.
         self._deadlines = Deadlines()
         self._bounds = bounds(self._limits, 0, 0, 0)  # those of each connection
 

@@ -91,7 +91,7 @@ class MessageBuffers:
         self._largest_nbytes = port.slab.largest_nbytes // SLAB_PARTS
         #: Private memory that small unfinished messages take.
         self.unfinished = KeptMemory()
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._nbytes = 0
 
     def is_too_large(self, nbytes: int) -> bool:
@@ -136,7 +136,7 @@ class UnfinishedMessages:
         all connections of a lane."""
         self._keep = keep
         self._kept = kept
-        # Changed by `change`.
+        # The fields below are changed by `change`.
         self._nbytes = 0
 
     def has_room(self, nbytes: int) -> bool:
@@ -161,7 +161,7 @@ class Inbox:
     def __init__(self, buffers: MessageBuffers, unfinished: UnfinishedMessages) -> None:
         self._buffers = buffers
         self._unfinished = unfinished
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._buffer: bytes | memoryview = b""
         self._target: MessageBuffer | None = None
         self._num_skipped = 0

@@ -24,7 +24,7 @@ class ReflectionCall(OpenCall):
         self._stream_id = stream_id
         self._opening = opening
         self._deadline_s = lane.deadline_s(opening)
-        # Changed as the call goes on.
+        # The fields below are changed as the call goes on.
         self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._has_begun = False
 

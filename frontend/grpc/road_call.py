@@ -50,7 +50,7 @@ class RoadCall(OpenCall):
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self.fd = self._socket.fileno()
-        # Changed as the call goes on.
+        # The fields below are changed as the call goes on.
         self._missing = message.nbytes  # bytes of the message that have not come yet
         self._unsent = bytearray()
         self._num_counted = 0  # bytes of `_unsent` that are counted in the lane's budget

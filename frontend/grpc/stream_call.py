@@ -32,7 +32,7 @@ class StreamOrder(Generic[T]):
     __slots__ = ("_answers", "_next_ticket", "_tickets")
 
     def __init__(self) -> None:
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._next_ticket = 0
         self._tickets: deque[int] = deque()  # the tickets of requests whose answer has not gone out
         self._answers: dict[int, T] = {}  # by ticket: answers that must wait for an earlier one
@@ -123,10 +123,10 @@ class StreamCall(AskingCall):
         self.opening = opening
         self._protocol = opening.protocol
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
-        # Changed as the stream goes on.
+        # The fields below are changed as the stream goes on.
         self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._order: StreamOrder[OutgoingMessage | None] = StreamOrder()
-        self._open: dict[int, PendingRequest] = {}  # by the request's number
+        self._open: dict[int, PendingRequest] = {}  # requests that wait for answers, by their numbers
         self._backlog: deque[ReceivedMessage | LargeMessage | RefusedMessage] = deque()  # messages not submitted yet
         self._kept: deque[tuple[int, int]] = deque()  # for each message of the backlog, what parking has counted
         self._num_uncredited = 0

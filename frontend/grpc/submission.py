@@ -57,7 +57,7 @@ class RegionTemplate:
     """The template of requests whose tensors all lie in regions (regions.py): everything is known but the id and the
     bytes of the tensors."""
 
-    prepared: PreparedRequest  # without an id and inputs
+    prepared: PreparedRequest  # the validated request, without its id and inputs
     pattern: wire.WirePattern | None
     num_changes: int  # number of changes of the models so far: after the next, the name may mean another version
     inputs: RegionInputs
@@ -90,8 +90,8 @@ class RegionTemplate:
 def make_region_template(
     prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
 ) -> RegionTemplate | None:
-    """The template of a request that has been prepared in full; None if one of the request's inputs lies in no
-    region."""
+    """The template of a request that has been prepared in full; None if one of the request's inputs cannot be copied
+    from a region unread (regions.py)."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -130,14 +130,14 @@ class MessageTemplate:
     """The template of requests whose tensors lie in the message: everything is known but the id and the tensors'
     bytes."""
 
-    prepared: PreparedRequest  # without an id and the tensors' bytes
+    prepared: PreparedRequest  # the validated request, without its id and the tensors' bytes
     pattern: wire.WirePattern | None
     is_decoupled: bool
     num_changes: int  # number of changes of the models so far: after the next, the name may mean another version
     refs: tuple[TensorRef, ...]  # places in a block that the request is copied into
     header_offset: int
     header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
-    in_block: Memo[int, InBlock]  # by the id's length
+    in_block: Memo[int, InBlock]  # by the number of bytes of the id
     #: Responses by the worker's packed InferResponse, whether they are streamed, and whether they are the last.
     responses: dict[tuple[bytes, bool, bool], KnownResponse]
 

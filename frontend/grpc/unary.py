@@ -47,7 +47,7 @@ class UnaryCall(AskingCall):
         self._stream_id = stream_id
         self.opening = opening
         self._deadline_s = lane.deadline_s(opening)
-        # Changed as the call goes on.
+        # The fields below are changed as the call goes on.
         self._inbox: Inbox | None = None  # None for a message that comes in one piece, as most do
         self._number = 0  # number of the request whose reply the call waits for
         self._parked: ReceivedMessage | None = None  # the message, until there is room for the request

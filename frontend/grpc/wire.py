@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     skeleton: bytes
     id: str
-    offsets: tuple[int, ...]  # of the raw tensors, from the message's start
+    offsets: tuple[int, ...]  # offsets of the raw tensors from the message's start
     lengths: tuple[int, ...]
     id_start: int  # start of the id's field; without an id, of the first field behind the id's place
     num_ids: int

@@ -63,7 +63,7 @@ class HttpConnection:
         self.is_quiet = False  # whether the lane does not wait for further bytes of the client
         self.head: object = None
         # A known request is one that a template fits.
-        self.last_head: Head | None = None  # of the last request that no template fitted
+        self.last_head: Head | None = None  # the head of the last request that no template fitted
         self.known: KnownRequest | None = None  # the template of the last known request
         self.num_missed = 0  # inferences that no template fitted since the last known request
         self.block: object = None  # the block that a body is received into
@@ -76,7 +76,7 @@ class HttpConnection:
         #: The request's part of the access log, from the request's head on until its response has left; None without
         #: that log.
         self.exchange: HttpExchange | None = None
-        self.trace: TracedRequest | None = None  # of the request in progress, if it is traced
+        self.trace: TracedRequest | None = None  # the trace of the request in progress, if it is traced
 
     def close_by(self, deadline_s: float) -> None:
         """Have an idle connection closed at `deadline_s`, if not before; one whose request has begun keeps its own

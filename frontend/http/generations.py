@@ -46,7 +46,7 @@ class Generation:
     def __init__(self, connection: HttpConnection, rendering: Rendering) -> None:
         self.connection = connection
         self.rendering = rendering
-        # Changed by Generations.
+        # The fields below are changed by Generations.
         self.has_begun = False  # whether the head of a stream has been sent
         self.is_cancelled = False
         self.num_unsent = 0  # bytes that the client's socket has not taken
@@ -215,7 +215,7 @@ class Generations:
             framed += b"%x\r\n%b\r\n" % (len(data), data)
         if is_last:
             framed += LAST_CHUNK
-            self._cancel(generation)  # no effect if the model has ended the request
+            self._cancel(generation)  # has no effect if the model has ended the request
         if not framed:
             return
         if not self._send(generation, framed, now_s) or not is_last:

@@ -52,7 +52,7 @@ class Head(NamedTuple):
     json_length: int | None  # Inference-Header-Content-Length, if there is one
     is_infer: bool
     keep_alive: bool
-    path: str  # without its query
+    path: str  # the target without its query
     raw: bytes  # the received bytes, up to the empty line
     is_head: bool  # the method is HEAD: the response goes out without its body
     accepts_compression: bool

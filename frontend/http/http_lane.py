@@ -75,7 +75,7 @@ class HttpLane(Lane[HttpConnection]):
             self._state, self._port, self._poller, outgoing, self._resume, self._close, self._place.request_timeout_s
         )
         self._port.on_recall = self._recall
-        # Changed as requests go in and replies come.
+        # The fields below are changed as requests go in and replies come.
         self._pending: dict[int, tuple[HttpConnection, Any] | None] = {}
 
     def _begin_to_stop(self) -> None:

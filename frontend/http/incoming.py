@@ -42,7 +42,7 @@ class Incoming:
     def __init__(self, port: Port) -> None:
         self._port = port
         self._max_nbytes = port.slab.largest_nbytes // 2
-        # Changed by every method.
+        # The fields below are changed by every method.
         self._nbytes = 0
 
     def begin(
@@ -144,7 +144,7 @@ class WaitingBodies:
     def __init__(self, begin: Callable[[WaitingBody], bool]) -> None:
         """`begin` begins to receive a body. Returns False, and changes nothing, where there is no room for it."""
         self._begin = begin
-        # Changed by begin, add, forget and look.
+        # The fields below are changed by begin, add, forget and look.
         self._bodies: dict[HttpConnection, WaitingBody] = {}
         self._moved_s = 0.0  # when a waiting body last found room
         self._is_vain = False  # whether a body has waited in vain since a body last found room

@@ -29,8 +29,7 @@ from shoal.star.outgoing import aligned
 MAX_BODY_BYTES = 16 * 1024
 _MAX_SKELETON_BYTES = 4096
 
-# The array has no string, object or nested array inside, so a match cannot lie within a string, and is the value of a
-# key "data".
+# No string, object or nested array may stand in the array. So a match is the value of a key "data", and nothing else.
 _ARRAY = re.compile(rb'"data"\s*:\s*\[([^\[\]{}"\\]*)\]')
 
 Skeleton = tuple[bytes, ...]

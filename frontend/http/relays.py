@@ -42,7 +42,7 @@ class Relay:
         self.client = client
         self.road = road
         self.note = note  # closed with the relay
-        # Changed by Relays.
+        # The fields below are changed by Relays.
         self.to_road = memoryview(b"")  # bytes that the road's end has not taken
         self.to_client = memoryview(b"")
         self.has_client_ended = False  # whether the client sends no more
@@ -70,8 +70,8 @@ class Relays:
         self._sources = sources
         self._max_num = max_num
         self._returned = returned
-        # Changed by every method.
-        self._open: dict[int, Relay] = {}  # by both descriptors
+        # The fields below are changed by every method.
+        self._open: dict[int, Relay] = {}  # each relay twice: by the client's descriptor and by the road's
         self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when each is closed
 
     def __len__(self) -> int:
@@ -122,7 +122,8 @@ class Relays:
         return True
 
     def expire(self, now_s: float) -> None:
-        """Close connections whose clients read nothing, and those that are over."""
+        """Close connections whose clients read nothing for SEND_S, and connections that are over once their time to
+        linger is past."""
         for relay in {id(each): each for each in self._open.values()}.values():
             is_stuck = relay.to_client and now_s - relay.progress_s >= SEND_S
             if is_stuck or 0.0 < relay.ends_s <= now_s:
@@ -131,7 +132,7 @@ class Relays:
             self._close_refused(fd)
 
     def _pump(self, relay: Relay, now_s: float) -> None:
-        """Move bytes in both directions as far as the sockets allow, and end the relay where its connection is over."""
+        """Move bytes in both directions as far as the sockets allow, and end the relay if the connection is over."""
         self._move_to_client(relay, now_s)
         if not self._move_to_road(relay):
             self._close(relay)

@@ -21,7 +21,7 @@ _MAX_REGION_RESPONSES = 16  # of one template: each set of output sizes needs on
 class RegionResponse(NamedTuple):
     """A response all of whose tensors lie in regions, kept for responses that differ in the tensors' bytes only."""
 
-    json: bytes  # without an id
+    json: bytes  # the response's JSON, without an id
     outputs: RegionOutputs
 
 
@@ -30,7 +30,7 @@ class RegionTemplate:
     """The kept result of parsing and validating a request whose input tensors all lie in regions (regions.py), for
     requests with the same JSON."""
 
-    prepared: PreparedRequest  # without inputs
+    prepared: PreparedRequest  # the validated request, without its inputs
     inputs: RegionInputs
     header: bytes  # the packed InferRequest, without its cut-out options (known_request.py)
     layout: bytes  # the header up to its options
@@ -40,7 +40,7 @@ class RegionTemplate:
 
 def make_region_template(prepared: PreparedRequest) -> RegionTemplate | None:
     """The template of a request that has been prepared in full, without the options that were cut out; None if one of
-    the request's input tensors does not lie in a region."""
+    the request's inputs cannot be copied from a region unread (regions.py)."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -121,7 +121,7 @@ class KnownRequest:
     """An infer request, kept for requests that differ from it in the parts that known_request.py names."""
 
     layout: RequestLayout
-    head: Head  # of the request that was kept; later ones may differ in fields that mean nothing to the server
+    head: Head  # of the kept request; later ones may differ in fields without a meaning for the server
     entry: ModelEntry
     template: RequestTemplate | None  # None: the body is JSON
     #: The number, when this request was kept, of changes of the models and of the models whose responses are

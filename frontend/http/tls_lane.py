@@ -28,8 +28,9 @@ _CONNECTIONS_PER_RELAY = 8
 
 
 class HttpTlsConnection(HttpConnection):
-    """A connection over TLS, or in plain text on a lane that has both. A TLS record may hold the end of one request and
-    the beginning of the next, and one call of the socket's `send` takes 32 KiB of a response at most."""
+    """A connection over TLS, or in plain text on a lane that serves TLS and plain text. A TLS record may hold the end
+    of one request and the beginning of the next, and one call of the socket's `send` takes 32 KiB of a response at
+    most."""
 
     __slots__ = ()
 

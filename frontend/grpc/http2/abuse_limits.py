@@ -20,7 +20,7 @@ class TokenBucket:
         self._burst = float(burst)
         self._per_s = per_s
         self._per_earned = per_earned
-        # Changed by `spend`.
+        # The fields below are changed by `spend`.
         self._level = self._burst
         self._filled_at_s = now_s
         self._num_earned = 0
@@ -55,7 +55,7 @@ class AbuseLimits:
         self._sending = sending
         #: The time of the bytes that are being received. Changed by the receiving side.
         self.now_s = now_s
-        # Changed by the methods below.
+        # The fields below are changed by the methods below.
         self._nuisances = TokenBucket(
             limits.nuisance_burst, limits.nuisances_per_s, limits.nuisances_per_frame_sent, now_s
         )

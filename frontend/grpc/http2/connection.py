@@ -1,4 +1,4 @@
-"""The server side of an HTTP/2 connection (RFC 9113), as much of it as gRPC needs; socket and clock are the caller's.
+"""The server side of an HTTP/2 connection (RFC 9113), as much of it as gRPC needs; socket and clock are the lane's.
 Pure.
 
 Bytes go into `receive`, which never raises on a client's bytes, and come out as events; the server's actions come out
@@ -47,7 +47,7 @@ class Http2Connection(Sending):
         self.go_on = self._receiving.go_on
         #: Counts received bytes that are not consumed; see DataFrames.keep.
         self.keep_received = self._receiving.data_frames.keep
-        # Changed by `ping`.
+        # The fields below are changed by `ping`.
         self._num_pings = self._num_sent_at_ping = 0
         #: Whether the client broke a rule of the connection: the output is to be sent, then it is closed. Changed by
         #: `receive`.
@@ -57,7 +57,7 @@ class Http2Connection(Sending):
         """The events of these received bytes; none once the connection has failed, which ends all its streams without
         events.
 
-        The caller then sends what `output` returns; it may first send the rest of an earlier output.
+        The lane then sends what `output` returns; it may first send the rest of an earlier output.
         """
         events: list[Event] = []
         if self.is_failed:
@@ -84,7 +84,7 @@ class Http2Connection(Sending):
         """The next bytes of the connection, where they are certain to be data of one stream; else None.
 
         A tuple: the stream's id, the number of bytes, the length of the stream's last DATA frame, and how many frames
-        with an equal head may follow. The caller may receive these bytes directly, instead of by `receive`, and then
+        with an equal head may follow. The lane may receive these bytes directly, instead of by `receive`, and then
         calls `received_directly`.
         """
         data_frames = self._receiving.data_frames
@@ -138,8 +138,8 @@ class Http2Connection(Sending):
             self.answer(frames.go_away(self.streams.last_id, error_code, debug))
 
     def close(self) -> None:
-        """Drop all streams of a dead connection. Their tokens come out of `output`, with bytes that must not be
-        sent."""
+        """Drop all streams of a dead connection. `output` then returns the tokens of their data, with bytes that must
+        not be sent."""
         self.drop_all()
 
     @property

@@ -50,7 +50,7 @@ class DataFrames:
         self._streams = sending.streams
         self._sending = sending
         self._abuse = abuse
-        # Changed by every method.
+        # The fields below are changed by every method.
         #: Bytes that may still come before the connection needs a WINDOW_UPDATE; negative if more than these have come.
         self.spare = limits.connection_window // 2
         self._kept = 0  # bytes of all streams that have come and are not consumed

@@ -19,7 +19,7 @@ class ExpectedFrames:
     """The buffers of one read of a large message; one object for all connections of a thread."""
 
     def __init__(self) -> None:
-        # Changed by the read, and by `expect`.
+        # The fields below are changed by the read, and by `expect`.
         self._heads = bytearray(_MAX_FRAMES * HEAD_BYTES)
         self._rest = memoryview(bytearray(_REST_BYTES))
         view = memoryview(self._heads)
@@ -53,8 +53,8 @@ class ExpectedFrames:
         return self._buffers
 
     def split(self, nbytes: int) -> tuple[int, int, bytes]:
-        """Sort `nbytes` received bytes. Returns how many bytes of the target are the stream's data, how many frames
-        have begun in them, and the other bytes."""
+        """Sort `nbytes` received bytes. Returns how many bytes of the target are the stream's data, how many expected
+        frames have begun in them, and the bytes that are no data of expected frames."""
         self._num_expected = min(max(2 * nbytes, _MIN_BYTES), _MAX_BYTES)
         more, length = nbytes - self._num_certain, self._length
         if more <= 0:

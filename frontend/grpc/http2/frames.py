@@ -1,4 +1,4 @@
-"""HTTP/2's frames: their numbers, and the bytes of those that the server sends. Pure.
+"""HTTP/2's frames: the numbers that stand in them, and the making of those frames that the server sends. Pure.
 
 0       3      4       5             9
 +-------+------+-------+-------------+---------…

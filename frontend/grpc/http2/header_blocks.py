@@ -47,7 +47,7 @@ class LargeHeaders(dict[str, str]):
 
     def __init__(self, headers: Mapping[str, str], nbytes: int) -> None:
         super().__init__(headers)
-        self.nbytes = nbytes  # of the list, as RFC 9113 10.5.1 counts
+        self.nbytes = nbytes  # bytes of the header list, as RFC 9113 10.5.1 counts
 
 
 class HeaderBlocks:

@@ -80,8 +80,8 @@ class Decoder:
     __slots__ = ("_entries", "_max_nbytes", "_nbytes", "has_changed")
 
     def __init__(self) -> None:
-        # Changed by `decode`.
-        self._entries = [_STATIC[0], *_STATIC]  # by index; the newest dynamic one comes first
+        # The fields below are changed by `decode`.
+        self._entries = [_STATIC[0], *_STATIC]  # the table, by index; the newest dynamic entry follows the static ones
         self._nbytes = 0  # bytes of the dynamic entries
         self._max_nbytes = MAX_TABLE_BYTES
         #: Whether the block that was decoded last changed the table.

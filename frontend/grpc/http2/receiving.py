@@ -115,7 +115,7 @@ class Receiving:
             frames.WINDOW_UPDATE: (self._window_update, 4, 4),
             frames.CONTINUATION: (self._continuation, 0, most),
         }
-        # Changed by `receive` and all methods that it calls.
+        # The fields below are changed by `receive` and all methods that it calls.
         #: Whether the client's connection preface (RFC 9113, 3.4) has come.
         self.has_begun = False
         self._expected = SETTINGS  # the one kind of frame that may come next; _ANY: all may

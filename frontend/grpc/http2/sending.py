@@ -44,7 +44,7 @@ class Sending:
 
     def __init__(self, limits: Limits) -> None:
         self.streams = Streams()
-        # Changed by all methods below.
+        # The fields below are changed by all methods below.
         #: Bytes that the connection may still send, and that a new stream may send.
         self.window = frames.DEFAULT_WINDOW
         self.initial_window = frames.DEFAULT_WINDOW

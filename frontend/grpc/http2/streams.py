@@ -75,12 +75,12 @@ class Stream:
     ) -> None:
         self.number = number
         self.headers = headers  # the request's; streams may share equal headers
-        # Changed by the receiving side.
+        # The fields below are changed by the receiving side.
         self.receive_window = receive_window
         self.uncredited = 0  # consumed bytes for which no WINDOW_UPDATE has been sent yet
         self.body_left = -1  # bytes of the Content-Length that have not come; -1: there was no Content-Length
         self.is_ended_by_peer = is_ended_by_peer
-        # Changed by the sending side. The window may be negative (RFC 9113, 6.9.2).
+        # The fields below are changed by the sending side. The window may be negative (RFC 9113, 6.9.2).
         self.send_window = send_window
         self.queue: Queue | None = None  # most responses need none
 

@@ -55,7 +55,7 @@ class SubmittedPrediction(NamedTuple):
     """The part of a request that is kept until its last reply has come."""
 
     found: PreparedRequest
-    version: str  # as the client named it; "" for the default version
+    version: str  # the version as the client named it; "" for the default version
     sequence_id: str
 
     @property
