@@ -95,7 +95,7 @@ class OutgoingMessage(NamedTuple):
 class PendingRequest(NamedTuple):
     """A request that was submitted and has not had its last answer."""
 
-    ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
+    ticket: int | None  # the place in the stream's order; None: answers of decoupled models have none
     deadline_s: float
     admission: int  # AdmissionClient's number of the request; 0: no key with limits
 

@@ -27,7 +27,7 @@ _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 
 
 class UnaryCall(AskingCall):
-    """A unary call, until its message is whole and, if it is an inference, its model has answered."""
+    """A unary call, until its message has come whole and, if the call is an inference, until the model has answered."""
 
     __slots__ = (
         "_connection",

@@ -167,7 +167,7 @@ class HttpLane(Lane[HttpConnection]):
     def _read_ahead(self, connection: HttpConnection) -> None:
         """Read once from a client that waits for a response; further bytes wait in the kernel.
 
-        The end of the stream may mean that the client has gone, or has closed its side only: the model at work is
+        The end of the bytes may mean that the client has gone, or only that it sends no more: the model at work is
         notified, as in Triton. A client that still reads ignores an interim response (RFC 9110, section 15.2) and gets
         the final one; a client that is gone sends a reset, and its queued requests are dropped.
         """
@@ -250,7 +250,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_large(self, body: WaitingBody) -> bool:
         """Begin to receive a large body. False, and no effect, if there is no room for it."""
         connection, head = body.connection, body.head
-        # While there is ample room, every model has its share, and the search for the model is saved.
+        # While there is ample room, no model exceeds its share of it, so the model need not be looked up.
         model = 0 if self._port.is_ample else connection.api.model_of(head)
         begun = memoryview(body.data)[body.begun_at :]
         return self._incoming.begin(connection, head, connection.api.place(head), begun, self.now_s, model)
@@ -314,7 +314,7 @@ class HttpLane(Lane[HttpConnection]):
             lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
             if not (lacks_memory or isinstance(error, RoadOnlyError)):
                 return self._refuse(connection, error)
-            # the body's block was freed, but its bytes are unchanged
+            # the body's block was freed, but the bytes in it are unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
         self._wait(connection, head, number, asked)

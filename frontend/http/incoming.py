@@ -1,4 +1,4 @@
-"""Requests that have not come whole: where a lane keeps their bytes, how many, and for how long.
+"""Requests that have not come whole: where a lane keeps their bytes, how many bytes, and for how long.
 
 A large body is received straight into a block of shared memory as fast as its client sends. A client may stop half-way
 and hold the block for as long as a body may take. So the blocks of all unfinished bodies together take at most half of
@@ -24,7 +24,7 @@ BODY_S_PER_MIB = 1.0
 
 
 class ReceivedBody(NamedTuple):
-    """The received part of a body and its block, which the receiver of this object owns."""
+    """The received part of a body and the block in which it lies; whoever gets this object has to free the block."""
 
     head: Head
     block: Block

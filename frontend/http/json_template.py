@@ -25,7 +25,8 @@ from shoal.request import InferResponse, TensorRef, around_id, split_header
 from shoal.shm.layout import pack_span
 from shoal.star.outgoing import aligned
 
-#: Most bytes of a body that is split: in longer ones the numbers cost most, whatever the parser.
+#: Most bytes of a body that is split: in longer bodies most time goes into the numbers, of which a template saves
+#: nothing.
 MAX_BODY_BYTES = 16 * 1024
 _MAX_SKELETON_BYTES = 4096
 

@@ -55,7 +55,7 @@ class AbuseLimits:
         self._sending = sending
         #: The time of the bytes that are being received. Changed by the receiving side.
         self.now_s = now_s
-        # The fields below are changed by the methods below.
+        # The fields below are changed by the methods of this class.
         self._nuisances = TokenBucket(
             limits.nuisance_burst, limits.nuisances_per_s, limits.nuisances_per_frame_sent, now_s
         )

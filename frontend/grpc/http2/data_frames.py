@@ -53,7 +53,7 @@ class DataFrames:
         # The fields below are changed by every method.
         #: Bytes that may still come before the connection needs a WINDOW_UPDATE; negative if more than these have come.
         self.spare = limits.connection_window // 2
-        self._kept = 0  # bytes of all streams that have come and are not consumed
+        self._kept = 0  # received bytes of all streams that count as not consumed, see `keep`
         self._stream: Stream | None = None  # the frame's stream; None: the frame's bytes are dropped
         self._length = 0  # length of the frame's payload if it is all data and further frames may follow; else 0
         self._left = 0  # bytes of the frame's data to come
@@ -67,8 +67,8 @@ class DataFrames:
 
     @property
     def expected(self) -> tuple[int, int, int, int] | None:
-        """(stream whose data comes next, how many bytes of it for certain, the length of a frame like this one, how
-        many such frames might follow); None if other bytes may come."""
+        """The stream whose data comes next, how many bytes of its data come for certain, the length of a frame like the
+        present one, and how many such frames might follow; None if other bytes may come next."""
         stream, length = self._stream, self._length
         if stream is None or not self._is_open(stream):
             return None

@@ -63,7 +63,7 @@ _Handler = Callable[[int, int, bytes, list[Event]], None]
 
 
 class Receiving:
-    """The received parts of a frame and of a header list; bodies are in `data_frames`."""
+    """The parts, received so far, of a frame and of a header list; `data_frames` receives the bodies."""
 
     __slots__ = (
         "_abuse",
@@ -198,11 +198,12 @@ class Receiving:
                 self.data_frames.skip(length)
                 position = self.data_frames.go_on(data, position + HEAD_BYTES, events)
                 continue
-            if kind == frames.PUSH_PROMISE:  # refused before its payload has to be kept
+            if kind == frames.PUSH_PROMISE:  # refused at its head, so that its payload need not be kept
                 raise BrokenError(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
             handler, least, most = self._kinds[kind]
             if not least <= length <= most:
-                # A frame that is too small breaks the RFC; one that is too large may only exceed our limits.
+                # A frame that is too small breaks a rule of the RFC; a frame that is too large may only exceed our
+                # limits.
                 is_fixed = length < least or least == most
                 raise BrokenError(FRAME_SIZE_ERROR if is_fixed else ENHANCE_YOUR_CALM, "frame of an illegal size")
             stop = position + HEAD_BYTES + length
