@@ -14,7 +14,7 @@ from shoal.open_files import RAISE_TASKS
 
 T = TypeVar("T")
 
-#: Lines that are worked on at once (ours); further ones wait for one of these to end.
+#: The most lines that are worked on at once (ours); a further line waits for one of these to end.
 LINES_AT_ONCE = 32
 
 
@@ -25,12 +25,12 @@ class Lines(Generic[T]):
         self._answer = answer
         self._places = Semaphore(LINES_AT_ONCE)
         self._lock = Lock()
-        # Changed under the lock: by line, the orders that wait for those before them.
+        # Changed under the lock: by line, the orders that wait for earlier orders of the line.
         self._waiting: dict[str, deque[T]] = {}
 
     def add(self, line: str, order: T) -> None:
-        """Answer an order once those before it in its line have been answered. Raises UnavailableError where the system
-        starts no thread for a line."""
+        """Answer an order once the earlier orders of its line have been answered. Raises UnavailableError where the
+        system starts no thread for a line."""
         with self._lock:
             if line in self._waiting:
                 self._waiting[line].append(order)

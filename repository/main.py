@@ -2,9 +2,9 @@
 
 Exec'd as `python -m shoal.repository.main` when first needed, and exits 0 when the supervisor closes the connection.
 Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): the
-index, whole polls, and each model or archive have one of their own. Orders that only remove or write local files are
-answered at once, in the order in which they came. Also the only process that imports protobuf. Orders and answers are
-in shoal/messages/to_poller.py.
+index, whole polls, and each model or archive have a line of their own. Orders that only remove or write local files are
+answered at once, in the order in which they came. The poller imports protobuf, which reads config.pbtxt, so that the
+supervisor need not. Orders and answers are in shoal/messages/to_poller.py.
 """
 
 import logging
@@ -36,10 +36,10 @@ from shoal.torchserve_errors import torchserve_error
 if TYPE_CHECKING:
     from shoal.repository.torchserve.store import TorchServeStore
 
-# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+# Not __name__, which is __main__ in a module run with -m: only loggers below "shoal" are configured.
 _log = logging.getLogger("shoal.repository.main")
 
-#: By kind, the line of an order that may take long. All lines have different names.
+#: Type of an order that may take long → the function that names the order's line. No two lines have the same name.
 _LINES: Mapping[type[Message], Callable[[Any], str]] = {
     to_poller.Poll: lambda order: "polls" if order.names is None or order.names else "the index",
     to_poller.Look: lambda order: f"model {order.name}",
@@ -181,7 +181,7 @@ class Poller:
 
 
 def _store(welcome: to_poller.PollerWelcomed) -> "TorchServeStore | None":
-    """TorchServe's store, where the server has one: only then its modules are imported."""
+    """TorchServe's store; None, and its modules are not imported, where the server has none."""
     if welcome.store is None:
         return None
     from shoal.repository.torchserve.configuration import Machine

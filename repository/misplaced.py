@@ -1,8 +1,8 @@
 """Advice about a model's directory without a version: where the files lie, and where they belong.
 
 A user who comes from a single file puts it into the model's directory, calls the version `v1`, or gives the model's
-directory as the repository. Triton's sentences do not say so; the advice is appended to them. Reads directories, in the
-poller.
+directory as the repository. Triton's error messages do not name these mistakes; the advice is appended to the
+messages. Reads directories, in the poller.
 """
 
 import os
@@ -19,7 +19,7 @@ _FILES = {row.filename for row in PLATFORMS}
 
 def is_model(directory: Path) -> bool:
     """Whether a directory is that of a model, not a repository of models: it has a configuration, or a version."""
-    if os.path.lexists(directory / CONFIG_FILENAME):  # a link that points nowhere, too
+    if os.path.lexists(directory / CONFIG_FILENAME):  # also if the file is a link that points nowhere
         return True
     return is_dir(directory) and any(
         is_version_name(each.name) and (is_dir(each) or lost_link(each)) for each in directory.iterdir()

@@ -74,7 +74,7 @@ def hold(directory: Path | str) -> int:
         os.close(lock)
         raise
     except OSError:
-        return lock  # no sweep can lock it either
+        return lock  # the file system has no locks, so a sweep cannot lock, and does not remove, the directory
     try:
         os.stat(directory)  # fails if it was removed; not every file system shows that in the number of links
     except OSError:
@@ -88,7 +88,7 @@ def sweep() -> None:
     effect where nothing can be listed."""
     if not (prefix := _prefix()):
         return
-    with suppress(OSError):  # also tempfile's, where no directory can be written to, as on a read-only file system
+    with suppress(OSError):  # tempfile, too, raises it, where no directory can be written to, as on a read-only disk
         for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _remove_unlocked(path)
 

@@ -1,4 +1,4 @@
-"""The plan of a load: its step for each version that serves or was found. Pure; in the supervisor.
+"""The plan of a load: what it does with each version that serves or was found. Pure; in the supervisor.
 
 The rules are Triton's, with one difference on purpose: Triton reloads a version whose files have become newer, Shoal
 one whose modification times differ, so that a roll-back to older files is noticed, too.
@@ -35,7 +35,7 @@ class LoadPlan(NamedTuple):
 
 
 def plan(serving: Mapping[int, Source], found: FoundModel) -> LoadPlan:
-    """The steps from the versions that serve to those that were found."""
+    """What a load does with the versions that serve and those that were found on disk."""
     fresh, resized, kept = [], [], []
     for number in sorted(found.versions):
         source, wanted = serving.get(number), source_of(found, number)

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 #: Backends whose models are files of a framework, and no code of a user.
 _FILE_BACKENDS = frozenset({"fil", *(each.backend for each in PLATFORMS)} - {"python"})
-#: The file of a model's directory that says how a new version is rolled out; and its most bytes (ours).
+#: The file of a model's directory that says how a new version is rolled out; and its greatest size in bytes (ours).
 ROLLOUT_FILENAME = "rollout.json"
 _MAX_ROLLOUT_BYTES = 65536
 
@@ -167,7 +167,7 @@ class Repositories:
     ) -> FoundModel:
         """The model in a directory, as found on disk; a fault of its files becomes its `error`.
 
-        A `mapped` model has the identifier's name, whatever its configuration says.
+        With `mapped`, the model has the identifier's name, whatever its configuration says.
         """
         name, namespace = identifier
         how: dict[str, Any] = {"strict": self.strict, "backend_directory": self.backend_directory}
@@ -189,7 +189,7 @@ class Repositories:
             labels = read_labels(directory, config)
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
-        known = {CONFIG_FILENAME, CONFIGS_DIRECTORY, ROLLOUT_FILENAME}  # configurations, or about versions
+        known = {CONFIG_FILENAME, CONFIGS_DIRECTORY, ROLLOUT_FILENAME}  # not among the model's other files
         others = [times[entry] for entry in times if entry not in known and not is_version_name(entry)]
         others_ns = max(others, default=0)
         seen = _fingerprint(times), changed_ns

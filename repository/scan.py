@@ -14,7 +14,7 @@ from shoal.file_kinds import exists, is_dir, is_file
 from shoal.model_config.checks import is_inside
 from shoal.repository.identifier import MAX_NAME_BYTES, ModelIdentifier, is_model_name
 
-if TYPE_CHECKING:  # the supervisor imports this module, too, and no module that reads clouds
+if TYPE_CHECKING:  # the supervisor imports this module, too, and must import no module that reads clouds
     from shoal.repository.cloud import CloudRepository
     from shoal.repository.cloud_listing import CloudModel
 

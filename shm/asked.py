@@ -11,8 +11,8 @@ class NumberedModel(Protocol):
 
 
 class CheckedRequest(Protocol):
-    """A request that has passed its model's validation: the version, the number of rows, and the key shared by requests
-    that may be in one batch."""
+    """A request that has passed its model's validation: the version, the number of rows, and the shape key, which
+    is equal for requests that may be in one batch."""
 
     @property
     def entry(self) -> NumberedModel: ...

@@ -109,7 +109,7 @@ class Row:
         self.windows = windows
         #: Upper bounds of the histogram of first responses, in ms, ascending; empty if the model has none. Set once.
         self.first_response_bounds: Sequence[float] = ()
-        # Cells are changed by batcher/statistics.py and by the methods here; batches by count_execution.
+        # Changed by batcher/statistics.py and the methods here: the cells. Changed by count_execution: the batches.
         self.cells = [0] * len(CELLS)
         #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many such
         #: requests have succeeded, which are not counted in the cells either: if each request were added by itself, a
@@ -132,8 +132,8 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back the figures that a dead batcher published last. The caller counts the requests in the queue
-        again."""
+        """Read back the figures that a dead batcher published last, but for those of the queue, whose requests
+        are counted again."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0

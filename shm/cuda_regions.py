@@ -30,7 +30,7 @@ _POOL = 1 << 63
 class CudaPlace(NamedTuple):
     """The region in which a tensor lies, as a request's header names the region."""
 
-    number: int  # of the registration; never used again
+    number: int  # of the registration; no later registration has the same
     device_id: int  # the client's and the server's number of the GPU
     handle: bytes
 

@@ -23,7 +23,7 @@ RING_AFTER_NS = 100_000
 #: How long (s) a guest waits before it checks its deadlines again (ours).
 WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")
-#: Most bytes that one `recv` reads: usually one byte has come, and a larger buffer takes longer to allocate.
+#: Most bytes that one `recv` reads: usually one ring, a byte, has come, and a larger buffer takes longer to allocate.
 _MANY = 64
 # MSG_DONTWAIT as an int: joining two members of an enum takes 8 µs.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
@@ -111,7 +111,7 @@ class GuestBell:
             return
 
     def clear(self) -> None:
-        """Undo the other end's rings; the caller looks at its rings in shared memory after this call, never before."""
+        """Undo the other end's rings; the process looks at its rings in shared memory after this call, never before."""
         try:
             while len(self._socket.recv(_MANY, _AT_ONCE)) == _MANY:
                 continue

@@ -351,8 +351,8 @@ class Port:
             reached("released")
 
     def resubmit(self) -> None:
-        """Send all open requests and held replies to a dead batcher's successor. The caller must have polled the dead
-        batcher's replies before.
+        """Send all open requests and held replies to a dead batcher's successor. To be called after `poll` has returned
+        the dead batcher's replies.
 
         A cancelled request is open, too: it is not cancelled again, and its final reply still comes. The first HOLD is
         marked, since a second successor may read the HOLDs for the first one, too, if that one has died meanwhile.
@@ -379,7 +379,7 @@ class Port:
                 self._writer.push(release_record(*self._released))
                 self._released.clear()
             except RingFullError:
-                pass  # a later flush pushes them
+                pass  # a later flush pushes the RELEASE
         if self._unheld:
             self._release_unheld()
         if self._writer.publish() and self._must_ring:
@@ -401,8 +401,8 @@ class Port:
         """All new replies. A final reply frees the request's own block; a reply's block, which is its worker's, is
         readable until `release`.
 
-        Replies beyond those that may be held are released unread and returned with a reason. The caller clears a bell
-        that must be cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
+        Replies beyond those that may be held are released unread and returned with a reason. A bell that must be
+        cleared is cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
         """
         replies = []
         opened, free = self._open, self.slab.free

@@ -68,10 +68,10 @@ def create(
 ) -> int:
     """A new segment's descriptor, its first pages reserved and its header written. The caller owns the descriptor.
 
-    `sealed` chooses a memfd that can neither shrink nor grow. With `for_guest` it admits no further seals either, which
-    the guest could otherwise add. The pages of a `lazy` segment are reserved when its owner writes to them. The first
-    pages of any other segment are reserved here, and lack of memory raises OutOfSharedMemoryError; the owner's Slab
-    reserves further pages before it hands them out. So lack of memory is never a SIGBUS.
+    `sealed` chooses a memfd that can neither shrink nor grow. With `for_guest` the memfd refuses further seals, too,
+    which the guest could otherwise add. The pages of a `lazy` segment are reserved when its owner writes to them. The
+    first pages of any other segment are reserved here, and lack of memory raises OutOfSharedMemoryError; the owner's
+    Slab reserves further pages before it hands them out. So lack of memory is never a SIGBUS.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
     fd = _create_memfd() if sealed else _create_nameless()

@@ -19,11 +19,12 @@ from collections.abc import Callable
 
 #: The longest spin after the first short wait, in ns (ours).
 FIRST_NS = 12_500
-#: A wait is short if a spin of the greatest length would have seen its event: if the wait was no longer than that or,
-#: before spins have that length, at most this many times as long, since processes that sleep take longer to answer each
-#: other.
+#: A wait is short if a spin of the greatest length would have seen its event: if the wait was no longer than that spin
+#: or, before spins have that length, at most this many times as long, since processes that sleep take longer to answer
+#: each other.
 SHORT_ASLEEP = 2
-#: A yield that took longer than this, in ns, has given the core to another program: Shoal's own steps take 10 to 50 µs.
+#: A yield that took longer than this, in ns, has given the core to another program: a process of
+#: Shoal's gives it back after 10 to 50 µs.
 LONG_YIELD_NS = 200_000
 #: The time without spins after a long yield, in multiples of the yield's length; each further long yield doubles it, up
 #: to MOST_PAUSE, unless ENOUGH spins before that yield have ended with an event (ours).
@@ -31,7 +32,7 @@ PAUSE, MOST_PAUSE, ENOUGH = 100, 3200, 1000
 
 
 class SpinPolicy:
-    """When to spin, and how long. Pure: times are monotonic ns, handed in."""
+    """When to spin, and how long. Pure: the time comes in as an argument, in monotonic ns."""
 
     __slots__ = ("_longest_ns", "_met", "_pause", "_resumes_ns", "_spin_ns")
 

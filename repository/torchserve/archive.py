@@ -49,7 +49,7 @@ class Limits:
     entries: int = 20_000
     directory_bytes: int = 8 << 20  # of a zip's central directory, which is read as a whole
     ratio: int = 100  # unpacked bytes for each byte of the archive; weights compress by less than two
-    always_bytes: int = 256 << 20  # unpacked bytes that need no ratio
+    always_bytes: int = 256 << 20  # unpacked bytes that are allowed whatever their ratio to the archive's
     name_bytes: int = 1024  # of an entry's path
 
 
@@ -225,7 +225,7 @@ def _unpack_tar(archive: BinaryIO, target: Path, budget: _Budget) -> None:
                 source = opened.extractfile(member)
                 assert source is not None
                 _write(source, target, parts, nbytes)
-        # Reads the padding; at its end gzip compares the checksum of the whole archive.
+        # Reads tar's padding up to the end of the gzip data, where gzip compares the checksum of the whole archive.
         if len(stream.read(_MAX_PADDING_BYTES)) == _MAX_PADDING_BYTES:
             raise RefusedArchiveError("it has more behind its last entry; make it again")
 

@@ -22,7 +22,7 @@ from shoal.store_settings import StoreSettings
 from shoal.torchserve_errors import torchserve_error
 
 BACKEND = "torchserve"
-_BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's
+_BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's defaults
 #: The longest time without requests of a sequence, where TorchServe has no limit: a year.
 _NO_LIMIT_MS = 365 * 24 * 3600 * 1000
 #: Built-in handlers that answer in parts.
@@ -49,7 +49,7 @@ class StoreRequest(NamedTuple):
     initial_workers: int | None = None
     response_timeout: int | None = None  # s
     startup_timeout: int | None = None  # s
-    is_startup: bool = False  # load_models names it, not a client
+    is_startup: bool = False  # `load_models` of config.properties, not a client, names the archive
     part: WorkflowPart | None = None
 
 
@@ -65,7 +65,7 @@ class ArchiveFacts(NamedTuple):
 
     name: str
     manifest: Manifest | None
-    yaml: Mapping[str, Any]  # of read_yaml_config
+    yaml: Mapping[str, Any]  # what read_yaml_config returns
     streams: bool  # a handler's source sends intermediate responses
 
 

@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 from shoal.repository.identifier import is_model_name
 from shoal.torchserve_errors import torchserve_error
 
-#: Seconds without a byte on the connection (ours).
+#: The most seconds that a connection may bring no byte (ours).
 STALL_S = 30.0
-#: Seconds for a whole download (ours); the supervisor's limit for an order of the poller may be shorter.
+#: The most seconds that a download may take (ours); the supervisor's limit for an order of the poller may be shorter.
 WHOLE_S = 1800.0
 #: Bytes that stay free on the store's disk (ours).
 _RESERVE_BYTES = 256 << 20
@@ -93,7 +93,7 @@ def _failed(url: str, reason: object) -> Exception:
 def _copy(source: BufferedReader | HTTPResponse, target: IO[bytes], store: Path) -> None:
     """Copy a whole archive. Raises ValueError for one that takes too long, is too large, or is cut short."""
     end_s = time.monotonic() + WHOLE_S
-    while chunk := source.read1(_CHUNK):  # one receive a pass: a host that drips bytes must not outlast WHOLE_S
+    while chunk := source.read1(_CHUNK):  # a single receive: a host that drips bytes must not outlast WHOLE_S
         free = os.statvfs(store)  # each time: other downloads fill the disk, too
         if free.f_bavail * free.f_frsize - len(chunk) < _RESERVE_BYTES:
             raise ValueError("the disk of the model store is full")

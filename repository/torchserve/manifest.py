@@ -81,6 +81,6 @@ def _text(fields: Mapping[str, Any], member: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # Gson reads a number where it wants a text
+        return str(value)  # as Gson, by which TorchServe reads JSON, turns a number into a text
     _log.warning("'%s' of %s is ignored: it is no text", member, MANIFEST)
     return ""

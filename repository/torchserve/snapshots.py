@@ -2,8 +2,8 @@
 
     <yyyyMMddHHmmssSSS>-{startup,snapshot,shutdown}.cfg     properties, and model_snapshot={…} as TorchServe writes it
 
-The newest by name counts. A file appears whole, and only its owner reads it: properties may have passwords. Runs in the
-poller.
+A start reads the snapshot with the latest time in its name. A file appears whole, and only its owner reads it:
+properties may have passwords. Runs in the poller.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.errors import InternalError
 
-#: The most files of changes that are kept (ours; TorchServe keeps all). All files of starts and stops are kept.
+#: The most `-snapshot` files, written at changes, that are kept (ours; TorchServe keeps all). All others are kept.
 MAX_CHANGES = 50
 _CHANGE = re.compile(r"[0-9]{17}-snapshot\.cfg", re.ASCII)
 

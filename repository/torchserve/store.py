@@ -192,8 +192,8 @@ class TorchServeStore:
     # --- unpacking ---
 
     def unpack(self, path: Path, refused: Callable[[str], ShoalError]) -> Path:
-        """A new directory with the contents of an archive. Raises `refused` with a reason for a file that is no archive
-        or exceeds the limits; the directory is removed then."""
+        """A new directory with the contents of an archive. For a file that is no archive or exceeds the limits, raises
+        the error that `refused` makes of the reason, and removes the directory."""
         directory = self.work / secrets.token_hex(16)
         try:
             self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -272,7 +272,7 @@ class TorchServeStore:
 
 
 def default_name(url: str) -> str:
-    """The name of a model at start that neither the command line nor its manifest names: from its file's name."""
+    """The name of a model loaded at start that neither the command line nor its manifest names, made of its file's."""
     name = url.rstrip("/").rpartition("/")[2]
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
@@ -280,7 +280,7 @@ def default_name(url: str) -> str:
 
 
 def _entered(folder: Path) -> Path:
-    """A folder, or the only folder in it."""
+    """The only folder in `folder`, if there is no other file and no manifest beside it; else `folder` itself."""
     entries = [each for each in folder.iterdir() if each.name[0] != "."]
     return entries[0] if len(entries) == 1 and is_dir(entries[0]) and not exists(folder / MANIFEST) else folder
 

@@ -1,6 +1,6 @@
 """Whether an archive's handler will import torch, as far as its files say before it runs.
 
-The worker of such an archive is forked by a zygote that has imported torch; other workers must not carry its memory.
+The worker of such an archive is forked by a zygote that has imported torch; other workers must not carry torch along.
 The code is searched for statements that import torch, or a package that does, wherever they stand; it is not parsed,
 since a parser can be made to overflow the stack. A wrong answer costs memory or time, nothing else. Pure but for
 reading files, within bounds.
@@ -34,7 +34,7 @@ _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 
 
 def uses_torch(directory: Path, config: Config) -> bool:
-    """Whether the archive in this version directory is one of torch."""
+    """Whether the handler of the archive in this version directory will import torch, as far as its files show."""
     name = _handler(directory, config).partition(":")[0].removesuffix(".py").rpartition("/")[2]
     if name in BUILT_IN and not (directory / f"{name}.py").exists():
         return True
@@ -42,7 +42,7 @@ def uses_torch(directory: Path, config: Config) -> bool:
 
 
 def _handler(directory: Path, config: Config) -> str:
-    """The text of the handler: of the configuration, else of the manifest; "" where neither can be read."""
+    """The handler that the configuration names, else the manifest's; "" where neither can be read."""
     said = parameter(config, "ts_handler")
     if said:
         return said

@@ -69,8 +69,8 @@ def _invalid_graph(message: str) -> ShoalError:
 
 
 def read_workflow(directory: Path, name: str | None = None) -> Workflow:
-    """The workflow of an unpacked archive; `name` counts before the manifest's. Raises ShoalError in TorchServe's form
-    for a workflow that cannot be served."""
+    """The workflow of an unpacked archive; `name` takes precedence over the manifest's. Raises ShoalError in
+    TorchServe's form for a workflow that cannot be served."""
     manifest = _manifest(directory)
     name = name or _text(manifest, "workflowName")
     if not name:

@@ -100,7 +100,7 @@ def _of_node(workflow: Workflow, node: Node, request: WorkflowRequest, directory
         handler=None if node.url else f"{workflow.handler}:{node.name}",
         batch_size=settings["batch-size"],
         max_batch_delay=settings["max-batch-delay"],
-        initial_workers=settings["max-workers"],  # as in TorchServe, where a workflow's models begin with the most
+        initial_workers=settings["max-workers"],  # in TorchServe, too, a node begins with its most workers
         response_timeout=request.response_timeout,
         startup_timeout=request.startup_timeout,
         part=part,

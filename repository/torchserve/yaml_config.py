@@ -14,12 +14,12 @@ from shoal.model_config import files
 _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 256 << 10
-#: More than settings need. Merged mappings that are merged again grow exponentially in PyYAML.
+#: The most aliases and merges (`<<`) in a file, more than settings need: merges of merges grow exponentially in PyYAML.
 _MAX_ALIASES, _MAX_MERGES = 100, 4
 #: Limits that no settings need, and that no file without aliases can exceed in number of values.
 _MAX_INTEGER_BITS, _MAX_VALUES = 64, 1 << 18
 
-#: Integers, with the least value that counts.
+#: Settings that are integers → the least value that is accepted.
 _INTEGERS = {
     "minWorkers": 0, "maxWorkers": 0, "batchSize": 1, "maxBatchDelay": 0, "responseTimeout": 1, "startupTimeout": 1,
     "maxRetryTimeoutInSec": 1, "clientTimeoutInMills": 0, "jobQueueSize": 1, "parallelLevel": 1,
@@ -52,7 +52,7 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
         raise YamlError(f"'{name}' is larger than {_MAX_BYTES} bytes")
     try:
         text = raw.decode("utf-8-sig")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, as safe and faster
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader of LibYAML, which is as safe and faster
         tokens = list(yaml.scan(text, Loader=loader))
         num_merges = sum(isinstance(token, yaml.ScalarToken) and token.value == "<<" for token in tokens)
         if sum(isinstance(token, yaml.AliasToken) for token in tokens) > _MAX_ALIASES or num_merges > _MAX_MERGES:
