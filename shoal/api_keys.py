@@ -22,9 +22,9 @@ from shoal.errors import InvalidArgumentError
 
 #: The scopes that a key may have. `infer` and `admin` include reading about the key's models.
 SCOPES = ("infer", "admin", "metrics")
-#: Bounds of a file (ours): keys, bytes, and patterns of one key.
+#: The most keys and bytes of a file, and the most patterns of models of one key (ours).
 MAX_KEYS, MAX_FILE_BYTES, MAX_PATTERNS = 4096, 4 << 20, 64
-#: How a key begins, so that scanners for leaked secrets find one.
+#: The beginning of each key, by which scanners for leaked secrets recognise a key.
 PREFIX = "shoal_"
 _KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -33,7 +33,7 @@ _PATTERN = re.compile(r"[!-~]{1,256}")
 #: Members of a key's entry that limit its requests, see KeyLimits.
 LIMITS = ("requests_per_second", "burst", "max_in_flight")
 _MEMBERS = frozenset({"sha256", "scopes", "models", *LIMITS})
-#: Bounds of the limits of a key (ours).
+#: The greatest value of a key's limit (ours).
 _MAX_LIMIT = 1_000_000
 
 

@@ -13,10 +13,11 @@ CacheConfig = Mapping[str, Mapping[str, str]]
 #: The smallest response cache is about as small as Triton's; the largest one and the blocks of ensembles fill a
 #: segment.
 MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1000, (1 << 32) - (17 << 20)
-#: Bytes of answers in Redis that a server also keeps itself, where `size` is not given (ours: Triton keeps none).
+#: The most bytes of answers in Redis of which a server also keeps copies, where `size` is not given (ours: Triton keeps
+#: no copies).
 REDIS_CACHE_BYTES = 64 << 20
 #: Redis's timeouts: for replies, for which requests wait, and for a connection, for which no request waits. Triton's
-#: default for both is for ever; its wait for a free connection of the pool is 100 ms.
+#: default for both is no limit; Triton waits 100 ms for a free connection of its pool.
 DEFAULT_SOCKET_TIMEOUT_MS, DEFAULT_CONNECT_TIMEOUT_MS = 100, 1000
 REDIS_PORT = 6379  # Redis's own; Triton has no default
 
@@ -47,7 +48,7 @@ class RedisSettings(NamedTuple):
     is_tls: bool
     cert: str  # the client's own certificate and key
     key: str
-    cacert: str  # who must have signed the server's certificate: a file, or a directory of them; "": the system's
+    cacert: str  # this file, or cacert_dir, has the certificates of authorities; both "": the system's are used
     cacert_dir: str
     sni: str  # the name in the server's certificate; "": the host
 
@@ -82,7 +83,7 @@ def cache_bytes(config: CacheConfig) -> int:
 
 
 def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSettings | None:
-    """The settings of Redis, if Redis is the cache; from the environment only Triton's two variables are read."""
+    """The settings of Redis; None if Redis is not the cache. Of `environ`, only Triton's two variables are read."""
     if "redis" not in config:
         return None
     said = {
@@ -97,7 +98,7 @@ def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSett
         user=said["user"],
         password=said["password"],
         db=int(said.get("db", "0")),
-        # Triton's 0, no limit, stands for the default here.
+        # A connect_timeout of 0, Triton's default, means DEFAULT_CONNECT_TIMEOUT_MS here.
         connect_timeout_s=(int(said.get("connect_timeout", "0")) or DEFAULT_CONNECT_TIMEOUT_MS) / 1000,
         socket_timeout_s=(int(said.get("socket_timeout", "0")) or DEFAULT_SOCKET_TIMEOUT_MS) / 1000,
         is_tls=said.get("tls_enabled", "true" if any(text.values()) else "false") == "true",

@@ -31,13 +31,13 @@ def _expires_s(der: bytes) -> int:
     tag, _, end = _read(der, position)
     if tag == _VERSION:
         position = end
-    for _ in range(3):  # serial number, signature, issuer
+    for _ in range(3):  # skips serial number, signature and issuer
         _, _, position = _read(der, position)
     _, start, _ = _read(der, position)  # validity
-    _, _, position = _read(der, start)  # not before
+    _, _, position = _read(der, start)  # skips "not before", the first of the two times
     tag, start, end = _read(der, position)
     text = der[start:end].decode("ascii")
-    if tag == _UTC_TIME:  # two digits of the year
+    if tag == _UTC_TIME:  # the year has two digits
         text = ("19" if text[0] >= "5" else "20") + text
     return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
 

@@ -81,7 +81,8 @@ Start with:
 """
 
 
-#: Triton's defaults where Shoal's differ: open to the network, no page, nothing is installed, no execution limit.
+#: Triton's defaults where Shoal's differ: listens to the network, has no page, installs no packages of models, and lets
+#: an execution last without limit.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
     "grpc_address": "0.0.0.0",
@@ -94,7 +95,7 @@ TRITONS_DEFAULTS: dict[str, Any] = {
 }
 
 
-#: Arguments by which a command prints an answer and ends, whatever else it does.
+#: Arguments with which a command prints help or its version and ends, and so starts no server.
 _ANSWERED = frozenset({"--help", "-h", "--version", "-v"})
 
 
@@ -108,7 +109,7 @@ def _command(work: Callable[[], int], *, serves: bool) -> int:
     """Run a command with standard streams that are open; returns its exit code. A command that serves handles broken
     pipes itself, and signals as soon as its server has begun."""
     _open_standard_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack characters of names, as ASCII does
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the locale's encoding, such as ASCII, may lack characters of names
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
     try:
         try:
@@ -124,13 +125,13 @@ def _command(work: Callable[[], int], *, serves: bool) -> int:
         reader_has_gone = error.errno == errno.EPIPE  # the reader has closed the pipe, as `head` does
         if not reader_has_gone:
             print(f"The output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter must not flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
         return 128 + signal.SIGPIPE if reader_has_gone else 1
 
 
 def _open_standard_streams() -> None:
-    """Open those of stdin, stdout and stderr that the caller has closed, as `>&-` does: no socket or file of a server
-    may get their numbers."""
+    """Open those of stdin, stdout and stderr that were closed when the command began, as by `>&-`: no socket or file
+    of a server may get their numbers."""
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
             if (opened := os.open(os.devnull, os.O_RDWR)) != number:
@@ -167,14 +168,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def _asked_by_shell() -> list[str]:
-    """The verb whose parser answers the shell (completing.py). A shell that asks for the verb is answered here."""
+    """Arguments that lead to the parser that is to answer the shell: its verb (completing.py). A shell that completes
+    the verb itself is answered here."""
     from shoal.cli.completing import ASKING, answer_verbs, verb_asked
 
     verb = verb_asked(_VERBS, os.environ)
     if verb is None:
         answer_verbs(_VERBS)  # ends the process
         return []
-    os.environ[ASKING] = "2"  # the parser's words begin behind `shoal`
+    os.environ[ASKING] = "2"  # the parser gets the words from the second on, behind `shoal`
     return [verb]
 
 
@@ -196,7 +198,7 @@ def torchserve(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    # With the options' own defaults: a server without flags answers only to its own machine.
+    # With the defaults of ServerOptions, not Triton's: a server without flags answers only to its own machine.
     return _serve(arguments, prog="shoal serve", environ=environ)
 
 

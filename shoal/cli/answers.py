@@ -1,8 +1,8 @@
 """The shapes of a server's answers, as far as verbs read them: `RemoteServer` checks each answer once, when it comes.
 
-A type stands for its values, a range for integers in it, a frozenset for its elements, None for null, a tuple for any
-of its shapes, a list for a list of its shape. A dict gives the shapes of members, which may be missing in the answer;
-the shape of the key `str` is that of all members.
+A shape is a type for all values of the type, a range for the integers in the range, a frozenset for its elements, None
+for null, a tuple of shapes for a value of any of them, or a list of one shape for a list of such values. A dict has the
+shapes of an object's members by name, which may be missing in the answer; the member `str` has the shape of all others.
 """
 
 from typing import Any, TypeAlias

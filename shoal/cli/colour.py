@@ -12,9 +12,9 @@ GOOD, NOTE, BAD = "32", "33", "31"
 
 
 def coloured(text: str, colours: Mapping[str, str], stream: TextIO | None = None) -> str:
-    """The text with each pattern's matches (re, by line) in its colour, where `stream`, or else stdout, is a terminal.
+    """The text with each regular expression's matches in its colour, where `stream`, or else stdout, is a terminal.
 
-    The pattern's first group is coloured alone, where it has one.
+    Of an expression with a group, the first group alone is coloured.
     """
     if not is_wanted(sys.stdout if stream is None else stream, os.environ):
         return text
@@ -24,17 +24,17 @@ def coloured(text: str, colours: Mapping[str, str], stream: TextIO | None = None
 
 
 def printable(text: str) -> str:
-    """A text of a client or a model on one line, which a terminal prints and does not obey."""
+    """A text of a client or a model as one line, without control characters, which a terminal would obey."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """A text of a server on its lines, with tabs; a terminal prints it and does not obey it."""
+    """A text of a server without the control characters that a terminal would obey; line ends and tabs stay."""
     return "".join([each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text])
 
 
 def is_wanted(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether colours may be printed to a stream."""
+    """Whether colours are to be printed to a stream."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 

@@ -1,7 +1,7 @@
 """The answer to a shell that completes a command of `shoal` (completion.py).
 
-By argcomplete: the shell runs the command itself, which then prints what may follow instead of doing anything. So flags
-are those of the installed version, and models those of the running server.
+argcomplete does it: the shell runs the command, which then does nothing but print the words that may follow. So a shell
+offers the flags of the installed version, and the models of the running server.
 """
 
 import argparse
@@ -11,9 +11,9 @@ from typing import Any
 
 from shoal.cli.remote import DEFAULT_URL, NoResponseError, RefusedError, RemoteServer
 
-#: By this variable a shell asks; its value is the number of the first word that a parser gets, from 1.
+#: The variable by which a shell asks; its value is the number, from 1, of the first word that is the parser's.
 ASKING = "_ARGCOMPLETE"
-#: Verbs whose argument is a model of a running server.
+#: Verbs of which an argument is a model of a running server.
 _OF_MODELS = (
     "infer", "bench", "models", "load", "unload", "scale", "explain", "top", "rollout", "record", "shadow",
 )  # fmt: skip
@@ -30,7 +30,7 @@ def verb_asked(verbs: Collection[str], environ: Mapping[str, str]) -> str | None
 
 
 def answer_verbs(verbs: Collection[str]) -> None:
-    """Answer the shell that asks for a verb; ends the process."""
+    """Answer the shell that completes a verb; ends the process."""
     parser = argparse.ArgumentParser(prog="shoal")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("verb", choices=list(verbs))
@@ -38,7 +38,7 @@ def answer_verbs(verbs: Collection[str]) -> None:
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell that asks for an argument of a verb; ends the process."""
+    """Answer the shell that completes an argument of `parser`; ends the process."""
     import argcomplete
 
     if parser.prog.partition(" ")[2] in _OF_MODELS:

@@ -24,7 +24,7 @@ def as_pbtxt(config: Mapping[str, Any]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as it stands between the quotation marks of config.pbtxt."""
+    """A text escaped as it must be between quotation marks in config.pbtxt."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -39,13 +39,14 @@ Options:
 Exit codes: 0 a server can run; 1 the command is wrong; 2 something is BAD.
 """
 _MIB, _GIB = 1024**2, 1024**3
-#: A server of a few models takes about as much /dev/shm; below that its segments are memfds (shm/segment.py).
+#: The free bytes of /dev/shm that a server of a few models takes; with less, its segments are memfds (shm/segment.py).
 _DEV_SHM_NBYTES = 256 * _MIB
-#: A server without models has 30 descriptors open, an instance takes about ten (supervisor/descriptors.py).
+#: The least limit of open descriptors that is good: a server without models has 30 open, each instance takes about ten
+#: (supervisor/descriptors.py).
 _DESCRIPTORS = 4096
-#: Bytes for one server of small models at rest, and a large payload beside it (ours).
+#: The least available memory in bytes: for one idle server of small models, and a large payload beside it (ours).
 _MEMORY_NBYTES = _GIB
-#: The least time in ns of reading a clock by a system call; without a system call it takes less than 100 (ours).
+#: The time in ns from which a read of the clock is slow, by a system call; without one it takes less than 100 (ours).
 _SLOW_CLOCK_NS = 400
 
 
@@ -102,7 +103,7 @@ def examine(facts: MachineFacts) -> Iterator[Row]:
 
 
 def _noted(subject: str, found: str, advice: str) -> Row:
-    """A row that is a note if there is advice."""
+    """A row whose state is NOTE if there is advice, else GOOD."""
     return Row(NOTE if advice else GOOD, subject, found, advice)
 
 
@@ -191,7 +192,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Row]:
 # -- the server's places ----------------------------------------------------------------------------------------------
 
 
-#: Remedies, by the errno of the attempt to listen; {0} is the service's name. A default server listens on 127.0.0.1.
+#: errno of an attempt to listen on 127.0.0.1, as a server without flags does → the remedy; {0} is the service's name.
 _REMEDIES = {
     errno.EADDRNOTAVAIL: "no network interface has 127.0.0.1: ip link set lo up, or another --{0}-address=<address>",
     errno.EACCES: "ports below 1024 are for root: --{0}-port=<port>",

@@ -16,15 +16,15 @@ VARIABLES = {
 }
 #: Variable → the flag whose value it sets.
 _FLAGS = {"AIP_HTTP_PORT": "vertex-ai-port", "AIP_STORAGE_URI": "model-repository"}
-#: The format of the log if it does not go to a terminal; Shoal's container image and systemd unit set it. Ours.
+#: Shoal's own variable for the format of a log that does not go to a terminal; its container image and unit set it.
 LOG_FORMAT = "SHOAL_LOG_FORMAT"
 #: The flags for a prediction container of Vertex AI, where all requests come to Vertex AI's own port.
 _PREDICTION = {"allow-vertex-ai": "true", "allow-http": "false", "allow-grpc": "false"}
 
 
 def implied_flags(environ: Mapping[str, str], *, is_terminal: bool = False) -> dict[str, str]:
-    """Flag → value, from the environment; the caller lets flags on the command line win. `is_terminal`: the log goes to
-    a terminal, where a person reads it."""
+    """Flag → value, from the environment, for flags that the command line does not have. `is_terminal`: the log goes
+    to a terminal, where a person reads it."""
     flags = dict(_PREDICTION) if environ.get("AIP_MODE") == "PREDICTION" else {}
     if environ.get(LOG_FORMAT) and not is_terminal:
         flags["log-format"] = environ[LOG_FORMAT]
@@ -35,5 +35,5 @@ def implied_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Field of ServerOptions → value, from the environment."""
     settings = {option: environ[variable] for variable, option in VARIABLES.items() if environ.get(variable)}
     if environ.get("SAGEMAKER_MULTI_MODEL") == "true":
-        settings.setdefault("sagemaker_ping_mode", "live")  # live even without a model, or if one has failed to load
+        settings.setdefault("sagemaker_ping_mode", "live")  # /ping succeeds without a model, or if one failed to load
     return settings

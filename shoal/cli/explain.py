@@ -69,7 +69,7 @@ def _how(version: Row) -> str:
 
 
 def _padding(version: Row) -> str:
-    """The share of padding, and the cost of another execution, which padding must not exceed."""
+    """A sentence on the share of padding, and on the cost of another execution, which padding must not exceed."""
     fixed = version["fixed_elements"]
     known = "not known yet" if fixed is None else "any number of elements" if fixed < 0 else f"{fixed:,.0f} elements"
     return (
@@ -85,7 +85,8 @@ _BY_LENGTH = {
 
 
 def _sizes(version: Row) -> list[list[str]]:
-    """One row per executed size. `EXPECTED`, under a latency target only, includes the way to the instance and back."""
+    """One row per executed batch size. The time expected, under a latency target only, is the last cell, and includes
+    the way to the instance and back."""
     expected = {each["rows"]: each["ns"] for each in version.get("learned", ())}
     return [
         [

@@ -59,7 +59,7 @@ _SETTINGS: dict[str, Callable[[BackendModel, Device], object]] = {
     "pytorch": pytorch_options.settings,
     "tensorflow": tensorflow_options.tensorflow_settings,
 }
-#: A directory of backends in which there is none.
+#: In place of a server's --backend-directory: a directory without any backend.
 _NOWHERE = Path("/nonexistent")
 
 
@@ -134,7 +134,7 @@ def _check_all(repositories: Sequence[Path]) -> Report:
 
 
 def _check_model(found: FoundModel, finished: dict[str, Config]) -> Iterator[Finding]:
-    """Check a model by itself; its finished configuration is added to `finished` where it has no fault."""
+    """Check a model without those that its steps name; a finished configuration without fault goes into `finished`."""
     if found.error is not None:
         position = _POSITION.search(str(found.error)) if CONFIG_FILENAME in str(found.error) else None
         path = _config_path(found)
@@ -245,7 +245,7 @@ def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[st
 
 
 def _check_tensors(config: Config, onnx: onnx_file.OnnxFile) -> None:
-    """Raises InvalidArgumentError where a finished configuration and the file disagree."""
+    """Raise InvalidArgumentError where the tensors of a finished configuration and of the file disagree."""
     signature, ragged = Signature.from_config(with_sequence_tensors(config)), RaggedBatches(config)
     specs = {**signature.inputs, **signature.outputs}
     batch = (-1,) * (signature.max_batch_size > 0)

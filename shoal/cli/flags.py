@@ -59,7 +59,7 @@ class Flag(NamedTuple):
 
 
 def honour(name: str, value: ValueKind, text: str, *, deprecated_for: str = "", sets: str = "") -> Flag:
-    """A flag that has the effect that Triton's has, or is Shoal's own."""
+    """A flag of Triton's that has the same effect here, or a flag of Shoal's own."""
     return Flag(name, value, text, True, deprecated_for=deprecated_for, sets=sets)
 
 
@@ -321,7 +321,7 @@ METRICS = (
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"
     ),
 )
-#: Settings of --trace-config, with mode and value, that have older flags of their own.
+#: Settings of --trace-config that have older flags of their own: name, mode of tracing, form of the value.
 _TRACE_SETTINGS = (
     ("file", "triton", "<string>"),
     ("level", "", "<string>"),

@@ -119,7 +119,7 @@ def haproxy_configuration(servers: Sequence[FleetServer], arguments: argparse.Na
 
 
 #: A server that is no longer ready keeps the requests that it has: a server that is being stopped answers them. Braces
-#: of HAProxy's own are doubled.
+#: that HAProxy is to read are doubled for str.format.
 _HAPROXY = """\
 # Written by `shoal fleet haproxy`. Check with `haproxy -c -f FILE`.
 global

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 #: The columns for which help is written.
 WRITTEN_COLUMNS = 120
-#: The head of a row: a flag, a verb or a command up to two spaces, or a long flag with its value up to one. The usage
-#: is a row, too.
+#: The head of a row, which ends with two spaces (of a flag, a verb or a command) or with one (of a long flag with its
+#: value). The line of the usage is a row, too.
 _HEAD = re.compile(r" +(?:--[a-z, -]+ (?:<[^>]*>|[a-z]+(?:\|[a-z]+)+) |\S(?:.*?\S)?  +)(?=\S)|Usage: ")
-#: The least columns of a text beside its flag: with fewer it begins on the next line, with an indent of so many (ours).
+#: The least columns of a text beside its flag; the indent of a text that, with fewer, begins on the next line (ours).
 _LEAST_COLUMNS, _INDENT = 25, 6
 
 
 class HelpPrinter(argparse.ArgumentParser):
-    """An ArgumentParser that raises OSError where its help cannot be written. argparse's own parser ignores that; until
-    Python 3.11 the flush at the process's end failed once more, and printed that."""
+    """An ArgumentParser that raises OSError where its help cannot be written. argparse's own parser ignores the error;
+    until Python 3.11 the flush at the process's end then failed, too, and printed its error."""
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         """Print the help, to stdout unless a file is given."""
@@ -30,12 +30,12 @@ class HelpPrinter(argparse.ArgumentParser):
 
 
 def for_terminal(text: str) -> str:
-    """A help text as the terminal shows it, or as it is written where there is none."""
+    """A help text for the terminal's width; unchanged where there is no terminal."""
     return fitted(text, shutil.get_terminal_size((WRITTEN_COLUMNS, 0)).columns)
 
 
 def fitted(text: str, columns: int) -> str:
-    """The text with its paragraphs and rows wrapped anew. Commands that are too long alone stay as they are. Pure."""
+    """The text with its paragraphs and rows wrapped anew; only commands may stay longer than `columns`. Pure."""
     if all(len(line) <= columns for line in text.splitlines()):
         return text
     return "".join(f"{line}\n" for part in _parts(text.splitlines()) for line in _wrapped(part, columns))
@@ -64,7 +64,7 @@ def _wrapped(part: list[str], columns: int) -> list[str]:
     is_beside = columns - len(head) >= _LEAST_COLUMNS
     indent = " " * (len(head) if is_beside else _INDENT)
     texts = [part[0][len(head) :], *map(str.strip, part[1:])]
-    mark = "# " if texts[0].startswith("# ") else ""  # in a comment, each line begins with it
+    mark = "# " if texts[0].startswith("# ") else ""  # each line of a comment begins with the mark
     words = " ".join([text.removeprefix(mark) for text in texts])
     width = max(1, columns - len(indent + mark))
     lines = textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)

@@ -49,7 +49,7 @@ Exit codes: 0 all is served; 1 the command is wrong; 2 an archive would be refus
 
 class _Source(NamedTuple):
     settings: StoreSettings
-    sentences: Sequence[str]  # about keys
+    sentences: Sequence[str]  # about keys of config.properties
 
 
 def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
@@ -112,7 +112,7 @@ def _row(model: FoundModel) -> dict[str, Any]:
         fault = torchserve_fault(str(model.error))
         return {"name": model.name, "error": str(model.error) if fault is None else fault.message}
     said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
-    num_waiting = said.get("ts_job_queue_size")  # with sequences; other models have the bound in their batching
+    num_waiting = said.get("ts_job_queue_size")  # of models with sequences; others have max_queue_size
     if num_waiting is None:
         num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
     return {
@@ -137,7 +137,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _write(output: Path, models: Iterable[FoundModel]) -> list[str]:
-    """Write a repository; returns sentences about configuration that is lost in it."""
+    """Write the models as a repository; returns sentences about configurations that the repository has no place for."""
     from shoal.model_config import pbtxt
 
     sentences: list[str] = []

@@ -65,7 +65,8 @@ class TritonPythonModel:
         x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()  # FP32, shape (rows, 4), read-only
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.float32(2) * x)])
 '''
-#: The fields that are written of a tensor; `reshape` only for a tensor without dimensions beside the batch's.
+#: The fields of a tensor that are written into the configuration, as far as the tensor has them; only a tensor without
+#: dimensions beside the batch's has `reshape`.
 _TENSOR_FIELDS = ("name", "data_type", "dims", "reshape")
 _PYTHON: dict[str, Any] = {
     "backend": "python",
@@ -141,7 +142,7 @@ def _check(source: Path) -> None:
 
 
 def _beside(source: Path) -> list[Path]:
-    """The files that belong to a model's file: OpenVINO's weights."""
+    """The files that belong to a model's file: OpenVINO's weights beside an .xml; none of other files."""
     weights = source.with_suffix(".bin")
     return [weights] if source.suffix == ".xml" and weights.is_file() else []
 
@@ -165,7 +166,7 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
 
 
 def _copied_forest(source: Path, directory: Path) -> dict[str, Any]:
-    """Like `_copied`, of a forest's file; its configuration is written, too. Raises NoShapesError for another file."""
+    """Like `_copied`, for a file with a forest; writes the configuration, too. Raises NoShapesError for other files."""
     more = forest(source)
     if not more:
         raise NoShapesError("it is no forest of XGBoost, LightGBM or treelite 4")
@@ -176,7 +177,7 @@ def _copied_forest(source: Path, directory: Path) -> dict[str, Any]:
 
 
 def _read(directory: Path) -> dict[str, Any]:
-    """The batch size and the tensors of a model, from its file as the backend reads it. Raises ShoalError."""
+    """The batch size and the tensors that a model has once its backend has read the file. Raises ShoalError."""
     from shoal.testing import Server
 
     with Server(directory.absolute(), [directory.absolute().name]) as server:
@@ -189,7 +190,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def sample_request(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of ones, as POST …/infer takes it, with a batch of one and the smallest sizes."""
+    """A request as POST …/infer takes it: a batch of one, each value 1, and size 1 where a dimension may have any."""
     from shoal.datatypes import BY_CONFIG_NAME, BYTES
 
     inputs = []

@@ -25,9 +25,10 @@ from shoal.options import Endpoint, ServerOptions, endpoints
 
 UNIT = Path("/etc/systemd/system/shoal.service")
 INSTANCES = UNIT.with_name("shoal@.service")
-#: The directory of the files with the flags of one instance each.
+#: The directory of files that have the flags of one instance of the unit each.
 FLAGS_DIRECTORY = Path("/etc/shoal")
-#: Seconds beside --exit-timeout-secs: after it processes have 2 s to end, and freeing much memory takes time (ours).
+#: Seconds that systemd waits beyond --exit-timeout-secs: processes then have 2 s to end, and freeing much memory takes
+#: time (ours).
 STOP_MARGIN_S = 15
 #: The directories that ProtectHome= hides (systemd.exec(5)), and names of addresses in systemd.resource-control(5).
 _HOMES = ("/home", "/root", "/run/user")

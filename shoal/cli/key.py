@@ -85,7 +85,7 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        pass  # written below, with mode 0600
+        pass  # the file is made below, with mode 0600
     else:
         parse_keys(data)
         document, mode = json.loads(data), path.stat().st_mode & 0o777
@@ -97,4 +97,4 @@ def _add(path: Path, entries: Mapping[str, Any]) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
         json.dump({**document, **entries}, file, indent=2)
         file.write("\n")
-    part.replace(real)  # only now is the new entry in the file, which was never half written
+    part.replace(real)  # at once, so that no reader sees a file that is half written

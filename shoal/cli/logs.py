@@ -34,7 +34,7 @@ Options of this verb:
 """
 #: Seconds between two looks at the file (ours).
 _INTERVAL_S = 0.2
-#: Seconds between two questions to a server elsewhere (ours); the most lines of an answer.
+#: Seconds between two questions to a server on another machine (ours); the most lines of an answer.
 _ASK_S, _MOST_LINES = 1.0, 1000
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -96,7 +96,7 @@ def coming(file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
     """The lines that are written to a file after its position; a file that was cut short is read from its beginning."""
     rest = b""
     while True:
-        if os.fstat(file.fileno()).st_size < file.tell():  # logrotate's copytruncate
+        if os.fstat(file.fileno()).st_size < file.tell():  # was cut short, as by logrotate's copytruncate
             file.seek(0)
         line = rest + file.readline()
         if line.endswith(b"\n"):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal import interpreter
 from shoal.version import __version__
 
-#: Backend → distributions that bring its framework, likeliest first, and the extra that installs one.
+#: Backend → the distributions that bring its framework, likeliest first, and the extra of Shoal that installs one.
 _FRAMEWORKS: dict[str, tuple[tuple[str, ...], str]] = {
     "onnxruntime": (("onnxruntime-gpu", "onnxruntime"), "onnx"),
     "pytorch": (("torch",), "torch"),
@@ -27,7 +27,7 @@ _FRAMEWORKS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorflow": (("tensorflow", "tensorflow-cpu"), "tensorflow"),
     "fil": (("treelite",), "fil"),
 }
-#: How often the clock is read; the quickest reading counts.
+#: How often the clock is read, to find the time of the quickest read.
 _NUM_LOOKS = 1000
 
 
@@ -36,7 +36,7 @@ class Framework(NamedTuple):
 
     distribution: str
     version: str
-    extra: str  # of shoal's, which installs it
+    extra: str  # the extra of Shoal that installs the distribution
 
 
 class MachineFacts(NamedTuple):
@@ -46,14 +46,14 @@ class MachineFacts(NamedTuple):
     python: str
     is_profile_guided: bool
     frameworks: Mapping[str, Framework]  # by backend
-    kernel: str  # its release
-    kernel_lack: str  # what it refuses that a server needs, and what to do; "": nothing
+    kernel: str  # the kernel's release
+    kernel_lack: str  # what the kernel refuses that a server needs, and what to do; "": nothing
     cores: tuple[int, ...]
     cpu_quota: float | None  # cores' worth of time that the control group grants; None: no limit
     available_nbytes: int
     overcommit: int  # vm.overcommit_memory
     dev_shm_nbytes: int | None  # free bytes; None: there is no /dev/shm that can be written
-    descriptors: int  # the hard limit
+    descriptors: int  # the hard limit of open descriptors
     low_limit: str  # a limit of processes or address space that keeps a server from starting; "": none
     clock_ns: int
     gpus: str
@@ -62,7 +62,7 @@ class MachineFacts(NamedTuple):
 
 
 def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineFacts:
-    """The facts about this machine; `ports` are those of the server, by service."""
+    """The facts about this machine; `ports` are those at which a server would listen, by service."""
     from shoal.supervisor.control_groups import cpu_quota
     from shoal.supervisor.kernel import find_lack
     from shoal.supervisor.process_limits import address_space_nbytes, find_low_limit, num_tasks_left

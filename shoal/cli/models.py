@@ -18,7 +18,7 @@ _EXAMPLES = """\
   shoal models --url http://gpu-1:8000
 """
 
-#: Cells of a name that are shown before further columns, where a terminal is narrow (ours).
+#: In a narrow terminal, columns are left out until names have this many cells (ours).
 LEAST_NAME = 16
 _MIB = 1024 * 1024
 
@@ -92,7 +92,7 @@ def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
 
 
 def _memory(version: Row) -> str:
-    """The memory of a version's processes: a share of the host's, and that on GPUs as far as it is known."""
+    """Text on the memory that a version's processes take: of the host, and of each GPU as far as that is known."""
     parts = [f"{version['memory_bytes'] // _MIB} MiB of memory"] if version.get("memory_bytes") else []
     parts += [f"{nbytes // _MIB} MiB on {gpu}" for gpu, nbytes in version.get("gpu_memory_bytes", {}).items()]
     return "".join(f", {part}" for part in parts)
@@ -130,7 +130,7 @@ def _instance(instance: Row, version: Row) -> list[str]:
 
 
 def cut(name: str, width: int) -> str:
-    """A name of at most `width` cells, whose middle is left out if it is longer: ends tell models apart, too."""
+    """A name of at most `width` cells: of a longer one the middle is left out, since ends tell models apart, too."""
     if cells.width(name) <= width:
         return name
     return f"{cells.clipped(name, width // 2)}…{cells.clipped_left(name, (width - 1) // 2)}"

@@ -56,9 +56,9 @@ def operate(
 
 
 def client_at(given: str | None, environ: Mapping[str, str], timeout_s: float | None = None) -> "Client":
-    """A client of the server that a flag names, else $SHOAL_URL, else of this user's server. host:port means
-    http://host:port, as for RemoteServer; a path is a socket's. `timeout_s`: of each request over the network, and
-    of joining through shared memory. Raises CommandLineError for any other text."""
+    """A client of the server that `given` names, else $SHOAL_URL, else of this user's server. host:port means
+    http://host:port, as for RemoteServer; a path is a socket's. `timeout_s` bounds each request over the network, and
+    the start of a connection through shared memory. Raises CommandLineError for any other text."""
     from shoal import Client
 
     place = given or environ.get("SHOAL_URL") or None

@@ -116,7 +116,7 @@ def _manifest(arguments: argparse.Namespace) -> dict[str, object]:
         "createdOn": datetime.now().strftime("%d/%m/%Y %H:%M:%S"),
         "runtime": "python",
         "model": {**model, **named},
-        "archiverVersion": "0.12.0",  # of the format
+        "archiverVersion": "0.12.0",  # the torch-model-archiver whose format this is
     }
 
 
@@ -125,7 +125,7 @@ def _sources(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     handler = Path(arguments.handler.partition(":")[0])
     given = [Path(getattr(arguments, flag)) for flag in _FILES if getattr(arguments, flag)]
     if handler.suffix != ".py" and not is_file(handler):
-        handler = handler.with_name(f"{handler.name}.py")  # as torch-model-archiver completes a name
+        handler = handler.with_name(f"{handler.name}.py")  # torch-model-archiver, too, completes a name
         given += [handler] if is_file(handler) else []
     else:
         given.append(handler)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-#: Endings of the files that are read as pictures.
+#: Endings of the names of files that are read as pictures.
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
-#: What Pillow raises for a damaged file.
+#: The types of errors that Pillow raises for a damaged file.
 _FAULTS = (OSError, ValueError, SyntaxError)
-#: Mean and deviation of ImageNet's red, green and blue, of pixels from 0 to 1.
+#: The scale by ImageNet's means and deviations of red, green and blue, for pixels from 0 to 1.
 _IMAGENET = "imagenet"
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-#: The sizes by which a dimension of a shape is known as that of the channels.
+#: The sizes by which a dimension of a shape is recognised as the channels.
 _CHANNELS = (1, 3, 4)
 
 
@@ -27,13 +27,13 @@ class PictureError(Exception):
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Height, width and number of channels that an input's shape, without a batch dimension, asks of a picture, and the
-    order of its dimensions. A height or width of -1 is the picture's own."""
+    order of its dimensions. A height or width below 0 is that of the picture."""
 
     channels: int
     height: int
     width: int
     is_channels_first: bool = False
-    shape: Sequence[int] | None = None  # of an input without a dimension of channels: [height, width] or [pixels]
+    shape: Sequence[int] | None = None  # [height, width] or [pixels], if no dimension is for channels
 
 
 def split(text: str) -> tuple[Path, str]:
@@ -55,12 +55,12 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
     try:
         with Image.open(path) as file:
             shown: Any = ImageOps.exif_transpose(file)  # upright: a camera's picture may say how it is to be turned
-            if shown.mode.startswith("I"):  # greys of 16 bits, which Pillow would cut off at 255
+            if shown.mode.startswith("I"):  # grey values of 16 bits, which Pillow would cut off at 255
                 shown = Image.fromarray((np.asarray(shown) / 257).round().astype(np.uint8))
             width = layout.width if layout.width > 0 else shown.width
             height = layout.height if layout.height > 0 else shown.height
             colours = shown.convert("RGBA").resize((width, height), Image.Resampling.BILINEAR)
-            if layout.channels != 4:  # what shows through is white, as on a page; a hidden colour stays hidden
+            if layout.channels != 4:  # transparent parts become white, as on a white page
                 white = Image.new("RGBA", colours.size, "white")
                 colours = Image.alpha_composite(white, colours).convert("RGB")
             pixels = np.asarray(colours.convert("L") if layout.channels == 1 else colours, np.float64)
@@ -86,7 +86,7 @@ def picture(path: Path, dims: Sequence[int], scale: str, dtype: "np.dtype[Any]")
 
 
 def _layout(dims: Sequence[int]) -> Layout | None:
-    """The layout of a shape; None if no picture fits it."""
+    """The layout of a shape; None if no picture fits the shape."""
     if len(dims) == 3 and (dims[0] in _CHANNELS or (dims[0] < 0 and dims[2] not in _CHANNELS)):
         return Layout(dims[0] if dims[0] > 0 else 3, dims[1], dims[2], is_channels_first=True)
     if len(dims) == 3 and dims[2] in _CHANNELS:
@@ -98,7 +98,7 @@ def _layout(dims: Sequence[int]) -> Layout | None:
 
 
 def _scaled(pixels: "np.ndarray[Any, Any]", scale: str) -> "np.ndarray[Any, Any]":
-    """Pixels from 0 to 255, with channels last, in another scale. Raises PictureError for one that is not known."""
+    """Pixels from 0 to 255, with channels last, in another scale. Raises PictureError for an unknown scale."""
     if not scale:
         return pixels
     if scale == _IMAGENET:

@@ -172,7 +172,7 @@ applications:
 
 
 def described(applications: Mapping[str, Any]) -> dict[str, Any]:
-    """Applications in Serve's status, by name: their state, each deployment's replicas, why one is unhealthy."""
+    """By name, the applications in Serve's status: state, each deployment's replicas, and why one is unhealthy."""
     return {
         name: {
             "status": _word(application.status),

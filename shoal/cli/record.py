@@ -1,4 +1,4 @@
-"""The command `shoal record`: a running server begins, or ends, recording the requests to a model."""
+"""The verb `record`: a running server begins, or ends, recording the requests to a model."""
 
 import argparse
 import json

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def recorded_inputs(request: "RecordedRequest", signature: Signature | None) -> "dict[str, Array]":
-    """The inputs of a recorded request to a model with this signature, if that is known. A recording has tensors as the
-    backend got them, after a `reshape` of the configuration. Raises ValueError where shape and data do not agree."""
+    """The inputs of a recorded request to a model with this signature (None: not known). A recording has tensors
+    as the backend got them, after a `reshape` of the configuration, which is undone here by the signature. Raises
+    ValueError where shape and data do not agree."""
     found = {each.name: each.array() for each in request.inputs}
     if signature is None:
         return found

@@ -63,7 +63,7 @@ def records(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def open_recording(text: str) -> "tuple[Recording, int]":
-    """A recording and the number behind its `#`, 0 without one. Raises CommandLineError."""
+    """A recording, and the number of a request that `text` has behind a `#`; 0 without one. Raises CommandLineError."""
     from shoal.recorder.folder import SUFFIX, files_of
     from shoal.recorder.recorded import Recording
 
@@ -135,7 +135,7 @@ def _records(arguments: argparse.Namespace) -> int:
 
 
 def described(request: "RecordedRequest", *, with_values: bool = False) -> dict[str, Any]:
-    """A request for programs; times in ns."""
+    """A request in the form of JSON, for programs; times in ns."""
     points = request.points
     return {
         "number": request.number,
@@ -191,7 +191,7 @@ def _values(tensor: "RecordedTensor") -> list[Any]:
 def _date(wall_ns: int) -> str:
     try:
         return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc).isoformat(timespec="microseconds")
-    except (OverflowError, ValueError, OSError):  # of a file that was made by hand
+    except (OverflowError, ValueError, OSError):  # the time in a file that was made by hand
         return "?"
 
 
@@ -274,8 +274,8 @@ def _export(requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace
 
 
 def _write_npz(requests: "Sequence[RecordedRequest]", path: Path) -> None:
-    """Arrays under `17/input/NAME` and `17/output/NAME`; a request alone has no number in front. BYTES become fixed
-    strings of bytes, since others would be pickled."""
+    """Arrays under `17/input/NAME` and `17/output/NAME`; the arrays of a single request have no number. BYTES become
+    byte strings of one length, since numpy would pickle others."""
     import numpy as np
 
     arrays = {}
@@ -300,8 +300,8 @@ def _as_lines(requests: "Sequence[RecordedRequest]") -> str:
 
 
 def _as_perf_analyzer(requests: "Sequence[RecordedRequest]") -> str:
-    """The file of perf_analyzer's --input-data: `content` and `shape`, which is without the batch dimension where the
-    request's rows stand in it. Raises CommandLineError for requests to several models."""
+    """The text of a file for perf_analyzer's --input-data: each input's `content`, and its `shape`, without the first
+    dimension if that is the number of the request's rows. Raises CommandLineError for requests to several models."""
     if len({each.model for each in requests}) > 1:
         raise CommandLineError("A file for perf_analyzer is of one model: name it with --model.")
     data = [

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """The server refused the request; the message is its own sentence."""
+    """The server refused the request; the message is the server's sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -48,8 +48,8 @@ class RemoteServer:
     def __init__(
         self, url: str, *, timeout_s: float, headers: Mapping[str, str], tls: "ssl.SSLContext | None" = None
     ) -> None:
-        """`timeout_s`: from a request to its answer; `tls`: for https://, None: Python's default. Raises ValueError for
-        a text that is no URL of a server."""
+        """`timeout_s` bounds the time from a request to its answer; `tls` is for https:// (None: Python's default).
+        Raises ValueError for a text that is no URL of a server."""
         parts = split_url(url if "://" in url else f"http://{url}", ("http", "https"), url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._path = parts.path.rstrip("/")
@@ -95,18 +95,19 @@ class RemoteServer:
         return self._ask("GET", path, answers.FINISHED_REQUESTS)
 
     def recording(self, asked: Row | None) -> Row:
-        """The folder of the server's recordings and its rules, after it has carried out `asked`, if that is given."""
+        """The folder of the server's recordings, and the rules by which it records; if `asked` is given, after the
+        server has carried it out."""
         return self._ask("GET" if asked is None else "POST", "/v2/recording", answers.RECORDING, asked)
 
     def shadow(self, model: str, asked: Row) -> Row:
-        """The server's shadows, or those of one model, after it has carried out `asked`, unless that is empty."""
+        """The server's shadows, or those of one model; if `asked` is not empty, after the server has carried it out."""
         query = f"?model={_quoted(model)}" if model else ""
         if asked:
             return self._ask("POST", "/v2/shadow", answers.SHADOWS, {"model": model, **asked})
         return self._ask("GET", f"/v2/shadow{query}", answers.SHADOWS)
 
     def rollout(self, model: str, asked: Row | None = None) -> Row:
-        """The state of a model's rollout, after the server has carried out `asked`, if that is given."""
+        """The state of a model's rollout; if `asked` is given, after the server has carried it out."""
         path = f"{_served(model, '')}/rollout"
         return self._ask("GET" if asked is None else "POST", path, answers.ROLLOUT, asked)
 
@@ -126,7 +127,7 @@ class RemoteServer:
         return self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", answers.LOG_LINES)
 
     def model_statistics(self, model: str, version: str = "") -> Row:
-        """The statistics of a model version, the only one or the first, as `statistics` lists them."""
+        """The statistics of a version of a model, in the form of `statistics`; without `version`, of the first."""
         rows = self._ask("GET", f"{_served(model, version)}/stats", answers.STATISTICS).get("model_stats")
         if not isinstance(rows, list) or not rows:
             raise self._not_a_model_server()
@@ -142,7 +143,7 @@ class RemoteServer:
         return self._ask("POST", f"{_path_of(model)}/instances", answers.INSTANCES, {"count": count, "wait": True})
 
     def _ask(self, method: str, path: str, shape: T, body: Row | None = None) -> T:
-        """The JSON of this shape that a request is answered with. Raises UnreachableError for any other answer."""
+        """The JSON with which a request is answered. Raises UnreachableError for an answer that is not of `shape`."""
         answer = self._request(method, path, body)
         try:
             value: T = answered(json.loads(answer), shape, self.url)
@@ -171,9 +172,9 @@ class RemoteServer:
         if response.status != 200:
             title = f"status {response.status} {response.reason}"
             text = answer[:200].decode(errors="replace").strip()
-            if text.startswith("<") or response.status < 400:  # a page of a web server's or proxy's, or a redirection
+            if text.startswith("<") or response.status < 400:  # a page of a web server or proxy, or a redirection
                 raise UnreachableError(f"What answers at {self.url} is not a model server: {title}.")
-            if text and not text.startswith(("{", "[")):  # a proxy's words, or those of the port of gRPC
+            if text and not text.startswith(("{", "[")):  # a proxy's text, or what a port of gRPC answers to HTTP
                 raise UnreachableError(f"What answers at {self.url} is not a model server: {text.rstrip('.')}.")
             raise RefusedError(response.status, sentence_of(answer, title))
         return answer
@@ -215,8 +216,8 @@ class RemoteServer:
 
 
 class _Answered(Row):
-    """An object in a server's answer. A member that it lacks raises UnreachableError: something else has answered, or
-    another version."""
+    """An object in a server's answer. To read a member that the object lacks raises UnreachableError: another program,
+    or another version of Shoal, has answered."""
 
     def __init__(self, url: str, members: Row) -> None:
         super().__init__(members)
@@ -227,8 +228,8 @@ class _Answered(Row):
 
 
 def answered(value: Any, shape: Any, url: str, name: str = "") -> Any:
-    """The JSON that `url` has answered, with objects that raise an error naming a member which they lack. Raises
-    UnreachableError where the JSON is not of the `shape` (answers.py). `name` is that of the member."""
+    """The JSON that `url` has answered, with _Answered in place of its objects. Raises UnreachableError where the JSON
+    is not of the `shape` (answers.py). `name` is that of the member whose value this is, "" for the whole answer."""
     if isinstance(shape, tuple):
         fitting = [each for each in shape if _is_like(value, each)]
         shape = fitting[0] if fitting else shape
@@ -248,7 +249,7 @@ def answered(value: Any, shape: Any, url: str, name: str = "") -> Any:
 
 
 def _is_like(value: Any, shape: Any) -> bool:
-    """Whether a value is of a shape, without a look at the values in it."""
+    """Whether a value is of a shape; the elements and members of the value are not looked at."""
     if isinstance(shape, tuple):
         return any(_is_like(value, each) for each in shape)
     if isinstance(shape, type):
@@ -261,8 +262,7 @@ def _is_like(value: Any, shape: Any) -> bool:
 
 
 def _quoted(name: str) -> str:
-    """A name as part of a URL, with the bytes that were typed: the server says what is wrong with one that is no
-    UTF-8."""
+    """A name as part of a URL, with the bytes that were typed: if they are no UTF-8, the server says what is wrong."""
     return quote(name, safe="", errors="surrogateescape")
 
 
@@ -275,7 +275,8 @@ def _path_of(model: str) -> str:
 
 
 def sentence_of(answer: bytes, title: str) -> str:
-    """The sentence in Triton's error object; of any other body, the title of its status and its beginning."""
+    """The sentence in Triton's error object; for any other body, `title`, which names the status, and the beginning of
+    the body."""
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, LookupError, TypeError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.recorder.recorded import RecordedRequest
 
 EXIT_DIFFERENT = 2
-#: Differences that are printed (ours); --json has all.
+#: The most differences that are printed (ours); --json has all.
 _NUM_SHOWN = 10
 
 _HELP = """\
@@ -103,8 +103,8 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _resolve_target(arguments: argparse.Namespace) -> None:
-    """Read a version or a repository in --against as --version or --repo. Raises CommandLineError if that flag is
-    given, too."""
+    """If --against names a version or a repository, put it into --version or --repo. Raises CommandLineError if that
+    flag is given, too."""
     target = arguments.against or ""
     is_version = target.isascii() and target.isdecimal()
     if not (is_version or (target and is_dir(Path(target)))):
@@ -128,8 +128,8 @@ def _write_report(
 
 
 def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_batch: bool) -> "list[RecordedRequest]":
-    """The requests to replay: all, or the one with a number, with those that were executed with it if wanted. A
-    request that was being executed at a death is left out if there is another record of its end."""
+    """The requests to replay: all, or the one with `number`; `with_batch`, also those that were executed with it. Of
+    all, a request recorded as being executed when an instance died is left out if it is recorded once more."""
     from shoal.recorder.entry import Outcome
 
     if number:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tolerance_of(text: str | None) -> Tolerance:
-    """The tolerance of `--compare`. Raises CommandLineError."""
+    """The tolerance that the text of `--compare` means. Raises CommandLineError for any other text."""
     try:
         found = read_tolerance(text)
     except InvalidArgumentError as error:
@@ -27,17 +27,17 @@ def tolerance_of(text: str | None) -> Tolerance:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer of a replay: outputs of each response, or the error; and the time that it took."""
+    """An answer of a replay: outputs of each response, or the error; and the time that the answer took."""
 
     responses: list[dict[str, Array]] = field(default_factory=list)
     error: ShoalError | None = None
     time_ns: int = 0
-    late_ns: int = 0  # how much later it was sent than the recording's spacing wants
+    late_ns: int = 0  # how much later the request was sent than at its recorded time
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between a recorded request and its replay."""
+    """A difference between a recorded answer and the replay's."""
 
     number: int
     kind: str  # "outcome" or "values"
@@ -65,6 +65,6 @@ def differences(request: "RecordedRequest", answer: Answer, tolerance: Tolerance
 
 
 def quantile_ms(times_ns: Sequence[int], share: float) -> float:
-    """A quantile of times, in ms; 0 without any."""
+    """The time in ms that a share of all times does not exceed; 0 if there are no times."""
     ordered = sorted(times_ns)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6 if ordered else 0.0

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shoal.cli.replay_comparison import Answer, Difference
     from shoal.recorder.recorded import RecordedRequest
 
-#: Quantiles of latency that are drawn: each percent, and the rare ones.
+#: Percentiles of latency that are drawn: each whole one, and two near the end.
 _PERCENTS = (*range(100), 99.5, 99.9, 100)
 #: Most points of a picture, and most rows of the table (ours: a page of a megabyte).
 _MAX_POINTS, _MAX_ROWS = 2000, 1000
@@ -27,8 +27,8 @@ def as_page(
     pairs: "Sequence[tuple[RecordedRequest, Answer]]",
     unequal: "Sequence[Difference]",
 ) -> str:
-    """The page. `told` is the report for programs, `pairs` are requests with their new answers, `unequal` the
-    differences."""
+    """The page as HTML. `told` is the report in the form of JSON, `pairs` are the requests with the replay's answers,
+    `unequal` are the differences."""
     facts = [
         ("requests", told["requests"]),
         ("as recorded", told["equal"]),
@@ -69,7 +69,8 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _latencies(pairs: "Sequence[tuple[RecordedRequest, Answer]]") -> str:
-    """The picture of latency by the share of the requests that took no longer, recorded and replayed."""
+    """The picture of latency, recorded and replayed: for each percentage, the time within which so many of the requests
+    were answered."""
     from shoal.cli.replay_comparison import quantile_ms
 
     sides = (
@@ -85,8 +86,8 @@ def _latencies(pairs: "Sequence[tuple[RecordedRequest, Answer]]") -> str:
 
 
 def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequence[Difference]") -> str:
-    """The picture of the largest distance of a value in each request, by the time at which the request came; empty if
-    all distances are 0, as those of texts are."""
+    """The picture of each request's largest distance between a recorded value and the replayed one, by the request's
+    time of arrival; "" if all distances are 0, as those of texts are."""
     arrivals = {request.number: request.arrival_ns for request, _ in pairs}
     first_ns = min(arrivals.values(), default=0)
 
@@ -107,7 +108,7 @@ def _distances(pairs: "Sequence[tuple[RecordedRequest, Answer]]", unequal: "Sequ
 
 
 def _largest(unequal: "Sequence[Difference]", figure: str) -> dict[int, float]:
-    """Number of a request → the largest finite distance of its outputs, for the requests with the largest ones."""
+    """Number of a request → the largest finite distance of its outputs, for the _MAX_POINTS largest."""
     found: dict[int, float] = {}
     for each in unequal:
         if 0 < (value := getattr(each, figure)) < float("inf"):

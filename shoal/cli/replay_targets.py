@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.testing import Server
     from shoal.testing.future import Future as LocalFuture
 
-#: The most requests without an answer; further ones wait, and are reported as late (ours).
+#: The most requests under way; further requests wait, and are reported as late (ours).
 MAX_OPEN = 256
 
 
@@ -84,7 +84,7 @@ class RunningServer:
         if before is not None:
             before.result()
         arguments = {**_arguments(request), "version": self._version}
-        arguments["outputs"] = arguments["outputs"] or None  # None: all
+        arguments["outputs"] = arguments["outputs"] or None  # None asks for all outputs
         answer, config = Answer(), self._configs[request.model]
         try:
             inputs = recorded_inputs(request, Signature.from_config(config) if config else None)

@@ -12,7 +12,8 @@ from typing import Any
 from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import VerbParser
 
-#: Bytes that are read from a pipe or device: those that a request may have, by the default of --max-request-bytes.
+#: The most bytes that are read from a pipe or device: as many as a request may have by the default of
+#: --max-request-bytes.
 MAX_PIPED_NBYTES = 2 << 30
 
 
@@ -25,15 +26,15 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def count(text: str) -> int:
-    """A number of times, at least one. Raises ArgumentTypeError for any other text."""
+    """A whole number, at least one. Raises ArgumentTypeError for any other text."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 on, got '{text}'")
     return int(text)
 
 
 def add_requests(parser: VerbParser, question: str, sample: str | None = None, *, is_whole: bool = True) -> None:
-    """The arguments of a verb that is given requests to a model: `question` is the error without a model, `sample` the
-    default of --sample; `is_whole`: outputs and parameters are among them."""
+    """Add the arguments of a verb that is given requests to a model. `question` is the error if no model is given,
+    `sample` the default of --sample. With `is_whole`, the arguments include outputs and parameters."""
     parser.add_asked("model", question)
     parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
     parser.add_argument("--data", "--input-data", type=Path)
@@ -44,7 +45,7 @@ def add_requests(parser: VerbParser, question: str, sample: str | None = None, *
 
 
 def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a verb, and those behind `--`, which are of `shoal serve`."""
+    """The arguments of a verb, and the arguments behind `--`, which are those of a `shoal serve`."""
     at = [*argv, "--"].index("--")
     return list(argv[:at]), list(argv[at + 1 :])
 
@@ -64,8 +65,8 @@ def read_file(path: Path) -> bytes:
 
 
 def writable(text: str) -> Path:
-    """A file that is written at the end of a measurement. Raises ArgumentTypeError where it cannot be written, before
-    time is spent on the measurement."""
+    """The path of a file that a verb writes at its end. Raises ArgumentTypeError where the file cannot be written,
+    before the verb spends time on its work."""
     path = Path(text)
     directory = path.absolute().parent
     if path.is_dir() or not directory.is_dir() or not os.access(path if path.exists() else directory, os.W_OK):
@@ -74,7 +75,7 @@ def writable(text: str) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of `writable`. Raises CommandLineError where that fails all the same, as on a disk that is full."""
+    """Write a file whose path `writable` has accepted. Raises CommandLineError where that fails, as on a full disk."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -59,21 +59,21 @@ def as_text(response: PrintedResponse) -> str:
         lines.append(f"{name}  {datatype} {list(array.shape)}")
         with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
             lines += [f"  {line}" for line in str(array).splitlines()]
-    # An ensemble's responses, as in Triton, have these parameters even if the request was in no sequence.
+    # An ensemble's responses, as in Triton, have a sequence's parameters even if the request was in no sequence.
     said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
     lines += [printable(f"{key} = {value}") for key, value in said.items()]
     return "\n".join(lines) or "a response without outputs"
 
 
 def times_text(times_ms: Sequence[float]) -> str:
-    """A sentence on how long equal requests took."""
+    """A sentence on how long the repetitions of a request took."""
     ordered = sorted(times_ms)
     fastest, median, slowest = (f"{each:.3f} ms" for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
     return f"{len(ordered)} times: fastest {fastest}, median {median}, slowest {slowest}"
 
 
 def _plain(array: "Array") -> "Array":
-    """The array with its strings as text, if it has strings."""
+    """The array; one of bytes objects with the texts that they encode."""
     if array.dtype != object:
         return array
     texts = array.copy()

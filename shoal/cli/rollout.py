@@ -15,7 +15,7 @@ from shoal.rollout_settings import DEFAULT_EVERY, DEFAULT_GUARDS, DEFAULT_MIN_RE
 
 #: Exit code where the rollout was rolled back.
 EXIT_ROLLED_BACK = 4
-#: How often the server is asked how the rollout stands (ours).
+#: Seconds between two questions to the server about the rollout's state (ours).
 _LOOK_S = 0.2
 
 _DESCRIPTION = f"""\
@@ -50,7 +50,7 @@ _ACTIONS = ("abort", "promote", "pause", "resume", "unpin")
 
 
 class _RolledBackError(Exception):
-    """The rollout that the command has waited for was rolled back; its argument says why."""
+    """The rollout that the command has waited for was rolled back; the error's argument is a sentence that says why."""
 
 
 def rollout(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
@@ -95,7 +95,7 @@ def _plan(arguments: argparse.Namespace) -> Row:
 
 
 def _wait(arguments: argparse.Namespace, server: RemoteServer, told: Row) -> Row:
-    """Print each step until the rollout has ended. Raises _RolledBackError."""
+    """Print each step of the rollout until the rollout has ended; returns its last state. Raises _RolledBackError."""
     shown = None
     while told["phase"] in ("running", "paused"):
         step = told["step"], told["phase"]

@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         raise CommandLineError(absent("directory", Path(arguments.model)))
     try:
-        # Models that this one calls, and the steps of an ensemble, are its neighbours.
+        # The server finds models that this one calls, and those of an ensemble's steps, beside the model's directory.
         with (
             models_on_stderr(as_json=arguments.json) as stdout,
             Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server,

@@ -31,7 +31,7 @@ from shoal.workers.tensors import Array
 if TYPE_CHECKING:
     from shoal.recorder.recorded import RecordedRequest
 
-#: Requests of a recording that are read (ours): all are kept in memory, and asked in turns.
+#: The most requests of a recording that are read (ours): all are kept in memory, and sent in turns.
 MAX_RECORDED = 1000
 
 
@@ -58,11 +58,11 @@ def read_requests(
     shapes: Mapping[str, Sequence[int]] | None = None,
     rows: int = 1,
 ) -> list[RunRequest]:
-    """The requests of the file or recording `data`, or one, with the inputs `given` on the command line and the others
-    made up as `sample` says.
+    """The requests of the file or recording `data`; without `data`, one request. Each has the inputs `given` on the
+    command line; inputs that are still missing are made up as `sample` says.
 
-    `shapes`: of inputs that are made up, with or without the batch dimension. `rows`: the batch that a request becomes
-    where its inputs have a batch of 1. Raises InputError.
+    `shapes` are those of made-up inputs, with or without the batch dimension. A batch of 1 is repeated to `rows` rows.
+    Raises InputError.
     """
     parser = RequestParser(Signature.from_config(config), shapes or {}, rows)
     parser.check_shapes()
@@ -72,7 +72,7 @@ def read_requests(
 
 
 class RequestParser:
-    """Reads requests to a model by the model's signature. `shapes` and `rows` as of `read_requests`."""
+    """Reads requests to a model by the model's signature. `shapes` and `rows` are those of `read_requests`."""
 
     def __init__(self, signature: Signature, shapes: Mapping[str, Sequence[int]], rows: int) -> None:
         self._signature = signature
@@ -95,7 +95,7 @@ class RequestParser:
                 raise InputError(f"Input {self._described(spec)} cannot be {text!r}: give it JSON or @file.") from None
             value = text
         if spec.datatype is BYTES and not isinstance(value, (str, list)):
-            value = text  # a number, true or null may be meant as a text
+            value = text  # a text may look like a number, true or null
         return self._array(spec, value)
 
     def _from_file(self, spec: TensorSpec, path: Path) -> Array:
@@ -122,8 +122,8 @@ class RequestParser:
     # -- a file of requests ---------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[RunRequest]:
-        """All requests of a file, in any of the three forms, or the first of a recording. Raises InputError for any
-        other file."""
+        """All requests of a file in one of the three forms of --data, or the first ones of a recording. Raises
+        InputError for any other file."""
         if path.is_dir() or path.suffix == RECORDING_SUFFIX:
             return self._recorded(path)
         try:
@@ -230,8 +230,8 @@ class RequestParser:
         return self._shaped(spec, array)
 
     def _made_up_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        """The shape of --shape or, of dimensions of any size, 1. Raises InputError for one that the model does not
-        take."""
+        """The shape of --shape; without it the input's dims, with 1 for those of any size. Raises InputError for a
+        --shape that the model does not take."""
         dims = self._signature.full_dims(spec)
         if spec.name not in self._shapes:
             return tuple(1 if dim == -1 else dim for dim in dims)
@@ -243,7 +243,7 @@ class RequestParser:
         raise InputError(f"Input {self._described(spec)} cannot have the shape {format_shape(shape)} of --shape.")
 
     def _repeated(self, array: Array) -> Array:
-        """The array with its one row repeated, where requests have more rows."""
+        """The array, with its row repeated if it has a single one and requests are to have more."""
         if self._rows == 1 or self._signature.max_batch_size == 0 or array.shape[0] != 1:
             return array
         return np.repeat(array, self._rows, axis=0)
@@ -257,7 +257,8 @@ class RequestParser:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
-        """The array in a shape of the model's: unchanged, with a batch of 1, or reshaped. Raises InputError if none."""
+        """The array in a shape that the model takes: its own, with a batch of 1 added, or reshaped. Raises InputError
+        if none fits."""
         dims = self._signature.full_dims(spec)
         array = bf16.words_of(array) if spec.datatype is BF16 else array
         if _fits(array.shape, dims):
@@ -300,7 +301,7 @@ def _filled(text: bytes, number: int) -> Callable[[Datatype, tuple[int, ...]], A
 
 
 def _random(datatype: Datatype, shape: tuple[int, ...]) -> Array:
-    """Random values, equal in every run, so that a failure of the model is repeatable."""
+    """Random values, the same in every run, so that a failure of the model is repeatable."""
     generator = np.random.default_rng(0)
     if datatype is BYTES:
         numbers = generator.integers(0, 1000, shape)

@@ -42,7 +42,7 @@ def _write(arguments: argparse.Namespace) -> int:
             copy_models(installed, directory)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)  # the directory was not there before
-        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # of the first of many files
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # a shutil.Error lists files
         raise CommandLineError(f"'{directory}' cannot be written: {why}") from None
     models = sorted(path.name for path in directory.iterdir() if path.is_dir())
     text = f"Wrote {len(models)} models into {directory}\nServe them:  shoal serve {quote(str(directory))}"

@@ -31,7 +31,7 @@ from shoal.tracer.command_line import check_export, understand
 
 #: The command that may begin with paths.
 TAKES_PATHS = "shoal serve"
-#: Words of --help for defaults that follow another flag.
+#: Flag whose default follows another flag → the default in the words of --help.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
     "max-request-bytes": "what --shm-oversize-mib has room for",
@@ -83,7 +83,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
 
 def _paths_first(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The paths that a command line begins with, and the rest of it, its flags."""
+    """The paths with which a command line begins, and the flags behind them."""
     num_paths = next((number for number, text in enumerate(argv) if text.startswith("-")), len(argv))
     return [Path(text) for text in argv[:num_paths]], list(argv[num_paths:])
 
@@ -163,8 +163,8 @@ class Parser(HelpPrinter):
     def parse_args(  # type: ignore[override]  # of its two forms, the one that is used
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Like `ArgumentParser.parse_intermixed_args`: words may follow options. A shell that asks is answered, and the
-        process ends."""
+        """Like `ArgumentParser.parse_intermixed_args`: words may follow options. A shell that has run the
+        command to complete it is answered, and the process ends."""
         self.answer_shell()
         known, unknown = self.parse_known_intermixed_args(args, namespace or argparse.Namespace())
         if unknown:
@@ -180,7 +180,7 @@ class Parser(HelpPrinter):
         return f"unrecognized option '{written}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
     def answer_shell(self) -> None:
-        """Answer, and end the process, where the command was run by a shell that completes it."""
+        """If a shell that completes the command has run it, answer and end the process; else do nothing."""
         if "_ARGCOMPLETE" in os.environ:
             from shoal.cli import completing
 
@@ -200,7 +200,7 @@ def _usage(prog: str) -> str:
 
 
 def _parser(prog: str, defaults: ServerOptions) -> Parser:
-    """An ArgumentParser with getopt_long's rules, and for --help; values stay texts."""
+    """An ArgumentParser that follows getopt_long's rules and prints --help; it leaves values as texts."""
     parser = Parser(
         prog=prog,
         usage=_usage(prog),
@@ -236,12 +236,12 @@ def _parser(prog: str, defaults: ServerOptions) -> Parser:
 
 
 def help_text(flag: Flag, defaults: ServerOptions) -> str:
-    """The text of a flag in --help: its effect, or why there is none."""
+    """The text of a flag in --help: its effect, or why the flag has none."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
     if not flag.is_honoured:
         return f"ignored: {flag.text}"
-    # A field of another name has the default of another flag.
+    # A flag that sets a field of another name is given no default here: the field's is that of another flag.
     default = _FOLLOWING.get(flag.name) or ("" if flag.sets else _printed(getattr(defaults, flag.option, None)))
     return f"{flag.text} (default: {default})" if default else flag.text
 
@@ -297,7 +297,7 @@ def _repositories(
 
 
 def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of options that follow other settings and were not given."""
+    """The values, taken from other options, of options that were not given and follow those others."""
     followers = {
         "metrics_address": options.http_address,
         "max_request_bytes": largest_request_bytes(options),
@@ -320,7 +320,8 @@ def _by_policy(settings: Sequence[tuple[str, str, Any]]) -> dict[str, HostPolicy
 
 
 def _by_api(flag: str, word: str, restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
-    """Each part of the API → the header that it needs. Raises CommandLineError for a part that is named twice."""
+    """Each part of the API → the header that a request to it needs. Raises CommandLineError for a part that is
+    named twice."""
     needed: dict[str, tuple[str, str]] = {}
     for apis, key, value in restrictions:
         for api in apis:
@@ -335,7 +336,7 @@ def _without_repeats(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-#: By option, how several values are combined; for other options the last one counts, as with getopt.
+#: Option → the function that combines several values; of any other option the last value is taken, as by getopt.
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_repository": _without_repeats,
     "load_model": _without_repeats,

@@ -1,8 +1,8 @@
 """The paths that `shoal serve` is given without a flag: repositories, directories of single models, and model files.
 
-All but repositories are linked into a temporary one: a model's directory under its name, a file with a configuration
-that says what the server does not read from the file itself. The rest is auto-completed, as for any model. A directory
-of model files stands for the files.
+All but repositories are linked into a temporary repository: a model's directory under its name, a model file beside a
+configuration that says what the server does not read from the file; the server auto-completes the other fields, as for
+any model. A directory of model files stands for the files.
 """
 
 import mmap
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from shoal.cli.skops_files import Described
     from shoal.cli.torch_files import NoShapesError
 
-    #: Files of skops, and what they were found to hold.
+    #: File of skops → its configuration and model.py, or the reason why it cannot be served.
     OfSkops = Mapping[Path, Described | NoShapesError]
 
-#: A model file's directory with more files than this is not the model's own: only those of its files are linked whose
-#: names begin with the model file's (ours).
+#: If a model file has more files beside it than this, its directory is taken for a shared one: only files whose names
+#: begin with the model file's are linked (ours).
 MAX_BESIDE = 100
 
-#: Ending → backend, of files whose backend needs no more configuration than their name.
+#: Ending of a file → backend, where the configuration need not say more than the backend and the file's name.
 _BACKENDS = {".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".py": "python"}
 #: Endings of PyTorch's files.
 _PYTORCH = frozenset({".pt", ".pt2"})
@@ -61,8 +61,8 @@ FORESTS = {
     ".ubj": ("xgboost_ubj", b"{"),
     ".txt": ("lightgbm", b"tree\n"),
 }
-#: The format of treelite's checkpoints: ending, major version at the start, offset of the kind of task, and the kinds
-#: that have classes (treelite::TaskType: two, several).
+#: The format of treelite's checkpoints: the files' ending, the form of the major version at the start, the offset of
+#: the task's kind, and the kinds with classes (treelite::TaskType: two classes, several classes).
 CHECKPOINT, _MAJOR, _TASK, _CLASSIFYING = ".tl", struct.Struct("<i"), 26, (0, 2)
 #: The objective of a forest, in the words of XGBoost (binary:logistic) and of LightGBM (objective=binary sigmoid:1).
 _OBJECTIVE = re.compile(
@@ -85,7 +85,7 @@ class LinkedModel(NamedTuple):
     """A model in the temporary repository."""
 
     name: str
-    source: Path  # as it was given
+    source: Path  # the path that the command line gives
     config: str  # the text that was written for a file; "" for a model's directory, which has its own
     program: str = ""  # the text of the model.py that was written for a file
 
@@ -103,7 +103,7 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
         to_link = {path for path in files if not is_dir(path) or is_model(path)}
         for path in to_link:
             _check_encoding(path)
-        # Only where it is needed: a container may have no place for temporary files.
+        # Made only if there is something to link: a container may have no place for temporary files.
         made = temporary_directory() / f"shoal-serve-{secrets.token_hex(8)}" if to_link else Path()
     with _removed(made) if to_link else nullcontext():
         with _explained():
@@ -120,7 +120,8 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
 
 
 def _check_encoding(path: Path) -> None:
-    """Raise PathError for a name that the server's processes and the frameworks, which take UTF-8, would not find."""
+    """Raise PathError for a path that is not ASCII if the locale's encoding is not UTF-8: the server's processes and
+    the frameworks, which take UTF-8, would not find the file."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8" and not str(path).isascii():
         raise PathError(f"'{path}' is not ASCII, and this locale's encoding is {encoding}: set LC_ALL=C.UTF-8.")
@@ -212,7 +213,7 @@ def _link(path: Path, repository: Path, of_skops: "OfSkops") -> LinkedModel:
     version = directory / "1"
     version.mkdir(parents=True)
     (directory / CONFIG_FILENAME).write_text(model.config, encoding="utf-8")
-    # With a model.py, files beside the model would be modules that it can import, or its requirements.txt.
+    # Beside a model.py that was written here, other files of the user would be its modules or its requirements.txt.
     for each in [path.absolute()] if model.program else _beside(path.absolute()):
         (version / each.name).symlink_to(each)
     if model.program:
@@ -237,7 +238,7 @@ def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
         directory = path.absolute().parent
         name = (directory.parent if is_version_name(directory.name) else directory).name or name
     if path.suffix in _PYTORCH:
-        from shoal.cli.torch_files import NoShapesError, tensors_of  # only where needed: 0.6 MiB, which a server keeps
+        from shoal.cli.torch_files import NoShapesError, tensors_of  # imported here: a server would keep its 0.6 MiB
 
         try:
             tensors = tensors_of(path)
@@ -269,7 +270,7 @@ def _described(path: Path, of_skops: "OfSkops") -> LinkedModel:
 
 
 def forest(path: Path) -> str:
-    """The rest of the configuration of a forest's file; "" for any other file."""
+    """The fields beside backend and file name of a configuration for a forest's file; "" for any other file."""
     if path.suffix == CHECKPOINT:
         return _checkpoint(path)
     model_type, begins = FORESTS.get(path.suffix, ("", b""))
@@ -284,7 +285,7 @@ def forest(path: Path) -> str:
 
 
 def _checkpoint(path: Path) -> str:
-    """The rest of the configuration of a forest that treelite has written; "" for a file of another major version."""
+    """Like `forest`, for a file that treelite has written; "" for another major version of treelite's format."""
     with path.open("rb") as file:
         head = file.read(_TASK + 1)
     if len(head) <= _TASK or _MAJOR.unpack_from(head) != (4,):
@@ -313,7 +314,8 @@ def archive_flags(paths: Sequence[Path]) -> list[str]:
 
 
 def _beside(path: Path) -> list[Path]:
-    """The file and those that may belong to it: all of its directory or, where these are many, those of its name."""
+    """The file and those that may belong to it: all files of its directory or, if these are more than MAX_BESIDE,
+    those whose names begin like the file's."""
     files = [each for each in path.parent.iterdir() if each.is_file()]
     if len(files) > MAX_BESIDE:
         files = [each for each in files if each == path or each.name.startswith((f"{path.stem}.", f"{path.name}_"))]

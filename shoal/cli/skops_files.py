@@ -1,8 +1,7 @@
 """Models of scikit-learn in skops's format, which holds no code, for `shoal serve` and `shoal init`: the tensors of a
 file, and the model.py that serves it.
 
-Files are read in a process of their own (skops_trial.py), all of a command in one, since scikit-learn takes seconds to
-import.
+All files of a command are read in one other process (skops_trial.py), since scikit-learn takes seconds to import.
 """
 
 import json
@@ -14,12 +13,12 @@ from typing import Any
 
 from shoal.cli.torch_files import Config, NoShapesError, config
 
-#: How long a trial may take for each of its files (ours).
+#: The most seconds that skops_trial.py may take for each file (ours).
 _TIMEOUT_S = 120.0
 #: The most rows of a batch (ours): a row costs most estimators microseconds, a call a tenth of a millisecond or more.
 _MOST_ROWS = 1024
 _MODULE = "shoal.workers.backends.skops_trial"
-#: The beginning of a line that a trial prints of a file.
+#: The beginning of the line that skops_trial.py prints about a file.
 _ANSWER = b'{"skops":'
 _MODEL_PY = '''\
 """A model of scikit-learn in skops's format: a file with types that skops does not trust is refused."""
@@ -65,7 +64,7 @@ Described = tuple[Config, str]
 def described(paths: Sequence[Path]) -> Mapping[Path, Described | NoShapesError]:
     """By file, the configuration of its model and the text of its model.py, or why there are none."""
     found = list[Any]()
-    while len(found) < len(paths):  # a file that ends the process leaves the rest to another process
+    while len(found) < len(paths):  # if a file has ended the process, another process reads those behind it
         found += _tried(paths[len(found) :])
     return {path: _described(path, each) for path, each in zip(paths, found, strict=True)}
 
@@ -88,8 +87,8 @@ def _dims(shape: list[int]) -> list[int | str]:
 
 
 def _tried(paths: Sequence[Path]) -> list[Any]:
-    """The findings of a trial about the first files, at least one; the last may be about the file that has ended the
-    trial."""
+    """What skops_trial.py says about the first of these files, about one or more; the last finding may be that a file
+    has ended the process."""
     from shoal.supervisor.memory.available_memory import available_nbytes  # few commands need this module
 
     limit_s, why = _TIMEOUT_S * len(paths), ""
@@ -97,7 +96,7 @@ def _tried(paths: Sequence[Path]) -> list[Any]:
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL,
-            cwd="/",  # no file beside a model is taken for a module of Python's
+            cwd="/",  # not the user's directory, whose files Python could import
         )  # fmt: skip
         printed, said = done.stdout, done.stderr.decode(errors="replace")
         why = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -106,6 +105,6 @@ def _tried(paths: Sequence[Path]) -> list[Any]:
             return [{"error": why}] * len(paths)
     except subprocess.TimeoutExpired as late:
         printed, why = late.stdout or b"", f"it was not read within {limit_s:g} s"
-    # Beside these lines there may be some that scikit-learn prints.
+    # scikit-learn may print lines of its own.
     found = [json.loads(line) for line in printed.splitlines() if line.startswith(_ANSWER)]
     return found if len(found) == len(paths) else [*found, {"error": why}]

@@ -31,7 +31,7 @@ def timing_text(timing: Timing) -> str:
 
 
 def bar(phases: Mapping[str, int], total_ns: int, width: int = _WIDTH) -> str:
-    """The phases beside each other, each as long as its part of the whole; at least the longest is seen."""
+    """The phases as one bar, each as long as its part of the whole; if all are very short, the longest has a letter."""
     drawn, used_ns, used = "", 0, 0
     for name in PHASES:
         used_ns += phases.get(name, 0)
@@ -42,7 +42,7 @@ def bar(phases: Mapping[str, int], total_ns: int, width: int = _WIDTH) -> str:
 
 
 def wait_text(request: Mapping[str, Any]) -> str:
-    """Why a request waited, the longest part first; `request` has the fields of a Timing."""
+    """Why a request waited, the reason of the longest wait first; `request` has the fields of a Timing."""
     parts = sorted(request["queue"].items(), key=lambda each: -each[1])
     text = ", ".join(f"{ms(time_ns)} {_WAITS.get(name, name)}" for name, time_ns in parts)
     if request["ahead_requests"]:

@@ -49,8 +49,8 @@ class _Column(NamedTuple):
 
     head: str
     short: str
-    rank: int = 0  # where a terminal is too narrow, the highest rank is left out first; 0: never
-    is_rare: bool = False  # says nothing of most servers, and is left out there
+    rank: int = 0  # where a terminal is too narrow, columns of the highest rank are left out first; 0: never
+    is_rare: bool = False  # is left out if no model has this figure, as on most servers
 
 
 _COLUMNS = (
@@ -67,7 +67,7 @@ _COLUMNS = (
     _Column("GPUS", "GPUS", 7, is_rare=True),
 )
 _MIB = 1 << 20
-#: Clears a terminal from its first place.
+#: Moves the cursor to the terminal's top left corner and clears all behind it.
 _CLEAR = "\x1b[H\x1b[J"
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
@@ -83,9 +83,9 @@ class Figures(NamedTuple):
     queue_ms: float | None
     compute_ms: float | None
     total_ms: float | None
-    cached_share: float | None  # of the requests that the response cache answered; None without look-ups
-    memory_mib: float | None = None  # of its processes, at the end of the interval; None where the server does not say
-    gpu_memory_mib: float | None = None  # on all GPUs together
+    cached_share: float | None  # the share of look-ups that the response cache answered; None without look-ups
+    memory_mib: float | None = None  # of the version's processes, at the interval's end; None: not known
+    gpu_memory_mib: float | None = None  # of the version's processes on all GPUs together
 
 
 class StatisticsSample(NamedTuple):
@@ -118,7 +118,7 @@ def top(
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
         model = arguments.model or arguments.shown or ""
         earlier, num_left = None if arguments.requests else sample(server, model), arguments.count
-        if earlier is not None and model and not earlier.rows:  # later the model may be between unload and load
+        if earlier is not None and model and not earlier.rows:  # later, a model may be away while it is loaded anew
             raise RefusedError(404, f"No version of model '{model}' is ready. 'shoal models' says why.")
         while True:
             is_terminal = sys.stdout.isatty() and not arguments.json
@@ -152,7 +152,7 @@ def fitted(text: str, columns: int, rows: int) -> str:
     """The text as far as a terminal shows it: the ends of long lines are left out, and of lines beyond the last row all
     but their number. Pure."""
     lines = text.splitlines()
-    if len(lines) >= rows > 1:  # the cursor needs a row
+    if len(lines) >= rows > 1:  # the cursor takes the last row
         lines[rows - 2 :] = [f"… and {len(lines) - (rows - 2)} lines more"]
     return "\n".join(clipped(line, columns) for line in lines)
 
@@ -171,13 +171,13 @@ def compare(earlier: StatisticsSample, later: StatisticsSample) -> list[Figures]
 
 
 def _memory(server: RemoteServer, models: Iterable[str]) -> dict[tuple[str, str], Row]:
-    """The rows of `instances` for these models' versions; none from a server that does not know that, as Triton."""
+    """By model and version, the rows of /instances; none from a server without that endpoint, such as Triton."""
     found = {}
     try:
         for model in models:
             found.update({(model, each["version"]): each for each in server.instances(model)["versions"]})
     except RefusedError:
-        pass  # or a model was unloaded meanwhile: the next sample has the others
+        pass  # a server without /instances, or a model that was unloaded meanwhile: the next sample has the others
     return found
 
 

@@ -10,7 +10,7 @@ from shoal.cli.models import LEAST_NAME, cut, table
 from shoal.cli.remote import Row
 from shoal.cli.timing_text import LETTERS, bar, ms, wait_text
 
-#: Requests of either kind (ours: a screen's worth).
+#: The most slow requests, and the most failed ones, that are shown (ours: as many as a screen holds).
 NUM_SHOWN = 15
 _HEAD = ["MODEL", "VERSION", "ID"]
 _BAR_WIDTH, _LEAST_BAR = 30, 8
@@ -20,8 +20,8 @@ _MAX_WORDS = 100
 
 
 def as_text(told: Row, columns: int = sys.maxsize) -> str:
-    """The requests of an answer to GET /v2/debug/requests. Where a table is wider than `columns`, the words of its last
-    column are on lines of their own, bars are shorter, and names and ids are cut if they have to be."""
+    """A text about the requests in an answer to GET /v2/debug/requests. In a table that would be wider than `columns`,
+    the words of the last column are on lines of their own, bars are shorter, and names and ids are cut if need be."""
     parts = []
     if slowest := told["slowest"]:
         rows = [[*_names(each), ms(each["total_ns"])] for each in slowest]
@@ -58,7 +58,7 @@ def _width(text: str) -> int:
 
 
 def _narrow(head: list[str], rows: list[list[str]], columns: int) -> tuple[list[str], list[list[str]]]:
-    """A table whose names and ids are cut, unless it fits into so many columns as it is."""
+    """A table's head and rows, with names and ids cut if the table is wider than `columns`."""
     if _fits(table(head, rows), columns):
         return head, rows
     short = [[cut(printable(model), LEAST_NAME), version, cut(printable(number), _LEAST_ID), *more]
@@ -67,7 +67,7 @@ def _narrow(head: list[str], rows: list[list[str]], columns: int) -> tuple[list[
 
 
 def _with_words(head: list[str], rows: list[list[str]], words: list[str], columns: int) -> str:
-    """A table with words below each row."""
+    """A table as text, with a row's words on the lines below the row."""
     first, *lines = table(head, rows).splitlines()
     shown = [first]
     for line, text in zip(lines, words, strict=True):

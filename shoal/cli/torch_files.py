@@ -16,16 +16,16 @@ from typing import Any
 
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
 
-#: torch.export's numbers of datatypes (torch/_export/serde/schema.py), of those that Triton has.
+#: torch.export's number of a datatype (torch/_export/serde/schema.py) → Triton's datatype.
 _DATATYPES = {
     1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64", 12: "BOOL", 13: "BF16",
     28: "UINT16",
 }  # fmt: skip
 #: The program's JSON, in archives of PyTorch 2.8 and later, and of earlier ones.
 _PROGRAMS = ("models/model.json", "serialized_exported_program.json")
-#: The largest program, and the longest trial (ours).
+#: The most bytes of a program's JSON, and the most seconds that pytorch_trial.py may take (ours).
 _MAX_JSON_BYTES, _TIMEOUT_S = 64 << 20, 120.0
-#: The most rows of a batch that are taken from a program (ours): it may allow any number.
+#: The largest `max_batch_size` that is taken from a program (ours); if the program allows more, the default is taken.
 _MOST_ROWS = 1024
 
 Config = dict[str, Any]
@@ -49,7 +49,7 @@ def tensors_of(path: Path) -> Config:
                 return exported(json.loads(text))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise NoShapesError("its program has a form that is not known here") from None
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # zipfile's, of a damaged file
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # a damaged file's, from zipfile
         raise NoShapesError(f"it is no PyTorch archive: {error}") from None
     if any(name.startswith("data/aotinductor/") for name in inner):
         raise NoShapesError("a package of AOTInductor does not say its shapes")
@@ -62,18 +62,18 @@ def tensors_of(path: Path) -> Config:
 
 
 def _tried(path: Path) -> Config:
-    """The tensors of a TorchScript file that a trial has found. Raises NoShapesError."""
+    """The tensors of a TorchScript file, which pytorch_trial.py finds by a run on zeros. Raises NoShapesError."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "shoal.workers.backends.pytorch_trial", f"{path.absolute()}"],
             capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-            cwd="/",  # no file beside the model is taken for a module of Python's
+            cwd="/",  # not the user's directory, whose files Python could import
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise NoShapesError(f"a trial on zeros took more than {_TIMEOUT_S:g} s") from None
     try:
         found = dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):  # the trial has ended within the file's code
+    except (IndexError, TypeError, ValueError):  # the process has ended within the file's code
         found = {}
     if "inputs" not in found:
         why = found.get("error") or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -82,7 +82,8 @@ def _tried(path: Path) -> Config:
 
 
 def exported(program: Any) -> Config:
-    """The tensors in a torch.export program's JSON. Raises NoShapesError, or KeyError and its like for another form."""
+    """The tensors in a torch.export program's JSON. Raises NoShapesError, or KeyError, TypeError and their like if
+    the JSON has another form."""
     module, ranges = program["graph_module"], program["range_constraints"]
     signature, values = module["signature"], module["graph"]["tensor_values"]
     called = module["module_call_graph"][0]["signature"]
@@ -108,7 +109,7 @@ def exported(program: Any) -> Config:
 
 
 def _tensor(argument: Any, values: Any) -> tuple[str, list[int | str]]:
-    """Datatype and dims of a tensor; a symbol's name for a dimension that varies. Raises NoShapesError."""
+    """Datatype and dims of a tensor; a dimension that varies is the name of its symbol. Raises NoShapesError."""
     if "as_tensor" not in argument:
         raise NoShapesError("an argument or a result is no tensor")
     meta = values[argument["as_tensor"]["name"]]
@@ -119,7 +120,7 @@ def _tensor(argument: Any, values: Any) -> tuple[str, list[int | str]]:
 
 
 def _most_rows(rows: int | str | None, ranges: Any) -> int:
-    """The `max_batch_size` of a program whose tensors all begin with this dimension; 0 where it is no batch's."""
+    """The `max_batch_size` of a program whose tensors all begin with this dimension; 0 if that is not a batch's."""
     if not isinstance(rows, str):
         return 0
     name = rows.removeprefix("Symbol('").partition("'")[0]
@@ -135,9 +136,9 @@ def config(
     inputs: Sequence[tuple[str, str, Sequence[int | str]]],
     outputs: Sequence[tuple[str, str, Sequence[int | str]]],
 ) -> Config:
-    """The fields of a configuration of tensors, each with name, datatype and dims: the batch's dimension first where
-    `max_batch_size` is not 0, a text for each dimension that varies. Raises NoShapesError for a scalar without a
-    batch, which PyTorch's backend does not serve."""
+    """The fields of a configuration that describe these tensors. Each has a name, a datatype and dims: the batch's
+    dimension first where `max_batch_size` is not 0, and a text for each dimension that varies. Raises NoShapesError
+    for a scalar without a batch, which PyTorch's backend does not serve."""
 
     def tensor(name: str, datatype: str, dims: Sequence[int | str]) -> Config:
         own = list(dims[1:] if max_batch_size else dims)

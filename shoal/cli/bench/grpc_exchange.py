@@ -11,12 +11,12 @@ from hpack import Decoder, Encoder, HPACKError
 
 from shoal.frontend.grpc.http2 import frames
 
-#: The window for the server's responses in bytes: the largest of HTTP/2. The connection's is renewed once half of it is
-#: used.
+#: The window for the server's responses in bytes: the largest that HTTP/2 allows. The connection's window is renewed
+#: once half of it is used.
 _WINDOW = frames.MAX_WINDOW
-#: The most bytes of a frame that is sent: larger ones cost copies and save nothing (ours).
+#: The most bytes of a frame that is sent: larger frames cost copies and save nothing (ours).
 _MOST_FRAME_BYTES = 1 << 18
-#: The most trailers that are kept (ours).
+#: The most trailers of which the outcome is kept (ours).
 _MAX_KEPT = 1024
 _STATUSES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -38,10 +38,10 @@ class GrpcExchange:
             ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "shoal-bench"),
         ]  # fmt: skip
         # Changed by request and receive.
-        self._data = b""  # the beginning of a frame
+        self._data = b""  # the beginning of a frame that has not arrived whole
         self._stream_id = -1
-        self._block = b""  # the beginning of headers or trailers
-        self._frames: list[tuple[int, bytes]] = []  # that wait for the server's windows: bytes of body, and all bytes
+        self._block = b""  # the beginning of headers or trailers that have not arrived whole
+        self._frames: list[tuple[int, bytes]] = []  # waiting for the server's windows: (length of its body, frame)
         self._initial_window = frames.DEFAULT_WINDOW
         self._frame_bytes = frames.DEFAULT_MAX_FRAME
         self._connection_window = self._stream_window = frames.DEFAULT_WINDOW

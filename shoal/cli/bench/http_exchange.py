@@ -12,7 +12,7 @@ from shoal.cli.remote import sentence_of
 _MAX_HEADS = 1024
 #: The most bytes of an error's body that are kept for its sentence.
 _MAX_ERROR_BYTES = 64 * 1024
-#: Results of `receive` without bytes to send: the answer is not whole yet, or is.
+#: Results of `receive` without bytes to send: while the answer is not whole yet, and once it is.
 _MORE, _WHOLE = (b"", False), (b"", True)
 
 
@@ -21,7 +21,7 @@ class _Head(NamedTuple):
 
     status: int
     num_body_bytes: int
-    is_last: bool  # the server closes the connection
+    is_last: bool  # the server closes the connection after this answer
     fault: str | None  # why the answer cannot be read
 
 
@@ -33,10 +33,10 @@ class HttpExchange:
     def __init__(self, requests: Sequence[bytes]) -> None:
         self._requests = requests
         # Changed by receive.
-        self._data = b""  # the beginning of a head, or of an error's body
+        self._data = b""  # the beginning of a head or of an error's body that has not arrived whole
         self._head: _Head | None = None
         self._num_missing = 0
-        self._last_head, self._last_bytes = b"", 0  # of the last answer, if it was whole at once and with status 200
+        self._last_head, self._last_bytes = b"", 0  # of the last answer if one read had it whole, with status 200
         self.error: str | None = None
         self.is_last = False
 

@@ -14,7 +14,7 @@ from itertools import repeat
 from shoal.cli.bench.transport import Transport
 from shoal.cli.bench.window import Window
 
-#: Time between two searches for requests that are not answered in time (ours).
+#: Time between two searches for requests that have waited for their answer for more than the timeout (ours).
 _SEARCH_NS = 250_000_000
 #: Time by which a window is extended while too few requests have ended in it (ours).
 _EXTENSION_NS = 10_000_000
@@ -34,10 +34,10 @@ def poisson_gaps(rate: float) -> Iterator[int]:
 
 
 class Load:
-    """Requests to one server, from `run` to `run`; those that are under way at a run's end are answered in the next.
+    """Requests to one server. Those that are under way at the end of a `run` are answered in the next `run`.
 
-    With `gaps` the loop is open: a request is due after each gap, and waits where `num_slots` are under way. Without,
-    it is closed: `num_slots` requests are under way at any time.
+    With `gaps` the loop is open: a request is due after each gap, and waits while `num_slots` requests are under way.
+    Without `gaps` the loop is closed: `num_slots` requests are under way at any time.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Load:
                 else:
                     window.errors[error] += 1
                 ended.append(slot)
-            # Only now, so that no answer's latency has the time that sending the next requests takes.
+            # After the loop, so that the time of sending the next requests is part of no answer's latency.
             for slot in ended:
                 self._reuse(slot)
             ended.clear()
@@ -112,8 +112,8 @@ class Load:
         return window
 
     def drain(self) -> None:
-        """Wait for the answers to all open requests, count none, and drop the requests that are due: another server
-        has its turn."""
+        """Wait for the answers to all open requests without counting them, and drop the requests that are due, since
+        another server has its turn."""
         self._waiting.clear()
         self._next_due_ns = None
         end_ns = self._clock() + self._timeout_ns

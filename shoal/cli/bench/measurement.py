@@ -13,7 +13,7 @@ from shoal.cli.top import Figures, StatisticsSample, compare
 
 #: How many windows in a row have to agree, as in perf_analyzer; these windows are reported.
 NUM_AGREEING = 3
-#: The share of a window that passes before a turn is measured: client and server wake up.
+#: The share of a window for which a server is loaded before a window is measured, until client and server are awake.
 _SETTLING = 0.1
 #: The busy share above which a client is the bottleneck (ours): beyond it, answers wait in the client, and latencies
 #: grow.
@@ -22,7 +22,7 @@ BOTTLENECK = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of load: requests at a time, or a rate with the most connections."""
+    """A level of load: a number of requests at a time, or a rate and the most connections that it may use."""
 
     num_slots: int
     rate: float | None = None  # requests a second; None: a closed loop
@@ -44,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The lengths of a measurement, in s, and by how many percent windows that agree may differ.
+    """The lengths of a measurement's parts, in s, and by how many percent windows may differ and still agree.
 
     A window lasts longer where fewer than `least_requests` have ended in it.
     """
@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def whole(self) -> Window:
-        """The last windows as one."""
+        """The windows that are reported, the last NUM_AGREEING, as one."""
         return merged(self.windows[-NUM_AGREEING:])
 
     @property
@@ -103,7 +103,7 @@ def measure(
 ) -> list[Measured]:
     """The figures of a level, by target. Several targets are loaded in turns, a window each, never at the same time.
 
-    `on_window` is called with the number of the target, that of the window, and the window. Raises NoResponseError,
+    `on_window` is called with the target's number, the window's number, and the window. Raises NoResponseError,
     and the targets' errors.
     """
     loads = [Load(each, level.num_slots, level.gaps(), timeout_s=plan.timeout_s) for each in transports]

@@ -12,12 +12,12 @@ from shoal.cli.remote import UnreachableError
 from shoal.client.aio import AsyncClient
 from shoal.errors import ConnectionLostError, ShoalError
 
-#: Times that are too short for asyncio, which waits for whole milliseconds.
+#: A wait of less is done without sleeping, since asyncio sleeps for whole milliseconds.
 _SHORT_S = 0.002
 
 
 class MemoryTransport:
-    """Slots that are coroutines. `requests` are arrays by the names of the model's inputs."""
+    """A transport whose slots are coroutines. A request has an array for each name of the model's inputs."""
 
     def __init__(self, place: str | None, model: str, version: str, requests: Sequence[Mapping[str, Any]]) -> None:
         self.idle_ns = 0
@@ -29,7 +29,7 @@ class MemoryTransport:
         self._loop = asyncio.new_event_loop()
         self._client = AsyncClient(place)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._answered: list[tuple[int, int, str | None]] = []  # slot, time, error
+        self._answered: list[tuple[int, int, str | None]] = []  # slot, time of the answer, error
         self._is_waiting = False
         self._num_sent = 0
         self._failure: UnreachableError | None = None
@@ -49,12 +49,12 @@ class MemoryTransport:
                 self._failure = UnreachableError(str(refused))
             error = f"{refused.words}: {refused}"
         self._answered.append((slot, time.perf_counter_ns(), error))
-        if self._is_waiting:  # the loop also runs while a request is abandoned: then it must go on
+        if self._is_waiting:  # else `abandon` runs the loop, which must go on until the request has ended
             self._loop.stop()
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
-        """Like `Transport.wait`, of whole milliseconds. The event loop also works meanwhile, so only its time without
-        CPU counts as idle."""
+        """Like `Transport.wait`, but in whole milliseconds. The event loop also works during the wait, so only the
+        time in which it uses no CPU counts as idle."""
         del is_exact
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if not self._answered:
@@ -78,7 +78,7 @@ class MemoryTransport:
         if task is not None:
             task.cancel()
             self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            self._answered = [each for each in self._answered if each[0] != slot]  # the answer may have just come
+            self._answered = [each for each in self._answered if each[0] != slot]  # if it was answered just before
 
     def close(self) -> None:
         """Like `Transport.close`."""

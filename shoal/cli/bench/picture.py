@@ -27,8 +27,8 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of the picture: points, as of throughput a second and latency in ms, each with a label; drawn as dots
-    alone where `is_line` is false, as a line alone without `has_dots`."""
+    """A line of the picture: points, such as throughput a second and latency in ms, each with a label; drawn as dots
+    alone where `is_line` is false, as a line alone where `has_dots` is false."""
 
     title: str
     points: Sequence[tuple[float, float, str]]
@@ -45,9 +45,9 @@ def svg(
     unit: str = "ms",
     marks: Mapping[float, str] | None = None,
 ) -> str:
-    """The picture. To the right: throughput, or what `across` says; upwards, on a logarithmic axis: latency, or a
-    figure with another unit. With `marks`, which have names, the axis to the right is logarithmic, too, and ends at
-    these."""
+    """The picture as SVG. Its horizontal axis is throughput, or what `across` says; its vertical axis, logarithmic, is
+    latency, or a figure with another unit. With `marks`, which have names, the horizontal axis is logarithmic, too,
+    and ends at the outer marks."""
     points = [point for each in series for point in each.points if point[1] > 0]
     most_x = _nice(max((x for x, _, _ in points), default=1.0))
     steps = [most_x * number / (_MARKS - 1) for number in range(_MARKS)]
@@ -111,13 +111,13 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next number that has one digit, or 1.5 or 2.5 of them, and is no less."""
+    """A round number that is not less than `value`: 1, 1.5, 2, 2.5, 3, 4, 5, 6 or 8 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15) if step * power >= value)
 
 
 def _latency_marks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten between two latencies; powers alone where these are many."""
+    """1, 2 and 5 times the powers of ten between two latencies; powers of ten alone where all would be many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
     inside = [mark for mark in marks if low <= mark <= high]

@@ -94,7 +94,7 @@ def notes(measured: Measured) -> list[str]:
 
 
 def as_json(measured: Measured, rows: int) -> dict[str, Any]:
-    """The figures of a level. Latencies in ms, times of the server as means in ms."""
+    """The figures of a level, for programs. Latencies are in ms; times in the server are means in ms."""
     whole, server = measured.whole, measured.server
     num_ended = len(whole.latencies_ns) + whole.num_errors
     return {
@@ -120,9 +120,9 @@ def as_json(measured: Measured, rows: int) -> dict[str, Any]:
 
 
 def judged(goals: Sequence[Goal], found: Sequence[Measured]) -> tuple[bool, list[str]]:
-    """Whether all goals are met by one of the levels, and a sentence that says by which.
+    """Whether one of the levels meets all goals, and a sentence that names the level.
 
-    Of several levels that meet them, the one with the most throughput counts.
+    Of several levels that meet all goals, the sentence names the one with the most throughput.
     """
     good = [each for each in found if all(goal.is_met(each.whole) for goal in goals) and not each.whole.num_errors]
     wanted = " and ".join(goal.text for goal in goals)

@@ -33,7 +33,7 @@ Connect: TypeAlias = Callable[[Signature, Sequence[RunRequest]], Transport]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of a server. `connect` makes the transport for requests to it; each call a new one."""
+    """A model of a server. Each call of `connect` makes a new transport for requests to the model."""
 
     url: str
     protocol: str

@@ -14,9 +14,9 @@ from shoal.cli.remote import NoResponseError, UnreachableError
 
 #: The most seconds that a connection may take to be made (ours).
 CONNECT_TIMEOUT_S = 5.0
-#: The bytes of one read: READ_BYTES until a read fills them, LARGE_READ_BYTES from then on. Python allocates as many
-#: for each read, which takes 0.1 µs for 16 KiB and up to 13 µs for 256 KiB; these bring an answer of a MiB in four
-#: reads.
+#: The most bytes of one read: READ_BYTES until a read has brought as many, LARGE_READ_BYTES from then on. Python
+#: allocates as many bytes for each read, which takes 0.1 µs for 16 KiB and up to 13 µs for 256 KiB; with 256 KiB, four
+#: reads bring an answer of a MiB.
 READ_BYTES, LARGE_READ_BYTES = 16 * 1024, 256 * 1024
 #: The most connections whose answers one wait yields (ours): epoll allocates room for as many each time.
 _MOST_EVENTS = 256
@@ -25,17 +25,17 @@ _MOST_EVENTS = 256
 class Transport(Protocol):
     """Slots for requests to one model of one server. A slot's number is its name; slots are made by their first use."""
 
-    idle_ns: int  # spent waiting so far; grows with `wait`
-    arrived_ns: int  # when the answer that `wait` has yielded last was there, by time.perf_counter_ns
+    idle_ns: int  # the time that all calls of `wait` have waited
+    arrived_ns: int  # when the answer that `wait` has yielded last arrived, by time.perf_counter_ns
 
     def send(self, slot: int) -> None:
         """Send the next request in a free slot. Raises NoResponseError if the server cannot be connected to."""
         ...
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
-        """Wait up to a time for answers; yields each slot that is answered, and the error's sentence or None.
+        """Wait for answers for at most `timeout_s`; yields each slot that is answered, and an error's sentence or None.
 
-        The time may last a millisecond longer, unless it `is_exact`, which can take another system call.
+        The wait may last a millisecond longer, unless `is_exact`, which can take another system call.
         """
         ...
 
@@ -84,7 +84,7 @@ class _Slot:
         self.exchange = exchange
         self.rest = memoryview(b"")
         self.is_open = False  # a request is under way
-        self.num_reads = 0  # of its answer
+        self.num_reads = 0  # of the answer to that request
 
 
 class SocketTransport:
@@ -116,7 +116,7 @@ class SocketTransport:
             num_sent = 0 if held.rest else held.connection.send(data)
         except BlockingIOError:
             num_sent = 0
-        except OSError:  # closed while it was idle, as servers may: once more, on a fresh connection
+        except OSError:  # the server has closed the idle connection: send again on a fresh one
             self._drop(slot)
             held = self._connect(slot)
             held.is_open = True
@@ -164,14 +164,14 @@ class SocketTransport:
             if reply:
                 self._send_later(held, memoryview(reply))
             if not held.is_open:
-                # No request has this answer: it says that the server closes the connection, as one with 408 does.
+                # An answer to no request says that the server closes the connection, as one with status 408 does.
                 if is_whole or exchange.is_last:
                     self._drop(slot)
             elif is_whole:
                 held.is_open = False
                 if exchange.is_last:
                     self._drop(slot)
-                # A small answer that one read took was there when the wait ended; of others a part may have come since.
+                # A small answer, taken by one read, was there when the wait ended; parts of others may have come since.
                 is_small = held.num_reads == 1 and len(data) < READ_BYTES
                 self.arrived_ns = ready_ns if is_small else time.perf_counter_ns()
                 yield slot, exchange.error
@@ -228,7 +228,7 @@ class SocketTransport:
             while held.rest:
                 held.rest = held.rest[held.connection.send(held.rest) :]
         except BlockingIOError:
-            pass  # goes on once the socket takes more
+            pass  # `wait` sends the rest once the socket takes more
         except OSError:
             held.rest = memoryview(b"")  # the end of the connection is read next
         self._epoll.modify(held.connection, select.EPOLLIN | (select.EPOLLOUT if held.rest else 0))

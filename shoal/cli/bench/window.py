@@ -13,8 +13,8 @@ class Window:
 
     duration_ns: int = 0
     latencies_ns: "array[int]" = field(default_factory=lambda: array("Q"))  # of requests that succeeded
-    errors: Counter[str] = field(default_factory=Counter)  # by the server's sentence
-    idle_ns: int = 0  # the client waited for answers, or for the next request's time
+    errors: Counter[str] = field(default_factory=Counter)  # an error's sentence → how many requests got it
+    idle_ns: int = 0  # the time in which the client waited for answers, or until the next request was due
     cpu_ns: int = 0  # the client's CPU time
 
     @property

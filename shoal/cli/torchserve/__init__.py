@@ -1,1 +1,1 @@
-"""The command `torchserve`: TorchServe's flags and files, Shoal's server."""
+"""The command `torchserve`: reads TorchServe's flags and files, and runs Shoal's server."""

@@ -1,6 +1,6 @@
 """The command `torchserve`: starts the server in the background or in the foreground, or stops it.
 
-Flags, files and sentences are TorchServe's (its model_server.py). Runs in the process that becomes the supervisor's.
+Flags, files and sentences are TorchServe's (its model_server.py). Runs in the process that becomes the supervisor.
 """
 
 import argparse
@@ -42,11 +42,12 @@ class _Start(NamedTuple):
 
     options: ServerOptions
     warnings: tuple[str, ...]
-    expires_min: int  # of the tokens
+    expires_min: int  # minutes until the tokens expire
 
 
 def torchserve(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Run the command; returns its exit code, with --foreground or in the background's process when the server ends."""
+    """Run the command; returns its exit code. With --foreground, and in the background's process, it returns when the
+    server has ended."""
     arguments = _parser().parse_args(list(argv))
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION}")
@@ -125,12 +126,12 @@ def _begin(start: _Start, pid_file: PidFile, *, in_foreground: bool) -> int:
             ) from error
     sys.stdout.flush()
     sys.stderr.flush()
-    child = 0 if in_foreground else os.fork()  # before the supervisor's modules are imported, and with one thread
+    child = 0 if in_foreground else os.fork()  # before imports of the supervisor's modules, while there is one thread
     if child:
         pid_file.write(child)
         return 0
     if not in_foreground:
-        pid_file.write(os.getpid())  # the parent writes it, too, perhaps later or never
+        pid_file.write(os.getpid())  # the parent writes this id, too, perhaps later or never
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -179,7 +180,7 @@ def resolve(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, str]:
-    """The keys that flags set. Flags can turn tokens only off, and the model API only on."""
+    """The keys of config.properties that flags set. A flag can only turn tokens off, and the model API on."""
     flags = {
         "model_store": arguments.model_store,
         "workflow_store": arguments.workflow_store,
@@ -191,7 +192,8 @@ def _flags(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
-    """The file in force: the environment's, the flag's, the newest snapshot, or the one in the working directory."""
+    """The config.properties in force: the first of the environment's, the flag's, the newest snapshot, and the one in
+    the working directory; None if there is none."""
     named = environ.get("TS_CONFIG_FILE") or arguments.ts_config
     if named:
         if not _is(is_file, named):
@@ -206,7 +208,7 @@ def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> P
 
 
 def _is(kind: Callable[[Path], bool], place: str) -> bool:
-    """Whether a file of this kind lies at a path. Raises PropertiesError where the system does not tell."""
+    """Whether a file of this kind lies at a path. Raises PropertiesError if the system refuses to say so."""
     try:
         return kind(Path(place))
     except OSError as error:

@@ -14,15 +14,15 @@ from shoal.shared_settings import UNIX
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 
-#: Default ports of addresses without one, by http and by https, TorchServe's.
+#: TorchServe's default ports of addresses without a port: for http and for https.
 _PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
-#: Fields of a row of `models=` that count, where they are whole numbers above 0.
+#: Fields of a row of `models=` that are heeded if their values are whole numbers above 0.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
-#: The numbers that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
+#: Those of these fields that may be 0 in a snapshot: a version may have no workers, and a batch no delay.
 _ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
 #: The longest path of a Unix socket (sun_path of sockaddr_un, with a zero behind it).
 _MAX_PATH_BYTES = 107
-#: s that stand for no limit, with debug=true: the most that a model's configuration takes.
+#: The seconds that stand for "no limit" if debug=true: the most that a model's configuration takes.
 _NO_LIMIT_S = 3600
 
 
@@ -105,8 +105,8 @@ def grpc_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tls_files(values: Mapping[str, Any], why: str) -> tuple[str, str]:
-    """The files of the certificate and of its key. Raises PropertiesError, which says `why` they are needed, if they
-    are not given."""
+    """The files of the certificate and of the certificate's key. Raises PropertiesError, which says `why` they are
+    needed, if they are not given."""
     certificate, key = values["certificate_file"], values["private_key_file"]
     if certificate and key:
         return certificate, key
@@ -213,7 +213,8 @@ def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:
 
 
 def _row(row: Mapping[str, Any], where: str, warnings: list[str], least: int) -> dict[str, Any]:
-    """The settings of a version; a number below `least` does not count, as a 0 of `models=` in TorchServe."""
+    """The settings of a version. Numbers below 1 are left out, as TorchServe does with a 0 in `models=`; fields in
+    _ZEROS may be as small as `least`."""
     taken: dict[str, Any] = {}
     for field in _NUMBERS:
         value = row.get(field)
