@@ -19,7 +19,7 @@ _IN_PLACE = ("instance_group", "version_policy")
 class Source(NamedTuple):
     """The files and configuration from which a version was loaded."""
 
-    place: str  # the original's directory or address, not that of a copy
+    place: str  # the version's directory or cloud address in its repository, not that of a copy here
     modified_ns: int
     others_ns: int
     config: Config  # as it was read, before tensors were taken from the model file

@@ -82,7 +82,7 @@ class RegionSlice:
         return self.nbytes
 
     def read_into(self, memory: memoryview) -> None:
-        """Copy the tensor into `memory`, of `nbytes` bytes, which stays the caller's. Raises InvalidArgumentError if
+        """Copy the tensor into `memory`, which has `nbytes` bytes and is not kept. Raises InvalidArgumentError if
         the object has been truncated."""
         done = 0
         while done < self.nbytes:
@@ -114,8 +114,8 @@ class RegionSlice:
 
 
 def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegion:
-    """Open the object that `key` names and check that the region, in bytes, lies within the object. The caller owns the
-    region.
+    """Open the object that `key` names and check that the region, in bytes, lies within the object. Whoever opens the
+    region owns it.
 
     Raises InvalidArgumentError for a key that is not allowed and for wrong bounds, InternalError if there is no such
     object; the sentences are Triton's.

@@ -111,9 +111,9 @@ class Row:
         self.first_response_bounds: Sequence[float] = ()
         # Changed by batcher/statistics.py and the methods here: the cells. Changed by count_execution: the batches.
         self.cells = [0] * len(CELLS)
-        #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many such
-        #: requests have succeeded, which are not counted in the cells either: if each request were added by itself, a
-        #: request in a batch of eight would cost 70k instructions instead of 65k.
+        #: The compute times that each of `num_computed` succeeded requests had, which are not added to the cells yet
+        #: (batcher/statistics.py): if each request were added by itself, the whole work for a request in a batch of
+        #: eight would take 70k instructions instead of 65k.
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.num_computed = 0
         self._batches: dict[int, list[int]] = {}

@@ -112,7 +112,7 @@ class Port:
         self._must_ring = False
         self._number = 0
         self._open: dict[int, Record] = {}  # number → the REQUEST, until the final reply
-        # requests and bytes of `_open` by model; None while neither places nor memory are scarce
+        # the requests in `_open` and their bytes, counted by model; None while neither places nor memory are scarce
         self._shares: Shares | None = None
         self._held: dict[int, int] = {}  # number → the block of the final reply, until the reply is released
         # of replies that are not final, and of pieces: (number, block) → how often the block is held
@@ -120,7 +120,7 @@ class Port:
         #: (number, part) → pieces of a reply, the blocks of its tensors; part is 0 for the final reply.
         self._pieces: dict[tuple[int, int], list[int]] = {}
         self._released: list[int] = []  # numbers of final replies that the next RELEASE names
-        self._unheld: list[Record] = []  # RELEASEs of replies beyond those that may be held, for later flushes
+        self._unheld: list[Record] = []  # RELEASEs, for later flushes, of replies beyond the number that may be held
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
@@ -232,8 +232,8 @@ class Port:
         self._awaited.refuse(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
-        """A writable block of at least `nbytes` bytes of the slab for a request to a model; the block belongs to the
-        caller until `submit`. With model 0, the model is not known yet, and the caller calls `admit` later.
+        """A writable block of at least `nbytes` bytes of the slab for a request to a model; the block does not
+        belong to the port until `submit`. Model 0: the model is not known yet, and `admit` must be called later.
 
         Raises NoRoomError if no block is free for the model now, InvalidArgumentError if no block is ever that large.
         """
@@ -255,8 +255,8 @@ class Port:
         raise NoRoomError(model)
 
     def admit(self, model: int, block: Block) -> None:
-        """Raise NoRoomError unless this model may have one more request, in a block of the slab that was allocated
-        before the request had come.
+        """Raise NoRoomError unless this model may have one more request, in a block that `allocate` has given for
+        model 0.
 
         The block counts as free memory, since the request has it already.
         """
@@ -387,7 +387,7 @@ class Port:
             self._batcher_bell.ring()
 
     def _release_unheld(self) -> None:
-        """Release replies beyond those that may be held, as many as leave room for requests in the ring."""
+        """Push RELEASEs of replies beyond the number that may be held, as far as they leave the requests' room free."""
         num = max(0, self._writer.num_free - self._num_kept)
         for record in self._unheld[:num]:
             self._writer.push(record)

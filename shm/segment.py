@@ -66,7 +66,7 @@ def _last_part(geometry: Geometry) -> tuple[int, int]:
 def create(
     kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: bool, for_guest: bool = False, lazy: bool = False
 ) -> int:
-    """A new segment's descriptor, its first pages reserved and its header written. The caller owns the descriptor.
+    """A new segment's descriptor, its first pages reserved and its header written; to be closed by its receiver.
 
     `sealed` chooses a memfd that can neither shrink nor grow. With `for_guest` the memfd refuses further seals, too,
     which the guest could otherwise add. The pages of a `lazy` segment are reserved when its owner writes to them. The
@@ -106,7 +106,7 @@ def seal_writes(fd: int) -> None:
 
 
 def read_only(fd: int) -> int:
-    """A second descriptor of a segment's memory that cannot be mapped writable; the caller owns both."""
+    """A second descriptor of a segment's memory that cannot be mapped writable; both are to be closed."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -102,8 +102,8 @@ class Slab:
         return 4 * self.free_nbytes >= 3 * self.nbytes or any(self._free[-3:])
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes` bytes, 4096-byte aligned, with undefined contents, which the caller owns until
-        `free`; None if none is free."""
+        """A block of at least `nbytes` bytes, 4096-byte aligned, with undefined contents, in use until `free`; None if
+        none is free."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0
         try:
             unit = self._free[order].pop()
@@ -221,7 +221,7 @@ class WholeSlab:
         self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
 
     def allocate(self) -> Block:
-        """The segment's block, which must be free. Its contents are undefined, and the caller owns it until `free`."""
+        """The segment's block, which must be free. Its contents are undefined, and it is in use until `free`."""
         word = (self._generations[0] | _ORDER_MASK) + 1 + self._order  # the next generation
         self._generations[0] = word  # publishes: references of this generation are good
         return Block(layout.pack_ref(self.owner, 0, word >> 8), self._memory)

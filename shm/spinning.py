@@ -69,7 +69,7 @@ class SpinPolicy:
 
 
 class SpinningPoller:
-    """One thread's waits on an epoll instance, which the caller owns."""
+    """One thread's waits on an epoll instance, which is not closed here."""
 
     __slots__ = ("_clock_ns", "_policy", "_poll", "_yield_core")
 

@@ -51,14 +51,14 @@ class WholeSlabs:
         return list(self._taken)
 
     def add(self, segment: Segment, readers: int, *, may_be_kept: bool) -> Block:
-        """The writable block of a segment that has just been mapped; the caller owns the block until `free`."""
+        """The writable block of a segment that has just been mapped; the block is in use until `free`."""
         written = _Written(WholeSlab(segment), readers, may_be_kept)
         self.segments[written.slab.owner] = written
         return self._take(written)
 
     def allocate(self, nbytes: int, readers: int) -> Block | None:
-        """A kept block of at least `nbytes` bytes, mapped by these readers, with undefined contents, which the caller
-        owns until `free`; None if there is none."""
+        """A kept block of at least `nbytes` bytes, mapped by these readers, with undefined contents, in use until
+        `free`; None if there is none."""
         if not self.kept:
             return None
         with self._lock:
@@ -74,7 +74,7 @@ class WholeSlabs:
         return block
 
     def free(self, ref: int, now_s: float, *, keep: bool) -> int:
-        """Free a block. Returns the owner id of its segment if the caller is to give the segment back to the
+        """Free a block. Returns the owner id of its segment if the segment is now to be given back to the
         supervisor; 0 if the segment is kept, or if the reference names no block in use. `now_s` is monotonic, in
         seconds."""
         with self._lock:
@@ -90,8 +90,8 @@ class WholeSlabs:
             return 0
 
     def expire(self, now_s: float) -> tuple[list[int], float | None]:
-        """Forget segments that were unused for KEEP_S. Returns their owner ids, for the caller to give the segments
-        back to the supervisor, and the seconds until the next call (None: no call is needed)."""
+        """Forget segments that were unused for KEEP_S. Returns their owner ids, by which the segments are now to
+        be given back to the supervisor, and the seconds until the next call (None: no call is needed)."""
         with self._lock:
             idle = [each for each in self.kept if now_s - each.idle_since_s >= KEEP_S]
             del self.kept[: len(idle)]

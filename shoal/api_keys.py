@@ -38,7 +38,7 @@ _MAX_LIMIT = 1_000_000
 
 
 class KeyLimits(NamedTuple):
-    """The limits of a key's requests for inference; 0 is no limit."""
+    """The limits of a key's requests for inference; 0 means no limit."""
 
     requests_per_second: float = 0
     burst: int = 0  # requests that may come at once; 0: as many as in a second, at least one
@@ -74,7 +74,7 @@ class ApiKey(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the key's requests are counted."""
+        """Whether the key has a limit, for which its requests must be counted."""
         return self.limits != NO_LIMITS
 
     def covers(self, model: str) -> bool:

@@ -48,7 +48,7 @@ class Limits:
 
     entries: int = 20_000
     directory_bytes: int = 8 << 20  # of a zip's central directory, which is read as a whole
-    ratio: int = 100  # unpacked bytes for each byte of the archive; weights compress by less than two
+    ratio: int = 100  # unpacked bytes for each byte of the archive; models' weights have less than two
     always_bytes: int = 256 << 20  # unpacked bytes that are allowed whatever their ratio to the archive's
     name_bytes: int = 1024  # of an entry's path
 
@@ -72,7 +72,7 @@ class _Entry(NamedTuple):
 def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked:
     """Unpack an open archive into `target`, a directory that is empty; its format is told by its first bytes.
 
-    Raises RefusedArchiveError, and OSError where the disk fails; the caller then removes what lies in `target`.
+    Raises RefusedArchiveError, and OSError where the disk fails; what lies in `target` then is to be removed.
     """
     size = os.fstat(archive.fileno()).st_size
     is_zip = archive.read(len(_ZIP_SIGNATURE)) == _ZIP_SIGNATURE
@@ -91,7 +91,7 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
-        # bz2 raises OSErrors without an errno for damaged data; EINVAL is an offset before the archive's beginning.
+        # bz2 raises OSErrors without an errno for damaged data; one with EINVAL means an offset before the archive.
         why = "an offset leads out of it" if error.errno else error
         raise RefusedArchiveError(f"it is damaged ({why}); make it again") from error
     except RuntimeError as error:  # zipfile raises it for an entry that needs a password

@@ -6,7 +6,7 @@ A setting has the value of the first place that names it:
     other settings  the request, model-config.yaml, `models=`, the defaults
 
 Where config.properties has `model_snapshot=` in place of `models=`, the snapshot comes before the archive's YAML file,
-since it holds the settings that were in force.
+since the snapshot holds the settings that were in force.
 """
 
 import json
@@ -34,7 +34,7 @@ class WorkflowPart(NamedTuple):
 
     workflow: str
     node: str  # JSON, which frontend/torchserve/workflow_predictions.py reads
-    unpacked: str  # the workflow's URL, where the model is a function in the unpacked archive of it; else ""
+    unpacked: str  # the workflow's URL, if the model is a function in the workflow's unpacked archive; else ""
 
 
 class StoreRequest(NamedTuple):

@@ -56,7 +56,7 @@ class Workflow(NamedTuple):
     handler: str  # file within the archive; "" where no node is a function
     settings: Mapping[str, int]  # for nodes that do not set them themselves
     nodes: Mapping[str, Node]
-    graph: Mapping[str, Sequence[str]]  # as it is written
+    graph: Mapping[str, Sequence[str]]  # node → nodes that get its result, as the specification has them
 
 
 def invalid(message: str) -> ShoalError:
@@ -129,7 +129,7 @@ def _text(fields: Mapping[str, Any], member: str) -> str:
 
 
 def _models(models: Any, file: str) -> tuple[Mapping[str, int], Mapping[str, str], Mapping[str, Mapping[str, int]]]:
-    """The settings for all nodes, and the archives and own settings of those that are models."""
+    """The settings for all nodes; the archives of the nodes that are models, and these nodes' own settings, by node."""
     if not isinstance(models, dict):
         raise invalid(f"'models' of {file} must be a mapping of models to their settings")
     defaults = {key: _number("models", key, models.get(key, default)) for key, (default, _) in _SETTINGS.items()}
@@ -157,7 +157,7 @@ def _number(where: str, key: str, value: Any) -> int:
 
 
 def _graph(dag: Any, file: str) -> Mapping[str, Sequence[str]]:
-    """The edges as they are written: node → nodes that get its result."""
+    """The graph as the specification has it: node → nodes that get its result."""
     if not isinstance(dag, dict) or not dag:
         raise _invalid_graph(f"'dag' of {file} must be a mapping of each node to a list of those that get its result")
     graph: dict[str, list[str]] = {}
@@ -213,7 +213,8 @@ def _check_functions(functions: Sequence[str], directory: Path, handler: str) ->
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    """The names that a module binds at its top; "*" where it imports all of another one."""
+    """The names that functions, imports and assignments in a module bind, at any depth; "*" where it imports all names
+    of another module."""
     names: set[str] = set()
     for statement in ast.walk(tree):
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):

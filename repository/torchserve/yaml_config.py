@@ -73,8 +73,8 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
 
 
 def _num_values(value: Any, name: str, known: dict[int, int]) -> int:
-    """The number of values in a value, written out without aliases, as JSON, sentences and the log have it. `known` has
-    the number of each collection by the collection's identity, 0 for those that contain this value.
+    """The number of values in a value when its aliases are written out, as in JSON, error messages and the log. `known`
+    has the number of each collection by the collection's identity, 0 for those that contain this value.
 
     Raises YamlError for a collection that contains itself or has too many values, and for a number that is too large:
     Python refuses to print one of thousands of digits.
@@ -111,7 +111,7 @@ def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:
 
 
 def _fits_json(value: Any) -> bool:
-    """Whether a value's keys, at all depths, are texts or numbers, as those of JSON."""
+    """Whether a value's keys, at all depths, are texts or numbers, which can become keys in JSON."""
     if isinstance(value, dict):
         return all(isinstance(key, (str, int, float)) and _fits_json(each) for key, each in value.items())
     return not isinstance(value, list) or all(map(_fits_json, value))

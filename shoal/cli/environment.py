@@ -1,5 +1,5 @@
-"""The environment variables that configure a server: those by which SageMaker and Vertex AI configure Triton, and one
-for the format of the log.
+"""The environment variables that configure a server: the variables by which SageMaker and Vertex AI configure Triton,
+and one of Shoal's own, for the format of the log.
 
 Pure: the environment comes in as a mapping. Flags on the command line take precedence.
 """

@@ -66,7 +66,7 @@ _NOWHERE = Path("/nonexistent")
 class Finding(NamedTuple):
     """A fault of a model. `line` counts from 1; 0: the whole file."""
 
-    severity: str  # ERROR: the model does not load; WARNING: it may load, but not as it was probably meant
+    severity: str  # ERROR: the model does not load; WARNING: it may load, but otherwise than probably meant
     model: str
     path: Path
     text: str
@@ -86,8 +86,8 @@ class Report(NamedTuple):
 
 
 def check(places: Sequence[Path]) -> Report:
-    """The findings about all models of `places`: repositories of one server, or directories of single models, which are
-    checked with the models beside them.
+    """The findings about all models of `places`: repositories of one server, or directories of single models, each of
+    which is checked with the models beside it.
 
     Raises InvalidArgumentError for a directory that cannot be read.
     """
@@ -299,7 +299,7 @@ def _check_steps(found: FoundModel, models: Mapping[str, FoundModel], finished: 
 
 
 def _circle(start: str, models: Mapping[str, FoundModel]) -> list[str] | None:
-    """The steps that lead from an ensemble to itself; None if none do."""
+    """The names of the models on the way from an ensemble to itself; None if no steps lead there."""
     paths = [[start]]
     seen: set[str] = set()
     while paths:
@@ -320,7 +320,7 @@ def _config_path(found: FoundModel) -> Path:
 
 
 class _WarningTexts(logging.Handler):
-    """Keeps the texts of warnings."""
+    """A handler of the log that keeps the texts of warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -332,7 +332,7 @@ class _WarningTexts(logging.Handler):
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that the repository's reader logs within the `with`, and keep them out of the log."""
+    """Collect the warnings that Shoal's modules log within the `with`, and keep them out of the log."""
     log, kept = logging.getLogger("shoal"), _WarningTexts()
     log.addHandler(kept)
     was, log.propagate = log.propagate, False

@@ -45,10 +45,10 @@ class Flag(NamedTuple):
 
     name: str  # without the dashes
     value: ValueKind
-    text: str  # honoured: its line of help; ignored: the reason, as the warning has it
+    text: str  # of an honoured flag, its text in --help; of an ignored flag, the reason, as in the warning
     is_honoured: bool  # whether it has an effect
     default: Any = None  # Triton's default, for an ignored flag; None: there is none
-    in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
+    in_force: Any = None  # the value of an ignored flag that needs no warning: the server does that anyway
     deprecated_for: str = ""  # the flag to use instead
     sets: str = ""  # the field of ServerOptions, where its name is not the flag's
 
@@ -129,7 +129,7 @@ MODELS = (
         sets="load_models",
     ),
     honour("exit-on-error", BOOLEAN, "exit with code 1 where a model fails to load at start"),
-    # Before its successor: of two flags for one field the later one in this table wins, as in Triton.
+    # Before the flag that replaces it: of two flags for one field the later one in this table wins, as in Triton.
     honour(
         "strict-model-config",
         BOOLEAN,
@@ -330,7 +330,7 @@ _TRACE_SETTINGS = (
     ("log-frequency", "triton", "<integer>"),
 )
 TRACING = (
-    # Before their successor: of two flags for one setting the later one in this table wins, as in Triton.
+    # Before the flag that replaces them: of two flags for one setting the later one in this table wins, as in Triton.
     *(
         honour(
             f"trace-{name}",

@@ -218,7 +218,7 @@ def _user(given: str | None, environ: Mapping[str, str]) -> str:
 def _write(path: Path, unit: str, *, overwrite: bool) -> None:
     try:
         if path.suffix == ".conf":
-            path.parent.mkdir(exist_ok=True)  # a drop-in's directory
+            path.parent.mkdir(exist_ok=True)  # the directory of the unit's drop-in files
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(unit)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The verb `logs`: the last lines of a running server's log file, and those that come."""
+"""The verb `logs`: the last lines of a running server's log file, and those that are written from then on."""
 
 import argparse
 import errno
@@ -40,7 +40,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> int:
-    """Print the last lines of a server's log, and with --follow those that come; returns the exit code."""
+    """Print the last lines of a server's log, with --follow also those written from then on; returns the exit code."""
     parser = OperatingParser("logs", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
     parser.add_argument("--lines", type=count, default=20)
     parser.add_argument("--follow", "-f", action="store_true")

@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 
 
 #: The colours of states. The state is the word behind a version's number, or behind `-` where no version is known: a
-#: model's name may be such a word, too.
+#: model's name may be one of these words, too.
 _COLOURS = {
     r"^.+?  (?:[0-9]+|-) +(READY)\b": GOOD,
     r"^.+?  (?:[0-9]+|-) +(UNAVAILABLE)\b": BAD,

@@ -67,7 +67,7 @@ def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Run a model once; returns the exit code."""
     parser = VerbParser("run", "<model directory> [<input>=<value> …] [options]", _HELP)
     add_requests(parser, "Which model? Name its directory.")
-    parser.add_argument("--input", action="append", default=[], type=name_and_value)  # the older form
+    parser.add_argument("--input", action="append", default=[], type=name_and_value)  # an older form
     parser.add_argument("--version", type=int)
     parser.add_argument("--load", action="append", default=[])
     parser.add_argument("--record")
@@ -132,7 +132,7 @@ def _own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _run_record(server: "Server", model: str, arguments: argparse.Namespace, stdout: TextIO) -> int:
-    """Execute a recorded request in its batch, and print the answers to all requests of it; returns the exit code."""
+    """Execute the batch of a recorded request, and print the answers to all its requests; returns the exit code."""
     from shoal.cli.records import open_recording, read
     from shoal.cli.replay import chosen
     from shoal.cli.replay_targets import LocalModels

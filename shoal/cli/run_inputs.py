@@ -140,7 +140,7 @@ class RequestParser:
         return [RunRequest(self._contents(document))]
 
     def _recorded(self, path: Path) -> list[RunRequest]:
-        """The first answered requests to the model in a recording, without those of sequences. Raises InputError if
+        """The first answered requests to the model in a recording, without requests of sequences. Raises InputError if
         there are none."""
         from shoal.cli.records import open_recording
         from shoal.recorder.entry import Outcome

@@ -297,7 +297,7 @@ def _repositories(
 
 
 def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, taken from other options, of options that were not given and follow those others."""
+    """The values of options that were not given and take their value from another option."""
     followers = {
         "metrics_address": options.http_address,
         "max_request_bytes": largest_request_bytes(options),

@@ -44,7 +44,8 @@ class Target:
 
 
 def target(url: str | None, protocol: str | None, model: str, version: str, timeout_s: float) -> Target:
-    """The model at a URL, http://… or grpc://…, or at the path of a socket. Raises ValueError for any other text.
+    """The model at a URL, http://… or grpc://…, at host:port by HTTP, or at the path of a socket. Raises ValueError
+    for any other text.
 
     Without a URL, `protocol` names a server of this machine at its default place.
     """
@@ -89,7 +90,7 @@ def _by_http(url: str, model: str, version: str, timeout_s: float) -> Target:
 
 
 def http_body(path: str, host: str, signature: Signature, request: RunRequest) -> bytes:
-    """A request of HTTP, with tensors in binary both ways, as perf_analyzer's are."""
+    """A request of HTTP with binary tensors, which asks for binary outputs, too, as perf_analyzer's requests do."""
     tensors = [(name, *_wire(signature, name, array)) for name, array in request.inputs.items()]
     head: dict[str, Any] = {
         "inputs": [
