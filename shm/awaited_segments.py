@@ -16,7 +16,7 @@ class AwaitedSegments:
 
     def __init__(self, segments: Mapping[int, SlabView]) -> None:
         self._segments = segments
-        # Changed by readable, add and refuse.
+        # Changed by readable, add and refuse: all fields below.
         #: The owner id of the missing segment that the oldest of `_unread` lies in; 0 = none is missing.
         self.wanted = 0
         self._unread: list[Record] = []  # a reply in a segment that is missing, and all records after it

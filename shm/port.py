@@ -108,7 +108,7 @@ class Port:
         self._num_places = self._writer.num_first // RECORDS_PER_PLACE if self._writer.is_small else self._max_held
         self._num_ample = min(max_in_flight, self._num_places)
         self._num_kept = self._writer.num_free * 7 // 8
-        # Changed by submit, poll, release, and when segments are announced.
+        # Changed by submit, poll, release, and when segments are announced: the fields from here to `_segments`.
         self._must_ring = False
         self._number = 0
         self._open: dict[int, Record] = {}  # number → the REQUEST, until the final reply
@@ -300,11 +300,10 @@ class Port:
         return number
 
     def cancel(self, number: int, *, is_sure: bool = True) -> None:
-        """Cancel a request, because its client does not wait any more. May be called once without `is_sure`, and after
-        that once with it.
+        """Cancel a request, because its client does not wait any more, or, without `is_sure`, perhaps does not. May be
+        called once without `is_sure`, and after that once with it.
 
-        Without `is_sure`, a request that is still queued stays queued. The final reply still comes and must be
-        released.
+        Without `is_sure`, a request that is still queued stays queued. The final reply comes and must be released.
         """
         if number in self._open:
             self._writer.push(records.cancel_record(number, is_sure=is_sure))

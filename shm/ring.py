@@ -65,7 +65,7 @@ class RingWriter:
             widened = own.words[WIDENED_WORD] = tail + 1
         self._since = max(0, widened - 1)
         self._capacity, self._records = _ring_in_use(own, is_small=not widened)
-        # Changed by push.
+        # Changed by push: the fields below.
         self._position = tail
         #: The position up to which slots are known to be free: to read the head for each record would cost a tenth of a
         #: push.
@@ -158,10 +158,10 @@ class RingReader:
         self._own_words = own.words
         self._peer = peer
         self._peer_words = peer.words
-        # Changed when the reader has come to the full ring.
+        # Changed when the reader has come to the full ring: the capacity and records of the ring in use.
         self._capacity, self._records = _ring_in_use(peer, is_small=True)
         self._is_small = self._capacity < peer.header.ring_capacity
-        # Changed by read.
+        # Changed by read and skip: the number of records that were read.
         self._position = own.words[HEAD_WORD]
 
     @property

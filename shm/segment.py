@@ -156,9 +156,8 @@ class Segment(Mapping):
     def __init__(self, memory: mmap.mmap) -> None:
         super().__init__(memory)
         self._memory = memory
-        # Changed by make_present.
-        #: The bytes from the start whose pages are present, so that they may be written to; the slab's last page may,
-        #: too.
+        #: The number of bytes from the start whose pages are present, so that they may be written to; the slab's last
+        #: page may be written to, too. Changed by make_present.
         self.present_nbytes = len(memory)
 
     @classmethod

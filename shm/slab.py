@@ -216,7 +216,7 @@ class WholeSlab:
         self.owner = header.owner
         self.nbytes = header.slab_nbytes
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
-        # Changed by allocate and free.
+        # Changed by allocate and free: the generation of the block, in the segment's table.
         self._generations = _generations(segment)
         self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
 

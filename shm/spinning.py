@@ -38,7 +38,7 @@ class SpinPolicy:
 
     def __init__(self, longest_ns: int) -> None:
         self._longest_ns = longest_ns
-        # Changed by the note methods.
+        # Changed by note_wait, note_met and note_long_yield: all fields below.
         self._spin_ns = 0
         self._resumes_ns = 0
         self._pause = PAUSE

@@ -63,7 +63,7 @@ class Windows:
             memory[start + _BINS_OFFSET : start + _BINS_END].cast("I")
             for start in range(0, WINDOWS_BYTES, WINDOW_BYTES)
         ]
-        # Changed every ten seconds, by _begin.
+        # Changed every ten seconds, by _begin: the number of the present ten seconds, and the bins of their window.
         self._period = -1
         self._bins = self._all_bins[0]
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 _FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
-#: Tags of DER: a version in front of the serial number, and the two forms of a time (RFC 5280, section 4.1).
+#: Tags of DER: of the version, which may stand before the serial number, and of a time whose year has two digits
+#: (RFC 5280, section 4.1).
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
 

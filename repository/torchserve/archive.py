@@ -111,7 +111,7 @@ class _Budget:
     def __init__(self, limits: Limits, most_bytes: int) -> None:
         self._limits = limits
         self._most_bytes = most_bytes
-        # Changed by each entry: path → whether it is a directory.
+        # Changed by admit: path → whether it is a directory; the numbers of entries, files and unpacked bytes.
         self._paths: dict[str, bool] = {}
         self._num_entries = 0
         self.num_files = 0

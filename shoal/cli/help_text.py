@@ -1,5 +1,5 @@
-"""Help in lines as wide as the terminal, and its printing. Help is written for 120 columns; a narrower terminal would
-break words."""
+"""Help texts in lines as wide as the terminal, and the printing of help. Help is written for 120 columns; a narrower
+terminal would break its words."""
 
 import argparse
 import re

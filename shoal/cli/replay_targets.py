@@ -118,7 +118,7 @@ class LocalModels:
         self.num_split = 0
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
-        """Execute requests as one batch, as far as the model's configuration allows it; returns their answers."""
+        """Execute requests as one batch, or as several if the model's configuration asks for it; returns the answers."""
         answers = [Answer() for _ in batch]
         futures: list[LocalFuture | None] = []
         num_before = len(self._server.batches)

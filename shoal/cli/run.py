@@ -173,7 +173,7 @@ def _ask(
     arguments: argparse.Namespace,
     stdout: TextIO,
 ) -> None:
-    """Send the request as often as wanted; print the last responses and how long the calls took."""
+    """Send the request, once or --repeat times; print the last responses and, with --repeat, how long the calls took."""
     times_ms: list[float] = []
     responses: list[Response] = []
     for _ in range(arguments.repeat or 1):

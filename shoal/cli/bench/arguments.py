@@ -43,7 +43,7 @@ def goal(text: str) -> Goal:
 
 
 def latency_goal(text: str) -> Goal:
-    """Like `goal`, of latencies alone: raises ArgumentTypeError for a goal of throughput, too."""
+    """The latency goal in a flag's value. Raises ArgumentTypeError for any other text, also for a throughput."""
     parsed = goal(text)
     if parsed.least_per_s:
         raise argparse.ArgumentTypeError(f"a latency is wanted, as in p99=20ms, not '{text}'")

@@ -37,7 +37,7 @@ class GrpcExchange:
             (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority),
             ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "shoal-bench"),
         ]  # fmt: skip
-        # Changed by request and receive.
+        # Changed by request and receive: all fields below.
         self._data = b""  # the beginning of a frame that has not arrived whole
         self._stream_id = -1
         self._block = b""  # the beginning of headers or trailers that have not arrived whole
@@ -82,7 +82,7 @@ class GrpcExchange:
         return b"".join(sent)
 
     def receive(self, data: bytes) -> tuple[bytes, bool]:
-        """Like `Exchange.receive`."""
+        """Receive bytes from the server; returns bytes to send, and whether the call has ended."""
         if self._data:
             data = self._data + data
         at, end, reply, is_whole = 0, len(data), b"", False

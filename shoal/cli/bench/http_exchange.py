@@ -32,7 +32,7 @@ class HttpExchange:
 
     def __init__(self, requests: Sequence[bytes]) -> None:
         self._requests = requests
-        # Changed by receive.
+        # Changed by receive: all fields below.
         self._data = b""  # the beginning of a head or of an error's body that has not arrived whole
         self._head: _Head | None = None
         self._num_missing = 0
@@ -49,7 +49,7 @@ class HttpExchange:
         return self._requests[number % len(self._requests)]
 
     def receive(self, data: bytes) -> tuple[bytes, bool]:
-        """Like `Exchange.receive`."""
+        """Receive bytes from the server; returns bytes to send (none), and whether the answer is whole."""
         head = self._head
         if head is None:
             if len(data) == self._last_bytes and not self._data and data.startswith(self._last_head):

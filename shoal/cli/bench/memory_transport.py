@@ -35,7 +35,7 @@ class MemoryTransport:
         self._failure: UnreachableError | None = None
 
     def send(self, slot: int) -> None:
-        """Like `Transport.send`."""
+        """Begin the next request in a free slot; it is sent while `wait` runs the event loop."""
         request = self._requests[self._num_sent % len(self._requests)]
         self._num_sent += 1
         self._tasks[slot] = self._loop.create_task(self._ask(slot, request))
@@ -53,8 +53,8 @@ class MemoryTransport:
             self._loop.stop()
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
-        """Like `Transport.wait`, but in whole milliseconds. The event loop also works during the wait, so only the
-        time in which it uses no CPU counts as idle."""
+        """Run the event loop for at most `timeout_s`, in whole milliseconds; yields each slot that is answered, and an
+        error's sentence or None. Only the time in which the loop uses no CPU counts as idle."""
         del is_exact
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if not self._answered:
@@ -73,7 +73,7 @@ class MemoryTransport:
             raise self._failure
 
     def abandon(self, slot: int) -> None:
-        """Like `Transport.abandon`: by cancelling the request."""
+        """Free a slot by cancelling its request."""
         task = self._tasks.pop(slot, None)
         if task is not None:
             task.cancel()
@@ -81,7 +81,7 @@ class MemoryTransport:
             self._answered = [each for each in self._answered if each[0] != slot]  # if it was answered just before
 
     def close(self) -> None:
-        """Like `Transport.close`."""
+        """Cancel all requests, and close the client and the event loop."""
         for slot in list(self._tasks):
             self.abandon(slot)
         self._loop.run_until_complete(self._client.close())

@@ -95,7 +95,7 @@ class SocketTransport:
         self.arrived_ns = 0
         self._address = (host, port)
         self._make_exchange = make_exchange
-        # Changed by send, wait and abandon.
+        # Changed by send, wait and abandon: all fields below.
         self._epoll = select.epoll()
         self._slots: dict[int, _Slot] = {}
         self._by_descriptor: dict[int, int] = {}
@@ -103,7 +103,7 @@ class SocketTransport:
         self._read_bytes = READ_BYTES
 
     def send(self, slot: int) -> None:
-        """Like `Transport.send`."""
+        """Send the next request on a free slot's connection, which is made if there is none."""
         held = self._slots.get(slot)
         if held is None:
             held = self._connect(slot)
@@ -126,7 +126,7 @@ class SocketTransport:
             self._send_later(held, memoryview(data)[num_sent:])
 
     def wait(self, timeout_s: float, *, is_exact: bool = False) -> Iterator[tuple[int, str | None]]:
-        """Like `Transport.wait`."""
+        """Wait for answers, and send what sockets did not take before; yields as `Transport.wait` does."""
         before_ns = time.perf_counter_ns()
         events = self._poll(timeout_s, is_exact=is_exact)
         ready_ns = time.perf_counter_ns()
@@ -177,12 +177,12 @@ class SocketTransport:
                 yield slot, exchange.error
 
     def abandon(self, slot: int) -> None:
-        """Like `Transport.abandon`: by closing its connection."""
+        """Free a slot by closing its connection."""
         if slot in self._slots:
             self._drop(slot)
 
     def close(self) -> None:
-        """Like `Transport.close`."""
+        """Close all connections, and the epoll instance."""
         for slot in list(self._slots):
             self._drop(slot)
         self._epoll.close()
