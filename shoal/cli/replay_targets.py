@@ -118,7 +118,8 @@ class LocalModels:
         self.num_split = 0
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
-        """Execute requests as one batch, or as several if the model's configuration asks for it; returns the answers."""
+        """Execute requests as one batch, or as several if the model's configuration does not allow one; returns
+        their answers."""
         answers = [Answer() for _ in batch]
         futures: list[LocalFuture | None] = []
         num_before = len(self._server.batches)

@@ -173,7 +173,7 @@ def _ask(
     arguments: argparse.Namespace,
     stdout: TextIO,
 ) -> None:
-    """Send the request, once or --repeat times; print the last responses and, with --repeat, how long the calls took."""
+    """Send the request, once or --repeat times; print the last responses and, with --repeat, the times of the calls."""
     times_ms: list[float] = []
     responses: list[Response] = []
     for _ in range(arguments.repeat or 1):

@@ -1,4 +1,4 @@
-"""The inputs of the verb `run`: from the command line, from a file, or made up.
+"""The inputs of the requests that `run`, `infer` and `bench` send: from the command line, from a file, or made up.
 
 A value becomes an array of the input's datatype, in a shape that fits. Files are read, nothing is printed.
 """
@@ -41,7 +41,7 @@ class InputError(CommandLineError):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A request to the model, as read from the arguments."""
+    """A request to the model, made of the command's arguments and files."""
 
     inputs: Mapping[str, Array] = field(default_factory=dict)
     outputs: Sequence[str] = ()
@@ -82,7 +82,7 @@ class RequestParser:
     # -- the command line -----------------------------------------------------------------------------------------
 
     def value(self, name: str, text: str) -> Array:
-        """An input from the command line: JSON, a file's contents, or a text. Raises InputError if it does not fit."""
+        """An input's tensor from `text`: JSON, @ and a file, or plain text. Raises InputError if it does not fit."""
         spec = self._spec(name)
         if text.startswith("@"):
             path, scale = split(text[1:])
@@ -221,7 +221,7 @@ class RequestParser:
             made_up = {spec.name: self._sample(spec, str(sample)) for spec in missing}
             inputs = {**request.inputs, **made_up}
             return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
-        except (MemoryError, OverflowError, ValueError):  # numpy raises the last two for sizes that no machine has
+        except (MemoryError, OverflowError, ValueError):  # numpy raises the latter two for impossible sizes
             raise InputError("A request of this --shape and --batch-size does not fit into memory.") from None
 
     def _sample(self, spec: TensorSpec, sample: str) -> Array:
