@@ -27,7 +27,7 @@ _MAX_VERSION = 2**63 - 1
 
 
 class CloudPlace(NamedTuple):
-    """A model in cloud storage, which is copied when it is fetched."""
+    """A model in cloud storage, which is copied to this machine before it is read."""
 
     repository: "CloudRepository"
     model: "CloudModel"
@@ -36,8 +36,8 @@ class CloudPlace(NamedTuple):
 class RepositoryScan(NamedTuple):
     """All models of the repositories: each identifier is in `models` or in `problems`."""
 
-    models: dict[ModelIdentifier, Path | CloudPlace]  # → model directory
-    problems: dict[ModelIdentifier, str]  # → why it is no model
+    models: dict[ModelIdentifier, Path | CloudPlace]  # identifier → the model's directory
+    problems: dict[ModelIdentifier, str]  # identifier → why its directory is no model
 
 
 def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool = False) -> RepositoryScan:

@@ -38,7 +38,7 @@ _MAX_LIMIT = 1_000_000
 
 
 class KeyLimits(NamedTuple):
-    """The limits of a key's requests for inference; 0 means no limit."""
+    """The limits of a key's requests for inference; 0, but for `burst`, means no limit."""
 
     requests_per_second: float = 0
     burst: int = 0  # requests that may come at once; 0: as many as in a second, at least one

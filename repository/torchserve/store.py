@@ -108,7 +108,7 @@ class TorchServeStore:
                 remove_download(place.path)
             if isinstance(error, ShoalError):
                 raise
-            # A name in the manifest that no file can have, or a folder that the server's user may not read.
+            # The manifest has a name that no file can have, or the server's user may not read the folder.
             raise _refused(f"Archive '{place.path.name}' cannot be read: {error.strerror}") from error
 
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
@@ -140,7 +140,7 @@ class TorchServeStore:
 
     def _startup_requests(self) -> list[StoreRequest]:
         wanted = self.settings.load_models
-        if [each.lower() for each in wanted] != [ALL]:  # SageMaker's toolkit writes ALL
+        if [each.lower() for each in wanted] != [ALL]:  # SageMaker's toolkit writes ALL in capitals
             pairs = [entry.partition("=") if "=" in entry.partition("://")[0] else ("", "", entry) for entry in wanted]
             return [StoreRequest(url, name or None, is_startup=True) for name, _, url in pairs if url]
         try:
@@ -171,14 +171,14 @@ class TorchServeStore:
                 return _Place(_entered(path), True, False)
             if path is not None and is_file(path):
                 return _Place(path, False, False)
-        except OSError as error:  # a name that is too long, or a directory that the server's user may not read
+        except OSError as error:  # the name is too long, or the server's user may not read a directory
             raise torchserve_error(
                 404, "ModelNotFoundException", f"Model not found at: {url} ({error.strerror})"
             ) from error
         raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
 
     def _path(self, url: str, *, is_trusted: bool) -> Path | None:
-        """The path that a name in the store means, or an absolute path to a folder; None where it can be neither.
+        """The path that `url` means, a name in the store or an absolute path to a folder; None where it can be neither.
         `is_trusted`: the path was not chosen by a client."""
         if is_model_name(url):
             return self.settings.directory / url
@@ -272,7 +272,7 @@ class TorchServeStore:
 
 
 def default_name(url: str) -> str:
-    """The name of a model loaded at start that neither the command line nor its manifest names, made of its file's."""
+    """The name of a model loaded at start that neither the command line nor its manifest names: its file's name."""
     name = url.rstrip("/").rpartition("/")[2]
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
@@ -280,7 +280,7 @@ def default_name(url: str) -> str:
 
 
 def _entered(folder: Path) -> Path:
-    """The only folder in `folder`, if there is no other file and no manifest beside it; else `folder` itself."""
+    """The only folder in `folder`, if no other visible file and no manifest lies beside it; else `folder` itself."""
     entries = [each for each in folder.iterdir() if each.name[0] != "."]
     return entries[0] if len(entries) == 1 and is_dir(entries[0]) and not exists(folder / MANIFEST) else folder
 

@@ -77,7 +77,7 @@ wait. Exit codes: 0 done; 1 the command is wrong; 2 requests failed; 3 no answer
 
 
 def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure a model and print its figures; returns the exit code."""
     parser = VerbParser("bench", "<model> [<input>=<value> …] [options]", _HELP)
     add_requests(parser, WHICH_MODEL, "random")
     levels = parser.add_mutually_exclusive_group()
@@ -251,7 +251,7 @@ def _as_json(
 
 
 def _write(given: argparse.Namespace, measured: "Sequence[Sequence[Measured]]") -> None:
-    """Write the picture, if one is wanted. Raises CommandLineError if the file cannot be written."""
+    """Write the picture, if the command line names a file for it. Raises CommandLineError if that cannot be written."""
     if given.svg is None:
         return
     from shoal.cli.bench import picture
