@@ -1,9 +1,10 @@
 """OpenVINO models, and models in other formats that OpenVINO reads: one compiled model per instance. The only file that
-imports it.
+imports OpenVINO.
 
-A batch runs at its own size, while Triton's backend runs all at one compiled size: the first dimension is made dynamic.
-Inputs are copied once, since OpenVINO takes no memory that it could not write to, and outputs once, into the block.
-Outputs are not computed in place: if the shape is not the expected one, OpenVINO computes elsewhere without an error.
+The first dimension of inputs is made dynamic, so that a batch runs at its own size; Triton's backend runs every batch
+at one compiled size. Inputs are copied once, since OpenVINO takes no memory that it could not write to, and outputs
+once, into the block of the answers. OpenVINO does not write outputs into that block itself: if an output's shape were
+not the expected one, it would write the output elsewhere without an error.
 """
 
 import os
@@ -12,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# Before the import: OpenVINO's conversion tools would report to their makers, from a thread that makes the process
-# unfit to be forked, and take a third of the time to import.
+# OpenVINO's conversion tools are kept out, before the import: they would send statistics to OpenVINO's makers, from a
+# thread that makes the process unfit to be forked, and take a third of the import's time.
 if "openvino" not in sys.modules:
     sys.modules["openvino.tools.ovc"] = None  # type: ignore[assignment]  # makes the import raise ImportError
 import openvino
@@ -28,7 +29,7 @@ from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_s
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros, smallest_inputs
 
-# OpenVINO's types; types that are missing here have no Triton datatype, or no plugin that takes them.
+# OpenVINO's types → Triton's datatypes. A missing type has no Triton datatype, or no plugin of OpenVINO takes it.
 _TYPES = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
@@ -49,17 +50,17 @@ class OpenvinoBackend(BatchedBackend):
         self._inputs: dict[str, int] = {}  # name → position in the model
         self._outputs: dict[str, int] = {}
         self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
-        self._fixed_rows = 0  # rows that every execution must have; 0 = any number
+        self._fixed_rows = 0  # number of rows that every execution must have; 0 = any number
         self._pads_batches = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The inputs and outputs of the file. They determine max_batch_size only if their layouts name the batch
-        dimension."""
+        """The inputs and outputs of the file. max_batch_size is derived from them only if the layout of each
+        names its batch dimension."""
         self._read(model, openvino_settings(model, device))
         ports = (*self._model.inputs, *self._model.outputs)
         layouts = [openvino.layout_helpers.get_layout(port) for port in ports]
         says_batch = all(openvino.layout_helpers.has_batch(layout) for layout in layouts)
-        is_batched = says_batch or model.config["max_batch_size"] > 0  # then the first dimensions will be made dynamic
+        is_batched = says_batch or model.config["max_batch_size"] > 0  # `load` makes the first dimensions dynamic
         inputs, outputs = (
             _io_tensors(ports, [tensor["name"] for tensor in model.config[role]])
             for role, ports in (("input", self._model.inputs), ("output", self._model.outputs))
@@ -122,7 +123,7 @@ class OpenvinoBackend(BatchedBackend):
                 request.set_input_tensor(self._inputs[name], _tensor(array, name in self._bf16))
             request.start_async()
             request.wait()
-        except RuntimeError as error:  # the body of _errors_in: the context would take instructions for each batch
+        except RuntimeError as error:  # without `with _errors_in`, which would cost time in each batch
             raise _openvino_error("running inference", error) from error
         outputs: dict[str, Array] = {}
         for name, position in self._outputs.items():
@@ -142,7 +143,7 @@ class OpenvinoBackend(BatchedBackend):
 
 
 def _tensor(array: Array, is_bf16: bool) -> Any:
-    # 16-bit words need the type as an argument, and that form of the constructor makes no copy by itself.
+    # For 16-bit words the constructor needs the type as an argument, and with a type it makes no copy by itself.
     return openvino.Tensor(array.copy(), array.shape, openvino.Type.bf16) if is_bf16 else openvino.Tensor(array)
 
 
@@ -152,7 +153,7 @@ def _openvino_error(where: str, error: RuntimeError) -> InternalError:
 
 @contextmanager
 def _errors_in(where: str) -> Iterator[None]:
-    """A context for a step of OpenVINO's, whose errors become InternalErrors that name the step."""
+    """A context for calls of OpenVINO: its errors become InternalErrors that say `where` they occurred."""
     try:
         yield
     except RuntimeError as error:
@@ -163,7 +164,7 @@ def _errors_in(where: str) -> Iterator[None]:
 
 
 def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTensor, ...]:
-    """Inputs or outputs of a model; one that has several names is returned under the configured one."""
+    """The inputs or outputs of a model. A tensor with several names gets the one that is `configured`."""
     tensors = []
     for port in ports:
         name = next((name for name in sorted(port.get_names()) if name in configured), None) or port.get_any_name()
@@ -177,7 +178,8 @@ def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTe
 def _as_served(
     ports: Sequence[Any], specs: Mapping[str, TensorSpec], role: str, model: str, fixed_rows: int
 ) -> tuple[IOTensor, ...]:
-    """Inputs or outputs as requests see them: OpenVINO converts from and to the configured datatypes."""
+    """The inputs or outputs with the configured datatypes, which requests use: OpenVINO converts. A first dimension of
+    `fixed_rows` becomes -1."""
     tensors = []
     for tensor in _io_tensors(ports, specs):
         if tensor.name in specs:
@@ -199,7 +201,7 @@ def _as_served(
 
 
 def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tuple[Any, int]:
-    """The model with its inputs' shapes for serving, and the rows that every execution must have (0 = any number).
+    """The model with its inputs' shapes for serving, and the number of rows that every execution must have (0 = any).
 
     Raises InternalError if OpenVINO finds that the shapes do not suit the model.
     """
@@ -209,7 +211,7 @@ def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tup
         try:
             shaped = _reshaped(model, signature, settings, [-1])
         except InternalError:
-            pass  # then the batch size is fixed, as it always is in Triton
+            pass  # the model cannot have a dynamic batch size, so it gets a fixed one, as always in Triton
         else:
             outputs = _io_tensors(shaped.outputs, signature.outputs)
             if all(tensor.dims[:1] == (-1,) for tensor in outputs if tensor.name in signature.outputs):

@@ -1,6 +1,7 @@
 """The settings of OpenVINO in config.pbtxt, read into one value and checked.
 
-Pure: has the names of Triton's parameters and of OpenVINO's properties, imports neither. Runs in a worker.
+Pure: it knows the names of Triton's parameters and of OpenVINO's properties, and does not import OpenVINO. Runs in a
+worker.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ class OpenvinoSettings:
 
     properties: dict[str, str | int | bool]  # of the compiled model
     extension: str  # a library of operators; "" = none
-    keeps_batch_fixed: bool  # SKIP_OV_DYNAMIC_BATCHSIZE: every execution has max_batch_size rows
-    pads_batches: bool  # ENABLE_BATCH_PADDING: with rows of zeros, if the batch size is fixed
+    keeps_batch_fixed: bool  # the parameter SKIP_OV_DYNAMIC_BATCHSIZE: every execution has max_batch_size rows
+    pads_batches: bool  # ENABLE_BATCH_PADDING: a batch smaller than a fixed size is filled with rows of zeros
     reshapes_inputs: bool  # RESHAPE_IO_LAYERS: the inputs get the configuration's dims
 
 
@@ -32,9 +33,9 @@ def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
             f"unable to load model '{model.name}', Triton openVINO backend supports only CPU device"
         )
     target = _value(model, "TARGET_DEVICE") or "cpu"
-    if target not in ("cpu", "auto"):  # with AUTO OpenVINO may choose a device, and the CPU is always there
+    if target not in ("cpu", "auto"):  # AUTO lets OpenVINO choose a device; Shoal takes the CPU, which always exists
         raise UnsupportedError(f"model '{model.name}': TARGET_DEVICE {target.upper()} is not supported; remove it")
-    _threads(model, "COMPILATION_NUM_THREADS")  # the CPU plugin compiles on the inference's threads
+    _threads(model, "COMPILATION_NUM_THREADS")  # only checked: a CPU compiles with its inference threads
     if (streams := _value(model, "NUM_STREAMS")) not in ("auto", "numa"):
         parameters.whole_number(model, "NUM_STREAMS", streams, "be either AUTO/NUMA/<int_value>", _expected)
     hint = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
@@ -44,7 +45,7 @@ def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
         "INFERENCE_NUM_THREADS": _threads(model, "INFERENCE_NUM_THREADS") or len(device.cores),
         # An instance is a process that executes one batch at a time: a second stream would take threads and idle.
         "NUM_STREAMS": 1,
-        # OpenVINO would choose cores among those of the machine; threads inherit the worker's.
+        # OpenVINO would pin threads to any of the machine's cores; without pinning they keep to the worker's cores.
         "ENABLE_CPU_PINNING": False,
         "PERFORMANCE_HINT": hint,
     }
@@ -62,7 +63,7 @@ def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
 
 
 def _value(model: BackendModel, key: str) -> str:
-    """A parameter in lower case, as Triton compares it and quotes it."""
+    """A parameter's value in lower case, in which Triton compares and quotes it; "" if it is not set."""
     return (model.parameter(key) or "").lower()
 
 
@@ -71,7 +72,7 @@ def _threads(model: BackendModel, key: str) -> int:
 
 
 def _flag(model: BackendModel, key: str) -> bool:
-    # Triton takes whatever is not YES for NO; a word that is neither is refused here.
+    # Triton takes every word but YES for NO; here a word that is neither YES nor NO is refused.
     words = {"yes": True, "no": False}
     return parameters.flag(model, key, _value(model, key), words, "be either YES or NO", _expected, default=False)
 

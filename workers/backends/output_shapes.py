@@ -1,7 +1,9 @@
-"""The shapes that a batch's outputs will have, as far as they follow from configuration, file and inputs. Pure.
+"""The shapes that a batch's outputs will have, as far as they follow from the configuration, the model's file and the
+inputs. Pure.
 
 A dimension that the configuration leaves open (-1) often has a name in the file, such as `sequence`, that a dimension
-of an input has, too: then both have one size. A file may err there, so the caller must check the real size.
+of an input has, too: the two dimensions then have the same size. A file may be wrong about this, so whoever uses these
+shapes must check the real sizes.
 """
 
 import math
@@ -12,9 +14,9 @@ from shoal.datatypes import BYTES
 from shoal.model_config.signature import Signature
 from shoal.workers.tensors import Array
 
-#: By tensor, the file's entry for each dimension: a size, a name, or None.
+#: Tensor → the file's entry for each of its dimensions: a size, a name, or None for unknown.
 FileShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
-#: A size, or the name of an input and the number of its dimension that has the size.
+#: A dimension of an output: its size, or the name of an input and the number of that input's dimension of equal size.
 _Dim: TypeAlias = int | tuple[str, int]
 
 
@@ -31,7 +33,8 @@ class OutputShapes:
 
     @classmethod
     def of(cls, signature: Signature, inputs: FileShapes, outputs: FileShapes) -> "OutputShapes | None":
-        """The shapes of a model's outputs; None if one cannot be known, or has elements of different sizes."""
+        """The shapes of a model's outputs; None if an output's shape cannot be known, or an output has strings, which
+        differ in size."""
         named: dict[str, tuple[str, int]] = {}
         for input_ in signature.inputs:
             for axis, dim in enumerate(inputs.get(input_, ())):
@@ -56,7 +59,8 @@ class OutputShapes:
         return cls(shapes, signature)
 
     def of_batch(self, inputs: Mapping[str, Array], rows: int, least_nbytes: int) -> dict[str, tuple[int, ...]] | None:
-        """The shape of each output, with all rows; None if all together are smaller than `least_nbytes` bytes."""
+        """The shape of each output for a batch of `rows` rows; None if the outputs together are smaller than
+        `least_nbytes` bytes, or if an input that determines a shape was left out."""
         if not self.are_guessed and rows * self._row_nbytes < least_nbytes:
             return None
         try:

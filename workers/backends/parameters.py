@@ -7,13 +7,13 @@ from typing import TypeAlias, TypeVar
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends.backend import BackendModel
 
-#: The error for a parameter with an invalid value: of model, key, expected value and value. A framework may have its
-#: own sentence.
+#: A function from model, parameter's name, expected value and actual value to the error for an invalid value. A
+#: framework may have a sentence of its own for that.
 Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentError]
 _Default = TypeVar("_Default")
 
 THREADS = "a number of threads, 0 for the default"
-# Python accepts more as numbers: 1_000, digits of other scripts, nan.
+# Python's own conversions accept more texts: 1_000, digits of other scripts, nan.
 _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

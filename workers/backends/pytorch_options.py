@@ -19,20 +19,20 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton read
 
 @dataclass(frozen=True, slots=True)
 class PytorchSettings:
-    """The settings of one instance. What PyTorch sets for a whole process holds for one instance, since each has a
-    process of its own."""
+    """The settings of one instance. Settings that PyTorch has only per process hold for all instances of the process,
+    which are of one model."""
 
     intra_op_num_threads: int
     inter_op_num_threads: int
-    inference_mode: bool  # torch.inference_mode instead of torch.no_grad
-    optimized_execution: bool  # of TorchScript
+    inference_mode: bool  # run under torch.inference_mode; False: under torch.no_grad
+    optimized_execution: bool  # whether TorchScript optimises
     jit_executor: bool | None  # of TorchScript; None = PyTorch's default
     jit_profiling: bool | None  # of TorchScript; None = PyTorch's default
     tensor_fuser: bool | None  # of TorchScript; None = PyTorch's default
     cudnn: bool
     cache_cleaning: bool  # give the GPU's unused memory back after each batch
-    weight_sharing: bool  # map a state dict instead of reading it, so that instances share its pages
-    channels_last: bool  # ours: images and weights of four dimensions as NHWC in memory
+    weight_sharing: bool  # map a file of weights into memory, not read it, so that instances share the memory
+    channels_last: bool  # Shoal's own: tensors of four dimensions lie in memory with their channels last (NHWC)
     compile: dict[str, Any] | None  # keyword arguments of torch.compile; None = not compiled
 
 
@@ -95,8 +95,8 @@ def _compile(model: BackendModel) -> dict[str, Any] | None:
 
 
 def _threads(model: BackendModel, keys: Sequence[str]) -> int:
-    """The configured number of threads, under the name of either of Triton's two runtimes. 0 if none is configured:
-    then the worker's number of cores is used."""
+    """The configured number of threads, by the first of `keys` that is set: Triton's two runtimes for PyTorch name the
+    parameter differently. 0 if none is set; the worker's number of cores is used then."""
     for key in keys:
         value = model.parameter(key)
         if value:

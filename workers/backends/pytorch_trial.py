@@ -1,7 +1,8 @@
 """Tries a TorchScript file on zeros and prints its tensors as JSON: python -m shoal.workers.backends.pytorch_trial FILE
 
-The shapes that are tried follow from the model's weights, in their order: the first layer's has the number of features
-or channels. The first shape that runs is kept; then each of its dimensions is changed, to see which may vary.
+The shapes that are tried follow from the model's weights, in the weights' order: the shape of the first layer's weights
+has the number of features or channels of an input. The first shape that runs is kept; then each of its dimensions is
+changed, one at a time, to see which ones may vary.
 """
 
 import json
@@ -15,11 +16,12 @@ import torch
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
 from shoal.workers.backends.pytorch.backend import TYPES
 
-#: Sizes of images that are tried, the commonest first; tokens of a text, and samples of a sound or a series (ours).
+#: What is tried: heights and widths of images, the commonest first; a text's number of tokens; the lengths of a sound
+#: or of a series of numbers (ours).
 _SIDES, _TOKENS, _LENGTHS = (224, 32, 28, 64, 128, 256, 299, 8, 16, 384, 512), 16, (16, 128, 1024, 16_000)
 #: Errors of a TorchScript model, or of the comparison of its results.
 _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, torch.jit.Error)
-#: The most arguments that are tried: all get one shape (ours).
+#: A model with more arguments than this is not tried; all arguments get the same shape (ours).
 _MOST_ARGUMENTS = 4
 Shape = tuple[int, ...]
 
@@ -29,14 +31,14 @@ class NoShapesError(Exception):
 
 
 class Candidate(NamedTuple):
-    """A datatype and a shape of one row that all arguments may have."""
+    """A datatype and a shape, of one row, that are tried for all arguments of the model."""
 
     dtype: torch.dtype
     shape: Shape
 
 
 def candidates(weights: Sequence[Shape], dtype: torch.dtype) -> Iterator[Candidate]:
-    """The inputs to be tried on a model whose weights have these shapes, in this order."""
+    """The inputs to be tried, in this order, on a model whose weights have these shapes."""
     for shape in weights:
         if len(shape) == 2:  # a linear layer, or the table of an embedding
             yield Candidate(dtype, (1, shape[1]))
@@ -45,7 +47,7 @@ def candidates(weights: Sequence[Shape], dtype: torch.dtype) -> Iterator[Candida
             yield from (Candidate(dtype, (1, shape[1], length)) for length in _LENGTHS)
         elif len(shape) == 4:
             yield from (Candidate(dtype, (1, shape[1], side, side)) for side in _SIDES)
-        elif len(shape) == 1:  # a normalisation, of features or of channels
+        elif len(shape) == 1:  # weights of a normalisation, of features or of an image's channels
             yield Candidate(dtype, (1, shape[0]))
             yield from (Candidate(dtype, (1, shape[0], side, side)) for side in _SIDES)
     if not weights:
@@ -53,7 +55,7 @@ def candidates(weights: Sequence[Shape], dtype: torch.dtype) -> Iterator[Candida
 
 
 def found(module: Any) -> dict[str, Any]:
-    """The tensors of a module. Raises NoShapesError."""
+    """The inputs and outputs of a module. Raises NoShapesError if they cannot be found or served."""
     _self, *arguments = module.forward.schema.arguments
     if not 1 <= len(arguments) <= _MOST_ARGUMENTS or any(each.type.kind() != "TensorType" for each in arguments):
         raise NoShapesError(f"its arguments are not 1 to {_MOST_ARGUMENTS} tensors")
@@ -73,8 +75,8 @@ def found(module: Any) -> dict[str, Any]:
 
 
 def _described(module: Any, base: Candidate, names: Sequence[str], first: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The tensors of a module that has given `first` for `base`: name, datatype and dims of each; dimensions that
-    vary together have one text."""
+    """The tensors of a module that has returned `first` for `base`: name, datatype and dims of each. A dimension that
+    may vary is a text, such as d0, which is equal for dimensions that vary together."""
     inputs: list[int | str] = list(base.shape)
     outputs: dict[str, list[int | str]] = {name: list(tensor.shape) for name, tensor in first.items()}
     for position, size in enumerate(base.shape):
@@ -100,7 +102,8 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
 
 
 def _changed(module: Any, base: Candidate, count: int, position: int, size: int) -> dict[str, torch.Tensor] | None:
-    """The module's results when one dimension of its inputs has another size; None if it does not run then."""
+    """The module's results when one dimension of its inputs has another size; None if the module
+    fails with that size."""
     shape = (*base.shape[:position], size, *base.shape[position + 1 :])
     try:
         return _run(module, Candidate(base.dtype, shape), count)
@@ -109,7 +112,8 @@ def _changed(module: Any, base: Candidate, count: int, position: int, size: int)
 
 
 def _run(module: Any, candidate: Candidate, count: int) -> dict[str, torch.Tensor]:
-    """The results by their names in a configuration. Raises whatever the module raises, TypeError for no tensors."""
+    """The module's results for zeros, by their names in a configuration. Raises whatever the module raises, TypeError
+    for results that are not tensors."""
     with torch.inference_mode():
         result = module(*(torch.zeros(candidate.shape, dtype=candidate.dtype) for _ in range(count)))
     if isinstance(result, Mapping):
@@ -131,7 +135,7 @@ def main(path: str) -> None:
         said = found(load(path, map_location="cpu").eval())
     except NoShapesError as error:
         said = {"error": str(error)}
-    except RuntimeError as error:  # what a file provokes in PyTorch
+    except RuntimeError as error:  # PyTorch's errors for a file that it cannot load
         said = {"error": str(error).strip().splitlines()[-1]}
     sys.stdout.write(json.dumps(said) + "\n")
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from skops import io
 
-#: numpy's kind of a datatype → the datatype of config.pbtxt as which results are sent.
+#: numpy's kind of a datatype → the datatype, in config.pbtxt, with which results of that kind are sent.
 _DATATYPES = {"b": "BOOL", "i": "INT64", "u": "INT64", "f": "FP64", "O": "STRING", "U": "STRING"}
-#: The first version that does not trust the trees of a file: scikit-learn uses their numbers as places in memory
-#: unchecked, so a damaged file crashes the process that loads it, or reads that process's memory.
+#: The first version of skops that does not trust decision trees in a file: scikit-learn uses numbers of a tree
+#: unchecked as places in memory, so a damaged file crashes the process that loads it, or reads that process's memory.
 LEAST_SKOPS = (0, 15)
 #: The names of outputs, by the method that computes them.
 OUTPUTS = {"predict": "label", "predict_proba": "probabilities"}
@@ -49,7 +49,7 @@ def tensors_of(path: str) -> dict[str, Any]:
     shape = (2, num_features)
     try:
         outputs = _outputs(model, np.zeros(shape))
-    except ValueError:  # zeros are refused, as by a logarithm
+    except ValueError:  # the model refuses zeros, as one that takes logarithms does
         try:
             outputs = _outputs(model, np.ones(shape))
         except ValueError as error:
@@ -69,7 +69,7 @@ def _outputs(model: Any, rows: Any) -> list[tuple[str, str, list[int]]]:
 
 
 def bound_memory(nbytes: int) -> None:
-    """Limit this process to `nbytes` bytes more memory than it has now; beyond that, it gets MemoryError."""
+    """Limit this process to `nbytes` bytes more memory than it has now; allocations beyond that raise MemoryError."""
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = own + nbytes
@@ -78,7 +78,7 @@ def bound_memory(nbytes: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tensors of each file, or why there are none."""
-    warnings.simplefilter("ignore")  # such as of a file by another scikit-learn: the server's log shows them as well
+    warnings.simplefilter("ignore")  # e.g. that the file is of another scikit-learn; the server's log shows them, too
     nbytes, *paths = argv
     for path in paths:
         said: dict[str, Any] = {"skops": version("skops")}

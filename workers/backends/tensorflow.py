@@ -1,8 +1,8 @@
 """TensorFlow models: one session per instance, on the worker's own cores. The only file that imports TensorFlow.
 
 SavedModels and frozen graphs are run in a session, as in Triton: a model runs TensorFlow's own operations only, no
-Python and no Keras. Inputs are fed from where they lie, unless the model may keep them, and outputs are copied once,
-into the block.
+Python and no Keras. Inputs are fed from the memory in which they have arrived, or copied if the model may keep them.
+Outputs are copied once, into the block of the answers.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Before the import: TensorFlow's lines about the processor's instructions would be in the log of every worker.
+# Set before the import, so that TensorFlow does not log the processor's instructions in every worker.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
 
@@ -30,13 +30,13 @@ from shoal.workers.warmup import run_zeros, smallest_inputs
 
 _log = logging.getLogger(__name__)
 
-# TensorFlow's types; types that are missing here have no Triton datatype.
+# TensorFlow's types → Triton's datatypes; a type that is missing here has no Triton datatype.
 _TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
     "string": "BYTES", "bfloat16": "BF16",
 }  # fmt: skip
-#: Exceptions of a session: TensorFlow's, and Python's for errors found before an operation is run.
+#: The exceptions that a session raises: TensorFlow's, and Python's own for errors found before an operation is run.
 _ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
 _INIT_OPS_NBYTES = 1 << 20
 _OPERATIONS: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
@@ -57,14 +57,14 @@ class TensorflowBackend(BatchedBackend):
         self._run: Any = None
         self._names: dict[str, dict[str, str]] = {}  # "input", "output" → configured name → name in the graph
         self._tensors: dict[str, list[IOTensor]] = {}
-        self._feeds: list[str] = []  # names of inputs, in the order of the callable
+        self._feeds: list[str] = []  # names of inputs, in the order in which `_run` takes them
         self._fetches: list[str] = []
         self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
         self._copies_inputs = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs of the signature; none for a frozen graph, which does not name them. Raises
-        InvalidArgumentError for tensors of rank 0, and as `load` does if the file cannot be read."""
+        InvalidArgumentError for tensors of rank 0, and the errors of `load` if the file cannot be read."""
         settings = tensorflow_settings(model, device)
         self._open(model, settings)
         if settings.is_graphdef:
@@ -78,8 +78,9 @@ class TensorflowBackend(BatchedBackend):
         return ModelIO(tuple(self._tensors["input"]), tuple(self._tensors["output"]))
 
     def load(self, model: BackendModel, device: Device) -> None:
-        """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree,
-        UnavailableError without a file, InternalError with TensorFlow's text if the file cannot be read."""
+        """Open the session, and check the model's tensors against the configuration. Raises InvalidArgumentError if
+        file and configuration disagree, UnavailableError without a file, InternalError with TensorFlow's text if the
+        file cannot be read."""
         signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
         file_checks.refuse_optional(signature, "TensorFlow")
         self._open(model, settings)
@@ -109,7 +110,8 @@ class TensorflowBackend(BatchedBackend):
         self._run = self._session = None
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs in fresh arrays. Raises InternalError with TensorFlow's text if the run fails."""
+        """The outputs, in arrays that TensorFlow has made for this run. Raises InternalError with TensorFlow's text if
+        the run fails."""
         arrays = [inputs[name].copy() if self._copies_inputs else inputs[name] for name in self._feeds]
         if self._bf16:
             bfloat16 = tf.bfloat16.as_numpy_dtype
@@ -135,7 +137,7 @@ class TensorflowBackend(BatchedBackend):
             raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
         graph = tf.Graph()
         session = tf.compat.v1.Session(graph=graph, config=_session_config(settings))
-        tf.get_logger().setLevel(logging.ERROR)  # without its advice to load models in another way
+        tf.get_logger().setLevel(logging.ERROR)  # hides TensorFlow's advice to load models in another way
         try:
             with graph.as_default():
                 if settings.is_graphdef:
@@ -182,12 +184,12 @@ class TensorflowBackend(BatchedBackend):
 
 
 def keeps_inputs(graph_def: Any, fetches: Iterable[str]) -> bool:
-    """Whether the operations that these outputs need may keep a tensor beyond its run, as an assignment to a variable
-    does.
+    """Whether the operations that these outputs need may keep a reference to an input after the run, as an assignment
+    to a variable does.
 
-    An assignment makes no copy: the variable would be a client's block, which changes and must not be written to. Only
-    operations that the outputs need are checked, since every SavedModel has assignments that restore it. A copy of all
-    inputs takes 2 ms for 4 MiB, in a model whose run took 1.
+    An assignment makes no copy: the variable would lie in a client's block, which changes, and which must not be
+    written. Only operations that the outputs need are checked, since every SavedModel has assignments that restore it.
+    Copying the inputs of every model would cost too much: a copy of 4 MiB took 2 ms, in a model whose run took 1 ms.
     """
     nodes = {node.name: node for node in graph_def.node}
     functions = {function.signature.name: function.node_def for function in graph_def.library.function}
@@ -226,7 +228,7 @@ def _io_tensor(name: str, dtype: Any, shape: Any) -> IOTensor:
 
 
 def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_batched: bool) -> Sequence[IOTensor]:
-    """`tensors`, with the dimensions of the configuration if the file gives none, as in Triton."""
+    """The `tensors`; one without dimensions in the file gets those of the configuration, as in Triton."""
     result = []
     for tensor in tensors:
         spec = specs.get(tensor.name)
@@ -238,7 +240,8 @@ def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_bat
 
 
 def _init_ops(model: BackendModel, name: str) -> list[str]:
-    """The operations that initialise a graph, listed in a file of the version's directory or the model's."""
+    """The operations that initialise a graph, listed in a file of the version's or the model's
+    directory."""
     for directory in (Path(model.version_dir), Path(model.version_dir).parent):
         try:
             content = files.read(directory / name, _INIT_OPS_NBYTES)
@@ -252,5 +255,5 @@ def _init_ops(model: BackendModel, name: str) -> list[str]:
 
 
 def _message(error: Exception) -> str:
-    """An error's text, without the trace of how the model was once built."""
+    """An error's text, without TensorFlow's stack trace of the code that once built the model."""
     return str(getattr(error, "message", None) or error).split("\n\nOriginal stack trace")[0].strip()

@@ -1,7 +1,7 @@
 """The settings of TensorFlow in config.pbtxt and --backend-config, read into one value and checked.
 
-Pure: has the names of Triton's parameters, does not import TensorFlow. Runs in a worker. MAX_SESSION_SHARE_COUNT is
-checked and has no effect: instances are processes, and each has its session.
+Pure: it knows the names of Triton's parameters, and does not import TensorFlow. Runs in a worker.
+MAX_SESSION_SHARE_COUNT is checked and has no effect: each instance is a process with a session of its own.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import BackendModel, Device
 
 DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
-#: Signatures that do no inference.
+#: Signatures of a SavedModel that are not for inference, but for initialization and training.
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 _FLAGS = {**dict.fromkeys(("true", "on", "1", "yes"), True), **dict.fromkeys(("false", "off", "0", "no"), False)}
 
@@ -21,15 +21,15 @@ _FLAGS = {**dict.fromkeys(("true", "on", "1", "yes"), True), **dict.fromkeys(("f
 class TensorflowSettings:
     """One session's options."""
 
-    is_graphdef: bool  # a frozen graph in a file, otherwise a SavedModel
+    is_graphdef: bool  # True: a frozen graph in a file; False: a SavedModel
     num_intra_threads: int
     num_inter_threads: int
     uses_per_session_threads: bool
     graph_tag: str
     signature_def: str
-    init_ops_file: str  # of a graph; "" = none
+    init_ops_file: str  # a file that lists operations to initialise a frozen graph; "" = none
     jit_level: int  # optimization.graph.level: -1 = XLA off, 0 = TensorFlow's default, 1 and 2 = on
-    allows_soft_placement: bool  # of operations whose device does not exist
+    allows_soft_placement: bool  # whether an operation for a device that does not exist may run on another
 
 
 def tensorflow_settings(model: BackendModel, device: Device) -> TensorflowSettings:

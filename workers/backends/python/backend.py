@@ -1,8 +1,9 @@
 """The Python backend: a user's model.py, run in its worker as Triton runs it in a stub.
 
-There are three kinds of models. A plain model returns a list of responses, which go into one block as any backend's do.
-A decoupled model answers through senders, in its own time. A model whose `execute` is a coroutine runs on an event loop
-of the instance: its requests get senders, too, and the instance takes the next batch while earlier calls wait.
+There are three kinds of models. A plain model returns a list of responses, which the worker writes into one block, as
+it does with any backend's outputs. A decoupled model answers through senders, in its own time. A model whose `execute`
+is a coroutine runs on an event loop of the instance: each of its requests, too, can have a response sender, and the
+instance takes the next batch while earlier calls of `execute` wait.
 """
 
 import logging
@@ -37,7 +38,7 @@ from shoal.workers.requests import Request
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that coroutines may go on once the model is being unloaded; their clients do not wait any more (ours).
+#: Seconds that coroutines may still run when the model is being unloaded; no client waits for them then (ours).
 UNLOAD_WAIT_S = 5.0
 
 
@@ -80,7 +81,7 @@ class PythonBackend(Backend):
         answers.input_end_ns = time.monotonic_ns()
         if self._model.is_async:
             for request in batch:
-                request._open_channel()  # in this thread: when `execute` returns, the loop must know all senders
+                request._open_channel()  # here, since the worker's loop must know all senders when this method returns
             self._event_loop.begin(self._execute_async(batch, parents))
             current_parents.set(NO_PARENTS)  # calls of this thread are made for no request from now on
             return
@@ -120,8 +121,8 @@ class PythonBackend(Backend):
             raise InternalError(describe(error)) from error
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Call the model's end_sequence for a sequence, if the model has that method (ours; Triton has no such
-        call)."""
+        """Call the model's end_sequence for a sequence, if the model has that method (ours: Triton
+        calls no such method)."""
         try:
             self._model.end_sequence(correlation_id)
         except Exception as error:  # noqa: BLE001 - no request's fault: only the log reports it
@@ -157,7 +158,8 @@ class PythonBackend(Backend):
                 raise
             if any(request._channel is not None for request in batch):
                 raise  # some responses may have been sent already
-        # Triton's inputs may be written to, and models do; this execution had no effect, so it is repeated.
+        # In Triton models may write into their inputs, and some do. This execution has called no model and sent no
+        # response, so it is repeated with copies.
         _log.warning(
             "model instance '%s' writes into its inputs: it gets copies from now on. Set the parameter "
             "WRITABLE_INPUTS to 'yes', or write into a copy of your own", self._model.identity.instance_name,
@@ -173,7 +175,8 @@ class PythonBackend(Backend):
         except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             self._fail(batch, error)
             if fault_of(error) is Fault.DEVICE_LOST:
-                # The worker's loop, which ends the worker otherwise, does not see errors of coroutines.
+                # The error of a coroutine does not reach the worker's loop, which otherwise ends the worker when its
+                # GPU is lost.
                 os._exit(EXIT_DEVICE_LOST)
         except BaseException as error:
             # A coroutine was cancelled or has called exit(): its requests have to be answered all the same.
@@ -185,12 +188,12 @@ class PythonBackend(Backend):
             raise
 
     async def _call_async(self, batch: Sequence[ServedRequest], parents: Parents) -> Responses:
-        current_parents.set(parents)  # of the calls of this coroutine, in the event loop's thread
+        current_parents.set(parents)  # for calls that this coroutine makes in the event loop's thread
         try:
             return await self._model.execute_async(batch)
         finally:
             if self._runtime.has_lent(parents):
-                import asyncio  # here, since it takes 6 MB: see event_loop.py
+                import asyncio  # here, since asyncio takes 6 MB of memory: see event_loop.py
 
                 await asyncio.to_thread(self._runtime.end, parents)
 

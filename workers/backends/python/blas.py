@@ -4,7 +4,7 @@ worker raises the number afterwards."""
 import ctypes
 import os
 
-#: OpenBLAS's function under the names that builds of numpy give it.
+#: The names that builds of numpy give to OpenBLAS's function that sets the number of threads.
 _NAMES = tuple(f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", ""))
 
 
@@ -14,7 +14,7 @@ def use_threads(number: int) -> None:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in paths:
         if not os.path.exists(path):
-            continue  # the file was replaced since it was loaded
+            continue  # the file on disk was replaced after this process had loaded it
         library = ctypes.CDLL(path)
         for name in _NAMES:
             if hasattr(library, name):

@@ -1,9 +1,10 @@
 """Business logic scripting: requests that a model makes to other models, and what they inherit. Runs in a worker.
 
-With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
-memory is lent, not copied: a tensor of a request that is being executed is lent until the calls made for that request
-are answered, a tensor of another model's response for as long as an array over it exists. A call inherits the remaining
-time and the priority of the requests for which it is made, its parents, and is cancelled when they are.
+With the model's first call of another model the worker joins the star a second time, as a client. A large tensor that
+lies in the server's memory is lent, not copied: a tensor of a request that is being executed is lent until the calls
+made for that request are answered, a tensor of another model's response for as long as an array over it exists. The
+requests for which a call is made are its parents: the call inherits their remaining time and priority, and is cancelled
+when all of them are.
 """
 
 import json
@@ -37,12 +38,12 @@ from shoal.workers.requests import Request
 if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse
 
-#: Smaller tensors are copied: a header that names another process's block is not among those that the reader has kept,
-#: and parsing it costs as much as copying so many bytes (ours).
+#: Tensors of fewer bytes are copied, not lent: the called model's worker must parse each request with a lent tensor, as
+#: the lent block differs from request to request, and parsing costs as much as copying so many bytes (ours).
 LEND_NBYTES = 32 * 1024
-#: The share of a request's time that calls made for it may use (ours).
+#: The share of the server's time limit for a request that calls made for the request may use (ours).
 _SHARE = 0.9
-#: A call is sent again after so many reloads of the called model; one more, and the call fails (ours).
+#: A call is sent again up to so many times if the called model is reloaded meanwhile; then the call fails (ours).
 _MAX_RELOADS = 3
 
 
@@ -53,7 +54,7 @@ class Parents:
     requests: Sequence[Request]
     can_lend: bool  # whether these requests are answered only after the calls made for them
     is_watched: bool  # whether any thread may ask whether the requests are cancelled
-    watch: Callable[[], None] = lambda: None  # has the executing thread make `is_watched` true
+    watch: Callable[[], None] = lambda: None  # makes cancellation visible to any thread; called by the executing thread
     thread: int = 0  # ident of the executing thread
 
     def begin_call(self) -> None:
@@ -68,8 +69,8 @@ class Parents:
         return [ref for request in self.requests for ref in request.refs]
 
     def deadline_ns(self, now_ns: int, request_timeout_ns: int) -> int:
-        """The monotonic time when the last client gives up or, if a client has no deadline, a little before the
-        server gives up, so that the model can still report the reason."""
+        """The monotonic time in ns at which calls are given up: when the last client gives up. For a client without a
+        deadline it is a little before the server gives up, so that the model can still report the reason."""
         deadlines = [
             request.deadline_ns or request.accepted_ns + int(request_timeout_ns * _SHARE) for request in self.requests
         ]
@@ -103,7 +104,7 @@ class Parents:
 
 _TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
 NO_PARENTS = Parents((), can_lend=False, is_watched=False)
-#: The parents of this thread's or coroutine's calls. A thread that a model starts has none.
+#: The parents of the calls that this thread or coroutine makes. In a thread that a model starts, calls have no parents.
 current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
 
 
@@ -134,16 +135,17 @@ class BlsCall:
         self._entry: ModelEntry | None = None
         self._number = 0
         self._num_attempts = 0
-        # Changed by attempt, for inputs that stay on the GPU: their places by name, and objects that hold them.
+        # Changed by attempt: places of the inputs that stay on the GPU, by name, and objects that hold these inputs.
         self._places: dict[str, bytes] = {}
         self._kept: list[object] = []
-        # Changed by the first attempt and the last response: the blocks that are lent, between two attempts, too.
+        # Changed by the first attempt and the last response: the blocks that are lent for the call meanwhile.
         self._refs: frozenset[int] = frozenset()
         # Changed by cancel.
         self._is_cancelled = False
 
     def attempt(self) -> None:
-        """Find the model, validate the request and submit it. A failure becomes the response."""
+        """Find the model, validate the request and submit it. The error of an attempt that fails becomes the call's
+        response."""
         self._num_attempts += 1
         name = self._request._model_name
         try:
@@ -155,7 +157,8 @@ class BlsCall:
             if not self._refs:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)
-            # The client keeps responses whose tensors are lent, and inputs on the GPU, until the last reply.
+            # The client of the star keeps these until the last reply: responses whose tensors are lent, inputs on the
+            # GPU.
             keep = [each._source.keep for each in self._request._inputs if each._source is not None] + self._kept
             self._number = self._client.submit(
                 outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, keep, self._request._trace._key
@@ -175,7 +178,8 @@ class BlsCall:
         name = self._request._model_name
         entry = self._lookup() if self._num_attempts == 1 else None
         if entry is None:
-            # The model may have just been loaded: when the supervisor answers, all its earlier messages are applied.
+            # The model may just have been loaded. Once the supervisor's answer has come, all messages that it sent
+            # before are applied, those about loaded models among them.
             self._client.ask("ping", {})
             entry = self._lookup()
         if entry is None:
@@ -210,7 +214,7 @@ class BlsCall:
         )
 
     def _placed(self, gpu: GpuCalls) -> dict[str, Input]:
-        """The inputs that the called model takes where they are on the GPU, by name."""
+        """The inputs that lie on the GPU and that the called model takes there, by name."""
         self._places, self._kept, inputs = {}, [], {}
         for tensor in self._request._inputs if self._entry is not None and gpu.takes(self._entry) else ():
             if (placed := gpu.place(tensor, can_lend=self._parents.can_lend)) is not None:
@@ -263,8 +267,8 @@ class BlsCall:
         on_response = self._on_response
         if is_final:
             self._client.give_back(self._refs)
-            # The receiver of responses refers to this call's `cancel`: with a reference back, the cycle would keep
-            # memory until it is collected.
+            # The receiver of responses refers to this call by `cancel`. If this call went on referring to the receiver,
+            # the cycle would keep memory until the garbage collector finds it.
             self._on_response, self._refs = lambda _response, _is_final: None, frozenset()
         on_response(response, is_final)
 
@@ -272,8 +276,8 @@ class BlsCall:
         assert self._entry is not None
         response, block, block_ref = answer
         if self._decoupled:
-            # An iterator keeps a stream's responses, so these are copied and the other model gets its memory back at
-            # once.
+            # A stream's responses are copied, so that the other model gets its memory back at once: the iterator keeps
+            # all responses.
             block, block_ref = block.copy(), NO_BLOCK
         tensors = []
         for ref in response.outputs:
@@ -301,6 +305,6 @@ def _known(error: Exception, prefix: str = "") -> ShoalError:
 
 
 def _context(request: ModelRequest) -> Parameters:
-    """The trace context that a model has passed on with `trace`."""
+    """The trace context that a model has passed on as its request's `trace`; empty if there is none."""
     context = request._trace.get_context()
     return {} if context is None else {key: str(value) for key, value in json.loads(context).items()}

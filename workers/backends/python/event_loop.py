@@ -7,11 +7,11 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import asyncio  # at run time for models with coroutines only: with ssl, which it brings along, it takes 6 MB
+    import asyncio  # at run time for models with coroutines only: with ssl, which asyncio imports, it takes 6 MB
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that cancelled coroutines may take to end, and then their thread (ours).
+#: Seconds that cancelled coroutines may take to end; their thread gets as many again after that (ours).
 CANCEL_WAIT_S = 5.0
 
 
@@ -24,7 +24,7 @@ class ModelEventLoop:
         self.is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Changed in the loop's thread. asyncio itself keeps only weak references to tasks.
+        # Changed in the event loop's thread. Tasks are kept here, since asyncio has only weak references to them.
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
 
@@ -55,8 +55,9 @@ class ModelEventLoop:
         try:
             loop.run_forever()
         finally:
-            # A sys.exit(), or a model that stops the loop: the thread would end without a word, and all requests would
-            # wait for ever. A sys.exit() in a plain model's execute ends the worker, too.
+            # The model has called sys.exit() or stopped the loop. If only this thread ended, without a word, all
+            # requests would wait for ever. So the worker ends, as it does after a sys.exit() in a plain model's
+            # execute.
             if not self.is_stopping:
                 _log.critical("the model has ended its event loop, and with it this worker", exc_info=True)
                 os._exit(1)

@@ -1,5 +1,5 @@
-"""Ends processes that a model's code forks when they return from that code, so that they do not go on as second
-workers.
+"""The end of processes that a model's code forks: they end when they return from that code, and so do not go on as
+second workers.
 
 Such a process has the worker's memory and rings: it would answer the worker's requests a second time, in the same
 blocks.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Number of forks that led to this process, since this module was imported.
+#: The number of forks between the process that imported this module and this process.
 depth = 0
 
 
@@ -24,8 +24,8 @@ os.register_at_fork(after_in_child=_descend)
 
 @contextmanager
 def end_here() -> Iterator[None]:
-    """A context for running a model's code: a process that the code forks ends when it leaves the context, as a
-    Python program would."""
+    """A context for running a model's code: a process that the code forks ends when it leaves the context, with
+    the exit status and output of a Python program that ends there."""
     before = depth
     try:
         yield

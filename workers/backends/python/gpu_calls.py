@@ -1,9 +1,9 @@
 """Tensors of a Python model on its GPU: on their way into answers, and to and from the models that it calls.
 
-Inputs of a call stay on the GPU if the called model takes them there: a tensor in another worker's pool is lent by its
-block, as one in host memory is; any other is copied into this worker's own pool and stays there until the last reply.
-Outputs of a call stay on the GPU if the call prefers that (`PreferredMemory`). All other tensors go through host
-memory. Runs in a worker.
+Inputs of a call stay on the GPU if the called model takes inputs there. A tensor in another worker's pool is lent by
+the block that names it, as a tensor in host memory is lent by its block; any other is copied into this worker's own
+pool and stays there until the last reply. Outputs of a call stay on the GPU if the call prefers that
+(`PreferredMemory`). All other tensors go through host memory. Runs in a worker.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from shoal.workers.tensors import Array
 
 
 def outgoing(tensor: Tensor) -> "Array | DeviceOutput":
-    """An output of the model for GpuAnswers: a DeviceOutput if the tensor lies on the GPU, otherwise its array."""
+    """A tensor in the form in which GpuAnswers takes it: a DeviceOutput if it lies on the GPU, otherwise an array."""
     there = tensor._device
     if there is None or tensor._private is not None:
         return tensor._host()
@@ -65,14 +65,14 @@ class GpuCalls:
         )
 
     def place(self, tensor: Tensor, *, can_lend: bool) -> tuple[Input, bytes, object] | None:
-        """A tensor on the GPU as an input of a call: the input, its place (b"" if another block has it), and an object
-        to keep until the last reply; None if the tensor has to go through host memory. `can_lend`: tensors of the
-        model's requests can be lent."""
+        """A tensor on the GPU as an input of a call: the input, its place (b"" if the block that lends it has the
+        place), and an object to keep until the last reply; None if the tensor has to go through host memory. `can_lend`
+        says whether tensors of the model's requests can be lent."""
         there = tensor._device
         if there is None or tensor._private is not None or not there.nbytes:
             return None
         named = tensor._name, tensor._datatype, tuple(tensor._shape)
-        data = cast("memoryview", range(there.nbytes))  # only its size counts
+        data = cast("memoryview", range(there.nbytes))  # stands for the data: only the number of bytes is used
         source = there.source if isinstance(there, DeviceInput) else None
         if source is not None and (source.keep is not None or can_lend):
             return Input(*named, data, source.ref, source.offset), b"", source
@@ -85,7 +85,7 @@ class GpuCalls:
         self, name: str, datatype: Datatype, shape: tuple[int, ...], source: TensorSource, block: memoryview
     ) -> Tensor:
         """A tensor of a response that has stayed on the GPU; `source` says where in `block` its place is, and what
-        holds the block. Raises ShoalError if it is out of reach."""
+        holds the block. Raises ShoalError if this process cannot reach that memory."""
         placed = unpack_placed(block, source.offset)
         place = place_in_pool(placed, ref_owner(source.ref))
         given = self._regions().keep(place, placed.offset, source.nbytes)

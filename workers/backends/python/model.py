@@ -1,7 +1,7 @@
 """A user's TritonPythonModel: how it is imported, and how each of its methods is called.
 
-Knows nothing of workers, so that a test can run a model in its own process. Whatever a model raises or wrongly returns
-becomes a ShoalError with Triton's sentence.
+This file knows nothing of workers, so that a test can run a model in its own process. Whatever a model raises or
+wrongly returns becomes a ShoalError with Triton's sentence.
 """
 
 import importlib
@@ -29,14 +29,15 @@ CLASS = "TritonPythonModel"
 #: Longest time that is_ready may take (Triton's).
 IS_READY_S = 5.0
 
-#: The result of execute, one element per request; None for a request that a sender answers, or that is rescheduled.
+#: The result of execute, one element per request; None for a request that
+#: a response sender answers, or that returns to its queue.
 Responses = Sequence[InferenceResponse | None]
 
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
 _NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 
-# Frames of these files are left out of a model's errors: of the utilities, since in Triton they are C++ and have no
-# frames; of Python's importer and of a backend that comes with Shoal, since they do not help.
+# Stack frames of these files are left out of a model's errors: those of triton_python_backend_utils, which in Triton
+# are C++ and have no frames; those of Python's importer and of Shoal's own model.py for vLLM, which do not help users.
 _NO_FRAMES = (
     os.path.dirname(triton_python_backend_utils.__file__) + os.sep,
     os.path.dirname(importlib.__file__) + os.sep,
@@ -51,9 +52,9 @@ class InstanceIdentity:
 
     name: str
     version: int
-    instance_name: str  # "add_sub_0_0"
+    instance_name: str  # such as "add_sub_0_0"
     version_dir: str
-    file: str  # the model.py; in the version directory, or in that of a backend
+    file: str  # path of the model.py, in the version directory or in the directory of a backend
     kind: str = "KIND_CPU"
     device_id: int = 0
 
@@ -77,7 +78,7 @@ class PythonModel:
     # -- before it serves --
 
     def configure(self, config: Config) -> None:
-        """Use this configuration from now on, which auto_complete has completed."""
+        """Use `config`, the model's configuration as completed, from now on."""
         self.config = config
         self.is_decoupled = using_decoupled_model_transaction_policy(config)
 
@@ -114,9 +115,9 @@ class PythonModel:
     # -- while it serves --
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
-        """Run one batch, for a model whose execute is no coroutine. Exceptions of the model pass unchanged, for
-        `as_failure`; raises TritonModelException for a wrong result."""
-        depth = forks.depth  # as in forks.end_here, whose `with` would take 1k instructions more per execution
+        """Run one batch, for a model whose execute is no coroutine. Exceptions of the model are raised
+        unchanged, to be turned into errors by `as_failure`; raises TritonModelException for a wrong result."""
+        depth = forks.depth  # does what `with forks.end_here()` does, in 1k instructions less per execution
         try:
             returned = self._instance.execute(list(requests))
         except BaseException as error:
@@ -141,9 +142,9 @@ class PythonModel:
                 hook(correlation_id)
 
     def as_failure(self, error: BaseException) -> InternalError:
-        """The error to answer clients with for an exception of an execution."""
-        # Without __cause__: the exception's traceback leads back to the requests, and the cycle would keep their memory
-        # mapped.
+        """The error that clients get for an exception that an execution of the model has raised."""
+        # The error has no __cause__: the exception's traceback leads back to the requests, and the cycle would keep
+        # their memory mapped.
         return InternalError(
             f"Failed to process the request(s) for model '{self.identity.instance_name}', message: {describe(error)}"
         )
@@ -157,7 +158,7 @@ class PythonModel:
         with forks.end_here():
             answer = check()
             if inspect.isawaitable(answer):
-                import asyncio  # here, since it takes 6 MB: see event_loop.py
+                import asyncio  # here, since asyncio takes 6 MB of memory: see event_loop.py
 
                 answer = asyncio.run(_within(IS_READY_S, answer))
         if not isinstance(answer, bool):
@@ -166,7 +167,7 @@ class PythonModel:
 
     def finalize(self) -> None:
         """Call the model's finalize and drop the object. Raises InternalError if finalize fails."""
-        if self._is_first:  # the process's other instances have ended before
+        if self._is_first:  # the last to end: the process's other instances have ended before
             self._let_call_models(False)
         instance, self._instance = self._instance, None
         try:
@@ -183,7 +184,7 @@ class PythonModel:
             runtime.current.model_dir = self.identity.version_dir
         if self._module is None:
             self._module = import_model(self.identity.file, self.identity.version_dir)
-        if not hasattr(self._module, CLASS):  # the first sentence is Python's own, which Triton passes on
+        if not hasattr(self._module, CLASS):  # the sentence begins with Python's own, as in Triton
             module = self._module.__name__
             values = vars(self._module).items()
             classes = [name for name, value in values if inspect.isclass(value) and value.__module__ == module]
@@ -253,8 +254,8 @@ class PythonModel:
             runtime.current.can_call_models = can_call
 
     def _answer_later(self, request: InferenceRequest, mistake: str) -> None:
-        """Leave the answer to the request's sender, which the model may have taken already or not. If the model
-        drops the sender unused, returning None was a mistake, and the client gets an error that says so."""
+        """Leave the answer to the request's response sender. If the model has not taken the sender and sends nothing by
+        it later, returning None was a mistake, and the client gets the error `mistake`."""
         if request._sender is None and request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             request.get_response_sender()._if_dropped = self.as_failure(TritonModelException(mistake))
 
@@ -271,7 +272,8 @@ def import_model(file: str, version_dir: str) -> ModuleType:
         if path not in sys.path:
             sys.path.append(path)
     package = os.path.basename(directory)
-    # First for this one import: the directory is called "1", and another of that name may come earlier in the path.
+    # First in sys.path, for this one import: the directory is called "1", and another of that name may come earlier in
+    # the path.
     sys.path.insert(0, parent)
     try:
         importlib.import_module(package)
@@ -289,7 +291,7 @@ def import_model(file: str, version_dir: str) -> ModuleType:
 
 def describe(error: BaseException, caller: str = __file__) -> str:
     """An exception in Triton's form: type and text, then the model's frames, the innermost first. `caller` is the file
-    that has called the model: its frames, and those above them, are not the model's."""
+    whose code called the model: stack frames of that file, and those above them, are left out."""
     text, lines = text_of(error), [f"  {file}({line}): {function}\n" for file, line, function in _frames(error, caller)]
     if isinstance(error, TritonModelException) and not lines:
         return text
@@ -306,7 +308,7 @@ def _frames(error: BaseException, caller: str) -> list[tuple[str, int, str]]:
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    if isinstance(error, SyntaxError) and error.filename:  # it has no frame of the faulty line
+    if isinstance(error, SyntaxError) and error.filename:  # the faulty line was never executed, so it is in no frame
         frames.append((error.filename, error.lineno or 0, (error.text or "").strip()))
     return frames[::-1]
 
@@ -316,6 +318,6 @@ async def _within(seconds: float, awaitable: Any) -> Any:
 
     task = asyncio.ensure_future(awaitable)
     done, _ = await asyncio.wait((task,), timeout=seconds)
-    if not done:  # asyncio.run, which runs this coroutine, cancels the task
+    if not done:  # asyncio.run, which runs this coroutine, cancels the unfinished task
         raise TritonModelException(f"is_ready has not returned within {seconds:g} s")
     return task.result()

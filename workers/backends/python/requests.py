@@ -1,6 +1,6 @@
 """A client's request as its model sees it: an InferenceRequest that computes each property only when it is used.
 
-Its tensors are views of the client's block, read-only and valid until the request is answered.
+The request's tensors are views of the client's block, read-only and valid until the request is answered.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ class ModelTraits:
 
 
 class ServedRequest(InferenceRequest):
-    """A client's request as the model gets it. With `has_copies` its inputs are copies that may be written to."""
+    """A client's request as the model gets it. With `has_copies` the model gets copies of the inputs, which it may
+    write to."""
 
     def __init__(self, request: Request, answers: Answers, model: ModelTraits, has_copies: bool) -> None:
         self._request: Request = request
@@ -103,7 +104,7 @@ class ServedRequest(InferenceRequest):
         return self.request.flags if self._other_flags is None else self._other_flags
 
     def set_flags(self, flags: int) -> None:
-        """Replace the flags that `flags` returns; no effect on the sequence."""
+        """Replace what the method `flags` returns; the request's place in its sequence stays as it is."""
         self._other_flags = flags
 
     def timeout(self) -> int:

@@ -1,4 +1,5 @@
-"""The services of a worker to its model: calls of other models and model control. For all of the model's threads."""
+"""The services of a worker to its model: calls of other models and model control. All threads of the model may use
+them."""
 
 import os
 import threading
@@ -30,14 +31,14 @@ class WorkerRuntime(Runtime):
     def __init__(self, model: str) -> None:
         self._model = model
         self._lock = threading.Lock()
-        # Changed by the first call.
+        # The worker's client in the star; made when the model first calls another model or loads one.
         self._client: StarClient | None = None
-        #: Set after load, for an instance on a GPU where tensors may stay.
+        #: For calls with tensors on the GPU; set after the load of an instance whose tensors may stay there, else None.
         self.gpu: GpuCalls | None = None
 
     def follow_forks(self) -> None:
-        """Let processes that the model forks from now on, as multiprocessing does, call models, too. To be called
-        once."""
+        """Let processes that the model forks from now on, as multiprocessing does, call models, too. This
+        method is to be called once."""
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
@@ -53,23 +54,23 @@ class WorkerRuntime(Runtime):
     # --- the requests for which calls are made ---
 
     def begin(self, requests: Sequence[Request], answers: Answers, *, can_lend: bool) -> Parents:
-        """Make these requests the parents of this thread's calls from now on. Called by the loop's thread. With
-        `can_lend`, `end` is called before the requests are answered."""
+        """Make these requests the parents of this thread's calls from now on. Called by the thread of
+        the worker's loop. `can_lend` says that `end` will be called before the requests are answered."""
         if self._client is not None:
-            answers.watch()  # not before the first call, since watching costs time
+            answers.watch()  # only once the model has called another model: watching for cancellation costs time
         parents = Parents(requests, can_lend, self._client is not None, answers.watch, threading.get_ident())
         current_parents.set(parents)
         return parents
 
     def end(self, parents: Parents) -> None:
-        """Wait for calls that use these requests' tensors and that the model has not awaited; the requests are
-        answered after this."""
+        """Wait until no call uses these requests' tensors any more: the model may not have awaited its calls. The
+        requests are answered after this."""
         current_parents.set(NO_PARENTS)
         if self._client is not None:
             self._client.wait_until_returned(parents.refs)
 
     def has_lent(self, parents: Parents) -> bool:
-        """Whether `end` has to wait."""
+        """Whether calls still use these requests' tensors, so that `end` would wait."""
         return self._client is not None and self._client.has_lent(parents.refs)
 
     # --- calls ---
@@ -104,8 +105,8 @@ class WorkerRuntime(Runtime):
             return False
 
     def _join(self) -> StarClient:
-        """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot; the next
-        call tries again."""
+        """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot join;
+        the next call of this method tries again."""
         with self._lock:
             if self._client is None:
                 try:

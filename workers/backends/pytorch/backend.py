@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 # Before the import, which reads this setting. GNU OpenMP's threads would spin while they wait for the next operator, on
-# cores that other processes need: with two threads, a batch of 20 ms and a pause took 54 ms of CPU instead of 26.
+# cores that other processes need: with two threads, a batch of 20 ms and the pause after it took 54 ms of CPU time,
+# without spinning 26 ms.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -35,15 +36,15 @@ from shoal.workers.warmup import smallest_inputs
 
 _log = logging.getLogger(__name__)
 
-#: PyTorch's types and the names of their datatypes; types that are missing here have none.
+#: PyTorch's types → names of Triton's datatypes; a type that is missing here has no Triton datatype.
 TYPES = {
     torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
     torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.int64: "INT64",
     torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16",
 }  # fmt: skip
 
-#: Number of first runs on zeros: TorchScript profiles one, optimises in the next and has its full speed in the third
-#: (134, 86 and 1.5 ms of CPU for 20 small convolutions).
+#: The number of runs on zeros while a model loads: TorchScript profiles the first run, optimises in the second and has
+#: its full speed in the third (for 20 small convolutions they took 134, 86 and 1.5 ms of CPU time).
 _TIMES = 3
 
 
@@ -51,18 +52,19 @@ class PytorchBackend(BatchedBackend):
     """A loaded PyTorch program."""
 
     def __init__(self) -> None:
-        #: Whether the instance is one of several threads on its GPU: its work must not wait for theirs.
+        #: Whether this instance shares its process with others, and so has a CUDA stream of its own: its work on the
+        #: GPU must not wait for that of the others.
         self._has_own_stream = False
         # Changed by load.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs
-        self._device: torch.device | None = None  # None if the model has placed its tensors itself
-        self._transfers: Transfers | None = None  # of an instance on a GPU
+        self._device: torch.device | None = None  # None: the model places its tensors on devices itself
+        self._transfers: Transfers | None = None  # None for an instance on the CPU
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
         self._keeps_outputs = False  # whether outputs may stay on the GPU
-        self._format = torch.preserve_format  # memory format of inputs with four dimensions
+        self._format = torch.preserve_format  # PyTorch's memory format for inputs with four dimensions
 
     def load(self, model: BackendModel, device: Device) -> None:
         chosen = settings(model, device)
@@ -74,8 +76,8 @@ class PytorchBackend(BatchedBackend):
         self._device = _torch_device(model, device)
         if self._device is not None and self._device.type == "cuda":
             if self._has_own_stream:
-                own_stream: Any = torch.cuda.Stream  # has no type hints
-                torch.cuda.set_stream(own_stream(self._device))  # of this thread, from now on
+                own_stream: Any = torch.cuda.Stream  # torch has no type hints for it
+                torch.cuda.set_stream(own_stream(self._device))  # for the work of this thread from now on
             self._transfers = Transfers.of_gpu(self._device)
             self.stage = self._transfers.stage
         self._guard = torch.inference_mode if chosen.inference_mode else torch.no_grad
@@ -87,13 +89,13 @@ class PytorchBackend(BatchedBackend):
             self._run_zeros(model.instance_name, is_compiled=chosen.compile is not None)
 
     def _run_zeros(self, instance_name: str, *, is_compiled: bool) -> None:
-        """Run the model on zeros, so that no client waits for the costs of the first runs: memory, profiles, and
-        compiling if configured."""
+        """Run the model on zeros, so that no client waits for what first runs have to do: allocate memory, profile and,
+        if configured, compile."""
         inputs = smallest_inputs(self._signature)
         if inputs is None:
             return
         most = self._signature.max_batch_size
-        # A module is compiled for 1 row first, and at the second number of rows for any number.
+        # torch.compile compiles for exactly 1 row in a run of 1 row, and for any number of rows in the next other run.
         sizes = [1, *sorted({2, most})] if is_compiled and most > 1 else [1] * _TIMES
         try:
             for rows in sizes:
@@ -116,14 +118,15 @@ class PytorchBackend(BatchedBackend):
         return other
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs. Some are views of PyTorch's memory; those from a GPU are in page-locked memory. Raises
-        InternalError with PyTorch's text if the run fails."""
+        """The outputs by name. Some are views of PyTorch's memory; outputs computed on a GPU are in page-locked memory.
+        Raises InternalError with PyTorch's text if the run fails."""
         datatypes = self._datatypes
         return self._run(lambda: {name: self._as_tensor(array, datatypes[name]) for name, array in inputs.items()})
 
     @property
     def takes_gpu_tensors(self) -> bool:
-        """Whether the instance is on a GPU; batches that are ragged or padded are assembled on the host."""
+        """Whether the backend takes inputs where they lie on the GPU: True for an instance on a GPU, except for models
+        with ragged or padded batches, which are assembled in host memory."""
         return self._transfers is not None and self.ragged is None and not self.padded_rows
 
     def keep_outputs_on_gpu(self, pool: GpuPool, regions: Callable[[], CudaRegions]) -> None:
@@ -132,8 +135,8 @@ class PytorchBackend(BatchedBackend):
         self._keeps_outputs = True
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Run the batch; where inputs of clients or other models lie on the instance's GPU, they are joined there, by a
-        copy on the GPU, so that the model neither writes into others' memory nor sees it change."""
+        """Run the batch. Inputs that clients or other models have left on the instance's GPU are copied within the GPU,
+        so that the model neither writes into the memory of others nor sees it change."""
         if not self.takes_gpu_tensors or not any(each.parsed.on_gpu or each.parsed.stays for each in requests):
             super().execute(requests, answers)
             return
@@ -147,7 +150,7 @@ class PytorchBackend(BatchedBackend):
             answers.add_batch(requests, outputs)
 
     def _joined(self, requests: Sequence[Request]) -> dict[str, torch.Tensor | list[bytes]]:
-        """The inputs of a batch on the instance's GPU, each from where its request has it."""
+        """The inputs of a batch as tensors on the instance's GPU, copied from the GPU or from host memory."""
         joined: dict[str, torch.Tensor | list[bytes]] = {}
         for name, datatype in self._datatypes.items():
             if name not in requests[0].parsed.inputs:
@@ -169,8 +172,8 @@ class PytorchBackend(BatchedBackend):
     def _run(
         self, inputs: Callable[[], dict[str, torch.Tensor | list[bytes]]], staying: Collection[str] = ()
     ) -> dict[str, Array]:
-        """The outputs for the tensors that `inputs` makes, those in `staying` as DeviceOutputs. Raises as `run`
-        does."""
+        """The outputs for the tensors that `inputs` returns; outputs named in `staying` are DeviceOutputs. Raises the
+        same errors as `run`."""
         assert self._program is not None, "load comes first"
         try:
             with self._guard():
@@ -193,9 +196,9 @@ class PytorchBackend(BatchedBackend):
     def _as_tensor(self, array: Array, datatype: Datatype) -> torch.Tensor | list[bytes]:
         if datatype is BYTES:
             strings: list[bytes] = array.ravel().tolist()
-            return strings  # bytes, not str: TorchScript's strings need not be UTF-8
-        # A model may write into its inputs, and must not into a client's block, which is mapped read-only. Inputs that
-        # were gathered or not aligned are copies already.
+            return strings  # as bytes, not str: strings in TorchScript need not be UTF-8
+        # Inputs are copied since a model may write into them, and a client's block is mapped read-only. Inputs that
+        # were gathered, or not aligned in the block, are copies already.
         is_copied = array.flags.writeable or isinstance(array.base, bytes) or self._transfers is not None
         words = array if is_copied else array.copy()
         if datatype is BF16:
@@ -224,14 +227,15 @@ class PytorchBackend(BatchedBackend):
         return array
 
     def _kept(self, transfers: Transfers, outputs: Mapping[str, Any], staying: Collection[str]) -> dict[str, Any]:
-        """Outputs, those in `staying` as DeviceOutputs if the model has left them on the GPU."""
+        """The outputs as arrays, except those in `staying` that the model has left on the GPU: these are
+        DeviceOutputs."""
         there = {name for name in staying if transfers.is_there(outputs.get(name))}
         arrived = transfers.to_host({name: value for name, value in outputs.items() if name not in there})
         arrays: dict[str, Any] = {name: self._as_array(name, value) for name, value in arrived.items()}
         return arrays | {name: self._as_device_output(transfers, name, outputs[name]) for name in there}
 
     def _as_device_output(self, transfers: Transfers, name: str, value: torch.Tensor) -> DeviceOutput:
-        """An output that stays on the GPU, checked like any other."""
+        """An output that stays on the GPU, checked against the configuration like any other output."""
         datatype, value = self._signature.outputs[name].datatype, value.contiguous()
         self._check_output(name, value, datatype)
         host: Callable[[], Array] = lambda: self._as_array(name, transfers.to_host({name: value})[name])  # noqa: E731
@@ -263,10 +267,10 @@ def _torch_device(model: BackendModel, device: Device) -> torch.device | None:
 
 
 def _set_up_process(chosen: PytorchSettings) -> None:
-    """Make the settings that PyTorch has once per process; this process has one model."""
+    """Apply the settings that PyTorch has only per process, which is enough: a worker has one model."""
     torch.set_num_threads(chosen.intra_op_num_threads)
     if torch.get_num_interop_threads() != chosen.inter_op_num_threads:
         torch.set_num_interop_threads(chosen.inter_op_num_threads)
     torch.backends.cudnn.enabled = chosen.cudnn
-    # The warning does not apply: the memory is a copy, see _as_tensor.
+    # PyTorch's warning is wrong here: the array is a copy that may be written to, see _as_tensor.
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -4,8 +4,9 @@
     by index   NAME__INDEX
     by order   the order of the configuration, with a warning
 
-One convention holds for all inputs, and one for all outputs: the first that suits every name. The inputs of a Python
-file go by order only, as in Triton, and names that indicate another order are refused.
+One convention holds for all inputs, and one for all outputs: the first, from the top, that suits every name.
+The inputs of a model in a Python file are paired by order only, as in Triton; names that indicate another order are
+refused.
 """
 
 import logging
@@ -17,22 +18,23 @@ from shoal.errors import InternalError, InvalidArgumentError
 
 _log = logging.getLogger(__name__)
 
-#: The steps of a path after its root: keys of dictionaries, numbers of elements.
+#: The parts of a path behind its root, which lead into nested values: a dictionary's key, or an element's number.
 Steps: TypeAlias = tuple[str, ...]
-#: The arguments of a call with the configuration's names where its tensors will be: ["x", {"key": "y"}].
+#: The arguments of a call, with the name of an input in each tensor's place: ["x", {"key": "y"}].
 Template: TypeAlias = Any
 
 _PATH = re.compile(r"(ARGS|KWARGS|RESULT)((?:\[[^\]]*\])*)")
 
 
 def path(name: str) -> tuple[str, Steps] | None:
-    """Root and steps of a name that is a path; None for any other name."""
+    """The root and the steps of a name that is a path (ARGS[2][key]); None for any other name."""
     match = _PATH.fullmatch(name)
     return (match[1], tuple(match[2][1:-1].split("][")) if match[2] else ()) if match else None
 
 
 def positions(model: str, role: str, names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """The position of each of the configuration's tensors; `known` are names and positions that the model declares.
+    """The position of each of the configuration's tensors; `known` has the names that the model declares, with
+    their positions.
     Raises InvalidArgumentError if two names have one position."""
     if all(name in known for name in names):
         found = {name: known[name] for name in names}
@@ -69,7 +71,7 @@ def input_positions(model: str, names: Sequence[str], known: Mapping[str, int], 
 
 
 def no_such_output(name: str, count: int) -> InvalidArgumentError:
-    """The error, in Triton's words, for an output whose index is beyond the model's outputs."""
+    """The error, in Triton's words, for an output named by an index that exceeds the number of the model's outputs."""
     return InvalidArgumentError(
         f"The output {name} in the model configuration refers to an output index which doesn't exist. "
         f"This model has {count} outputs"
@@ -79,8 +81,8 @@ def no_such_output(name: str, count: int) -> InvalidArgumentError:
 def arguments(model: str, names: Sequence[str], declared: Sequence[tuple[str, str, str]]) -> Template:
     """The arguments of a TorchScript `forward`. `declared` are their names, kinds (`DictType`) and types as text.
 
-    Lists of strings are values like tensors. Raises InvalidArgumentError if the configuration does not fit, and
-    InternalError for types that Triton refuses, too.
+    A list of strings is one argument, as a tensor is. Raises InvalidArgumentError if the configuration does not fit,
+    and InternalError for types of arguments that Triton, too, refuses.
     """
     paths = [steps for root, steps in filter(None, map(path, names)) if root == "ARGS" and steps]
     if len(paths) == len(names) and all(step.isdecimal() for step, *_ in paths):
@@ -180,7 +182,7 @@ def _index(name: str) -> int | None:
 
 
 def _number(name: str) -> int | None:
-    """The position that a name indicates by itself, as an index or as a path; None if it does not."""
+    """The position that a name indicates, as NAME__INDEX or as a path; None if it indicates none."""
     root, steps = path(name) or ("", ())
     return int(steps[0]) if root == "ARGS" and len(steps) == 1 and steps[0].isdecimal() else _index(name)
 

@@ -1,9 +1,10 @@
-"""The forms that PyTorch saves models in, each loaded into a Program: tensors by the configuration's names, in and out.
+"""The forms that PyTorch saves models in, each loaded into a Program, which takes and returns tensors by
+the configuration's names.
 
     TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
     torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known
     AOTInductor     */data/aotinductor/*      a graph, compiled for one kind of machine
-    a Python file   a class of modules        with a state dict beside it; the only form with a user's code
+    a Python file   a class of modules        with a state dict in a file beside it; the only form with a user's code
 
 An archive's form is recognised by its contents, not by its name. A state dict is read with weights_only: it is data,
 and no code in it is run. Runs in a worker, while it loads.
@@ -38,8 +39,8 @@ _POSITIONAL = (
 _PYTHON_FILENAMES = ("model.py", "model.pt")  # the order in which Triton's Python runtime looks for them
 
 
-#: A loaded model: all inputs by name → all outputs by name, tensors or lists of strings. Raises whatever the model
-#: raises.
+#: A loaded model: a function from all inputs by name to all outputs by name, each a tensor or a list of strings. It
+#: raises whatever the model raises.
 Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -53,7 +54,7 @@ class Forward:
         self._outputs = [output["name"] for output in model.config["output"]]
         paths = [path and path[1] for path in map(naming.path, self._outputs)]
         self._paths = None if None in paths else dict(zip(self._outputs, paths, strict=True))
-        # Changed by the first call that returns no dictionary.
+        # Positions of the outputs in a result that is no dictionary; set by the first call with such a result.
         self._positions: dict[str, int] | None = None
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Forward:
             return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
         if isinstance(result, Mapping):
             return {name: self._at(result, name, (name,)) for name in self._outputs}
-        # A list of strings is one output; so is an empty list, since its elements have no type.
+        # A list of strings is one output. So is an empty list, whose elements could be anything.
         is_strings = isinstance(result, list) and all(isinstance(each, str) for each in result[:1])
         is_one = isinstance(result, torch.Tensor) or is_strings
         values = [result] if is_one else result
@@ -95,8 +96,9 @@ class Exported:
         out_spec: Any,
         arguments: Sequence[str] = (),
     ) -> None:
-        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names of its
-        positional arguments. Raises InvalidArgumentError if the configuration's tensors are not the graph's."""
+        """`function` takes the leaves of `in_spec` and returns those of `out_spec`, in their order; `arguments` are the
+        names of its positional arguments. Raises InvalidArgumentError if the configuration's tensors are not the
+        graph's."""
         self._function = function
         inputs, outputs = _names(in_spec, ("ARGS", "KWARGS")), _names(out_spec, ("RESULT",))
         for number, argument in enumerate(arguments):
@@ -119,7 +121,8 @@ class Exported:
 
 
 def _inputs(model: BackendModel) -> list[str]:
-    """Names of the model's inputs: those of clients, then those that are made from a batch."""
+    """The names of the model's inputs: first those that clients send, then the batch_inputs, which are made from a
+    batch."""
     made = [name for each in model.config["batch_input"] for name in each["target_name"]]
     return [tensor["name"] for tensor in model.config["input"]] + made
 
@@ -131,9 +134,9 @@ _NO_OUTPUT = (
 
 
 def load(model: BackendModel, device: torch.device | None, settings: PytorchSettings) -> Program:
-    """The program of a model, on `device`; None leaves its tensors where they were saved.
+    """The program of a model, with its weights on `device`; None leaves them on the devices from which they were saved.
 
-    Raises UnavailableError without a file, InternalError with PyTorch's text for one that it cannot load, and
+    Raises UnavailableError without a file, InternalError with PyTorch's text for a file that PyTorch cannot load, and
     InvalidArgumentError if file and configuration disagree.
     """
     file = _file(model)
@@ -150,7 +153,7 @@ def load(model: BackendModel, device: torch.device | None, settings: PytorchSett
         return _LOADERS[_form(model, file)](model, file, device, settings)
     except ShoalError:
         raise
-    except Exception as error:  # a user's module, or what a file provokes in PyTorch
+    except Exception as error:  # errors of a user's module, or of PyTorch for a damaged file
         raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
 
 
@@ -171,13 +174,13 @@ def _form(model: BackendModel, file: str) -> str:
     """The form of an archive, a key of `_LOADERS`. Raises InternalError if the file has none of these forms."""
     try:
         with zipfile.ZipFile(file) as archive:
-            names = [name.partition("/")[2] or name for name in archive.namelist()]  # all lie in one directory
+            names = [name.partition("/")[2] or name for name in archive.namelist()]  # without the top directory
     except (OSError, zipfile.BadZipFile) as error:
         raise InternalError(f"failed to load model '{model.name}': '{file}' is no PyTorch archive: {error}") from error
     for form, mark in (
         ("aotinductor", "data/aotinductor/"),
         ("export", "models/"),
-        ("export", "serialized_exported_program.json"),  # before PyTorch 2.8
+        ("export", "serialized_exported_program.json"),  # as written by PyTorch before 2.8
         ("torchscript", "constants.pkl"),
     ):
         if any(name.startswith(mark) for name in names):
@@ -208,8 +211,8 @@ def _torchscript(model: BackendModel, file: str, device: torch.device | None, se
 
 
 def _load_torchscript(file: str, device: torch.device | None) -> Any:
-    """The module in a file. torchvision, whose operators Triton has built in, is imported for a model that uses
-    them."""
+    """The module in a file. For a model that uses torchvision's operators, torchvision is imported; Triton has these
+    operators built in."""
     load: Callable[..., Any] = torch.jit.load
     try:
         return load(file, map_location=device)
@@ -241,13 +244,13 @@ def _export(model: BackendModel, file: str, device: torch.device | None, setting
         found: list[Any] = pytree.tree_leaves(module(*arguments, **keywords))
         return found
 
-    called = program.module_call_graph[0].signature  # the first is the whole module's; those of its parts follow
+    called = program.module_call_graph[0].signature  # the first entry is for the whole module, the others for its parts
     return Exported(run, model, in_spec, out_spec, getattr(called, "forward_arg_names", None) or ())
 
 
 def _aotinductor(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     _refuse_for_archives(model, settings)
-    # Without this, compiled code does not check shapes, and reads beyond the end of a smaller tensor.
+    # Without this setting compiled code does not check shapes, and reads beyond the end of a tensor that is too small.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
     index = device.index if device is not None and device.type == "cuda" else -1
     loader = _loader(file, index)
@@ -256,12 +259,12 @@ def _aotinductor(model: BackendModel, file: str, device: torch.device | None, se
 
 
 def _loader(file: str, device_index: int) -> Any:
-    """PyTorch's loader of a compiled archive. The public function would first compare this machine with the one that
-    made the archive, only to warn: it imports the compiler, and runs C++ programs to find vector instructions."""
+    """PyTorch's loader of a compiled archive. PyTorch's public function is not used: it first compares this machine
+    with the one that made the archive, only to warn, and for that imports the compiler and runs C++ programs."""
     try:
-        compiled: Any = torch._C  # has no type hints for this part
+        compiled: Any = torch._C  # torch has no type hints for it
         return compiled._aoti.AOTIModelPackageLoader(file, "model", False, 1, device_index)
-    except TypeError:  # before PyTorch 2.8 it takes fewer arguments
+    except TypeError:  # before PyTorch 2.8 the loader takes fewer arguments
         return torch._inductor.aoti_load_package(file, device_index=device_index).loader
 
 
@@ -293,7 +296,7 @@ def _arguments(model: BackendModel, module: Any) -> naming.Template:
     names = _inputs(model)
     declared = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in _POSITIONAL]
     if any(each.kind is each.VAR_POSITIONAL for each in declared):
-        return names  # any number of positional arguments, without names
+        return names  # `forward` takes any number of positional arguments, which have no names
     required = sum(each.default is each.empty for each in declared)
     return naming.arguments_in_order(model.name, names, [each.name for each in declared], required)
 
@@ -301,7 +304,7 @@ def _arguments(model: BackendModel, module: Any) -> naming.Template:
 def _state_dict(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Any:
     try:
         return torch.load(file, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
-    except Exception as error:  # its text goes on with advice to allow code to run
+    except Exception as error:  # PyTorch's text ends with advice to allow code to run, which is cut off
         reason = re.search(r"WeightsUnpickler error: (.*?)(\. |\n|$)", str(error))
         raise InternalError(
             f"failed to load model '{model.name}': '{file}' is no state dict, which is all that is read: "
@@ -310,8 +313,8 @@ def _state_dict(model: BackendModel, file: str, device: torch.device | None, set
 
 
 def _class_in(python_module: Any) -> type[torch.nn.Module]:
-    """The class of the model. As in Triton, the first in a file by name; classes that are defined there go before
-    imported ones."""
+    """The class of the model. As in Triton, it is the first by name of the file's subclasses of torch.nn.Module; those
+    that the file defines go before those that it imports."""
     classes = [value for _, value in inspect.getmembers(python_module, inspect.isclass)]
     modules = [each for each in classes if issubclass(each, torch.nn.Module) and each is not torch.nn.Module]
     if not modules:
@@ -320,8 +323,8 @@ def _class_in(python_module: Any) -> type[torch.nn.Module]:
 
 
 def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
-    """Path of each leaf → its position. A leaf directly in a dictionary of results or keywords is also found by its
-    key."""
+    """Path of each leaf → the leaf's position. A leaf directly in a dictionary of results or of keyword arguments has
+    its key there as a second name."""
     leaves = range(spec.num_leaves)
     found: dict[str, int] = {}
     for keys, position in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]:

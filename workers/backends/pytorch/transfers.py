@@ -1,6 +1,8 @@
-"""Page-locked memory for transfers to and from a worker's GPU: copies that the GPU makes by itself, and one wait.
+"""Page-locked memory for transfers to and from a worker's GPU: the GPU copies by itself, and a batch
+waits once for all copies of its outputs.
 
-Inputs are gathered in memory that is kept and grows; outputs arrive in memory from PyTorch's own cache of such memory.
+Inputs are gathered in page-locked memory that is kept and grows; outputs arrive in page-locked memory from PyTorch's
+own cache.
 All copies go into the stream in which the model runs, so an instance's copies and executions follow each other and
 overlap those of other instances. Runs in a worker.
 """
@@ -38,22 +40,22 @@ class Transfers:
         )
 
     def stage(self, name: str, nbytes: int) -> memoryview:
-        """The memory in which an input of a batch is gathered, `nbytes` bytes with undefined contents; this object's,
-        and overwritten by the next batch."""
+        """The memory in which an input of a batch is gathered, `nbytes` bytes with undefined contents; it
+        stays this object's, and the next batch overwrites it."""
         staged = self._staged.get(name)
         if staged is None or staged.nbytes < nbytes:
-            self._staged.pop(name, None)  # freed first: the larger memory may not fit beside the old
+            self._staged.pop(name, None)  # freed first: there may be no room for the old and the larger memory at once
             staged = self._staged[name] = self._make_pinned((max(1, nbytes),), torch.uint8)
         memory: memoryview = staged.numpy().data
         return memory[:nbytes]
 
     def to_device(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
         """A tensor's copy on the GPU, which may still be under way: the tensor must stay as it is until the outputs of
-        the batch have arrived. Memory that is not page-locked has been read when this returns."""
+        the batch have arrived. A tensor in memory that is not page-locked has been copied when this returns."""
         return tensor.to(self._device, memory_format=memory_format, non_blocking=True)
 
     def is_there(self, value: Any) -> bool:
-        """Whether an output is a tensor on the GPU."""
+        """Whether an output is a tensor on the GPU; False for a tensor elsewhere, and for a list."""
         return isinstance(value, torch.Tensor) and value.device == self._device
 
     def to_host(self, outputs: Mapping[str, Any]) -> dict[str, Any]:

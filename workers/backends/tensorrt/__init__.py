@@ -1,2 +1,2 @@
-"""TensorRT: engines are run (backend.py), by the profile that fits (profiles.py), and built from ONNX files
-(build.py)."""
+"""TensorRT: backend.py runs engines, profiles.py chooses the optimization profile that fits a batch, build.py builds
+engines from ONNX files."""

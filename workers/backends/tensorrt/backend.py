@@ -1,4 +1,5 @@
-"""TensorRT engines on a GPU: a context per profile, a stream, page-locked staging, CUDA graphs if configured.
+"""TensorRT engines on a GPU: an instance has an execution context per optimization profile, a stream, page-locked
+memory for inputs and outputs, and CUDA graphs if configured.
 
 The only file, besides build.py, that imports tensorrt; CUDA itself is imported by workers/cuda.py. A batch goes from
 page-locked memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, with
@@ -32,8 +33,8 @@ from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
 
-#: The tensorrt package, installed only on machines with a GPU; elsewhere type checkers would take `import` to mean the
-#: package of this file.
+#: The tensorrt package, installed only on machines with a GPU. It is not imported by a statement, since type checkers
+#: on other machines would take `import tensorrt` to mean this file's package.
 tensorrt: Any = importlib.import_module("tensorrt")
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ _TYPES = {
     "FLOAT": "TYPE_FP32", "HALF": "TYPE_FP16", "BF16": "TYPE_BF16", "INT8": "TYPE_INT8", "INT32": "TYPE_INT32",
     "INT64": "TYPE_INT64", "BOOL": "TYPE_BOOL", "UINT8": "TYPE_UINT8",
 }  # fmt: skip
-#: CUDA graphs that one instance tries to make; each has a context, and so memory for activations, of its own (ours).
+#: The most CUDA graphs that one instance tries to make: each has an execution context of its own, and so memory for
+#: activations (ours).
 MAX_GRAPHS = 16
 
 
@@ -52,8 +54,8 @@ _Captured: TypeAlias = tuple[cuda.CudaGraph, dict[str, Array], Any]
 
 
 class Log(tensorrt.ILogger):  # type: ignore[misc]  # tensorrt has no type hints
-    """A logger for TensorRT that writes to the server's log; the last error is given as the reason for the next
-    failure."""
+    """A logger for TensorRT that writes to the server's log; it keeps the last error, which the backend reports as
+    the reason when a call of TensorRT fails."""
 
     def __init__(self) -> None:
         tensorrt.ILogger.__init__(self)
@@ -74,9 +76,9 @@ class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # tensorr
     def __init__(self, buffers: cuda.Buffers[cuda.DeviceMemory]) -> None:
         tensorrt.IOutputAllocator.__init__(self)
         self._buffers = buffers
-        # Changed by TensorRT, while it executes.
+        # Changed by TensorRT while the engine executes.
         self.shape: tuple[int, ...] = ()
-        self.error: cuda.CudaError | None = None  # why there was no memory; an exception would not pass TensorRT
+        self.error: cuda.CudaError | None = None  # why there was no memory: TensorRT does not pass on exceptions
 
     def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
         """The address of memory for an output of at most `size` bytes; 0 if there is none. Called by TensorRT."""
@@ -98,7 +100,7 @@ class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # tensorr
 
 
 class TensorrtBackend(BatchedBackend):
-    """One engine, with a context for each of the group's profiles."""
+    """One engine, with an execution context for each of the optimization profiles that the instance group names."""
 
     def __init__(self) -> None:
         # Changed by describe and load.
@@ -110,7 +112,7 @@ class TensorrtBackend(BatchedBackend):
         self._input_names: tuple[str, ...] = ()
         self._output_names: tuple[str, ...] = ()
         self._asked_names: frozenset[str] = frozenset()  # outputs that the configuration has
-        self._host_names: frozenset[str] = frozenset()  # shape tensors, which TensorRT reads and writes in host memory
+        self._host_names: frozenset[str] = frozenset()  # tensors in host memory, such as shapes
         self._datatypes: dict[str, Any] = {}
         self._graph_batch_sizes: frozenset[int] | None = None
         self._stream: Any = None
@@ -120,11 +122,11 @@ class TensorrtBackend(BatchedBackend):
         self._growing: dict[str, GrowingOutput] = {}  # outputs whose shapes depend on the data
         self._graphs: dict[Shapes, _Captured] = {}
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
-        self._num_moves = 0  # number of moves of both buffers when the graphs were captured
+        self._num_moves = 0  # how often buffers had moved when the graphs were captured
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The engine's tensors, and the configuration that follows from them; the largest batch is that of the
-        profiles."""
+        """The engine's tensors, and the configuration that follows from them; the largest batch is the largest
+        that a profile allows."""
         inputs, outputs = self._open(model)
         supported = check_max_batch_size(model.config, self._profiles, "autofill failed for")
         completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
@@ -151,7 +153,7 @@ class TensorrtBackend(BatchedBackend):
             self._run_smallest(model.instance_name)
 
     def unload(self) -> None:
-        """Release everything, in the order in which each object needs the next."""
+        """Release everything, each object before the objects that it needs."""
         self._graphs.clear()
         self._contexts.clear()
         self._growing.clear()
@@ -181,7 +183,8 @@ class TensorrtBackend(BatchedBackend):
         return tuple(tensors[name] for name in inputs), tuple(tensors[name] for name in names if name not in inputs)
 
     def _refuse_formats(self, model: BackendModel, names: Sequence[str]) -> None:
-        """Raise UnsupportedError for a tensor whose elements the engine wants in another order than a client has."""
+        """Raise UnsupportedError if the engine stores a tensor's elements in another order than clients send and
+        receive."""
         for name in names:
             format_name = self._engine.get_tensor_format(name).name
             if format_name != "LINEAR":
@@ -278,7 +281,7 @@ class TensorrtBackend(BatchedBackend):
         return outputs
 
     def _gather(self, name: str, array: Array) -> None:
-        """Copy an input into its page-locked memory, unless it was gathered there."""
+        """Copy an input into page-locked memory, unless the batch was gathered in that memory already."""
         memory = np.ndarray(array.shape, array.dtype, self._pinned(name, array.nbytes))
         if _address(memory) != _address(array):
             np.copyto(memory, array)
@@ -288,7 +291,7 @@ class TensorrtBackend(BatchedBackend):
 
     def _prepare(self, context: Any, inputs: dict[str, Array]) -> dict[str, Array]:
         """Set the shapes and addresses of this batch in a context. Returns the batch's output arrays. Raises
-        ShoalError."""
+        ShoalError if TensorRT refuses a shape or an output."""
         for name, array in inputs.items():
             if not context.set_input_shape(name, array.shape):
                 raise InvalidArgumentError(
@@ -306,13 +309,13 @@ class TensorrtBackend(BatchedBackend):
                 continue
             dtype = self._datatypes[name].dtype
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT needs an address for each output
+            context.set_tensor_address(name, self._place(name, nbytes))  # also for outputs that are not asked for
             if name in self._asked_names:
                 outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
         return outputs
 
     def _place(self, name: str, nbytes: int) -> int:
-        """The address where TensorRT reads or writes a tensor."""
+        """The address of `nbytes` bytes where TensorRT reads or writes a tensor."""
         return (self._here if name in self._host_names else self._there).reserve(name, nbytes).address
 
     def _enqueue(self, context: Any, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
@@ -350,7 +353,8 @@ class TensorrtBackend(BatchedBackend):
         return has_room and (not sizes or shapes[0][1][:1] in {(size,) for size in sizes})
 
     def _captured(self, shapes: Shapes) -> _Captured | None:
-        """The graph for a batch of these shapes, if any; all graphs are dropped if memory that they use has moved."""
+        """The graph for a batch of these shapes, None if there is none. All graphs are dropped if memory that they use
+        has moved."""
         num_moves = self._here.num_moves + self._there.num_moves
         if num_moves != self._num_moves:
             for graph, _, _ in self._graphs.values():
@@ -360,9 +364,10 @@ class TensorrtBackend(BatchedBackend):
         return self._graphs.get(shapes)
 
     def _try_capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
-        """Capture a run of these shapes as a graph, if that is possible; the batch itself has been computed already.
+        """Capture a run of these shapes as a CUDA graph for later batches, if that is possible; the present batch,
+        `inputs`, has been computed already.
 
-        TensorRT leaves a graph undefined once the shapes of its context change, so each graph has its own context; and
+        A graph becomes unusable once the shapes of its execution context change, so each graph has its own context; and
         a context must have run once before its run is captured.
         """
         try:
@@ -378,7 +383,7 @@ class TensorrtBackend(BatchedBackend):
                 raise
             self._refused.add(shapes)
             _log.warning("there will be no CUDA graph of batches of %s: %s", dict(shapes), error)
-            self._stream.synchronize()  # work in progress may need the context, which is released now
+            self._stream.synchronize()  # until then, work in progress may use the context, which is released here
 
 
 def _address(array: Array) -> int:

@@ -18,8 +18,8 @@ from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 Shape: TypeAlias = tuple[int, ...]
 _INSTALL = "pip install 'shoal[tensorrt]'"
-#: Where an ONNX file names a file of weights: the entry `location` of TensorProto.external_data (onnx.proto), which is
-#: its field 1, `key`, and its field 2, `value`, of which the length stands first, seven bits to a byte.
+#: Finds where an ONNX file names a file of weights: the entry of TensorProto.external_data (onnx.proto) whose field 1,
+#: `key`, is `location`, up to the length of its field 2, `value`, which has seven bits to a byte; the name follows.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 _PIECE_BYTES = 1 << 20
 
@@ -28,10 +28,10 @@ class Order(NamedTuple):
     """The description of an engine to be built."""
 
     onnx: Path
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, most; others are as in the file
-    max_batch_size: int  # most of a dynamic first dimension of inputs that `shapes` leaves out
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, largest; others: the file's
+    max_batch_size: int  # largest first dimension of inputs without `shapes`, where it is dynamic
     fp16: bool
-    workspace_mib: int  # 0: TensorRT's default, all of the GPU's memory
+    workspace_mib: int  # memory for building; 0: TensorRT's default, all of the GPU's memory
 
 
 def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
@@ -53,8 +53,8 @@ def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
 
 
 def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, Shape]:
-    """The shapes that a profile allows for an input that the file declares as `declared`. Raises
-    InvalidArgumentError if neither the file nor the order determines them."""
+    """The least, best and largest shape that the profile allows for an input that the file declares as `declared`.
+    Raises InvalidArgumentError if neither the file nor the order determines them."""
     if name in order.shapes:
         return order.shapes[name]
     if -1 in declared[1:]:
@@ -68,7 +68,8 @@ def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, S
 
 
 def cache_key(order: Order, device: str, version: str) -> str:
-    """A key that is equal for orders with equal engines. Weights in other files count if the file names them."""
+    """The name of an engine in the cache, equal for orders with equal engines. Weights in files of their own count,
+    too, if the ONNX file names these files."""
     digest = hashlib.sha256()
     for path in (order.onnx, *sorted(set(weight_files(order.onnx)))):
         file_digest = hashlib.sha256()
@@ -82,9 +83,9 @@ def cache_key(order: Order, device: str, version: str) -> str:
 
 
 def weight_files(onnx: Path) -> Iterator[Path]:
-    """The paths of the files of weights that an ONNX file names, resolved from its directory; repeated if named
-    repeatedly."""
-    data = onnx.read_bytes()  # at most 2 GiB, like any message of protobuf
+    """The paths of the files of weights that an ONNX file names, relative to the ONNX file's directory; a file
+    that is named repeatedly comes repeatedly."""
+    data = onnx.read_bytes()  # at most 2 GiB, as an ONNX file is a protobuf message
     for match in _LOCATION.finditer(data):
         nbytes = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1]))
         path = onnx.parent / os.fsdecode(data[match.end() : match.end() + nbytes])
@@ -93,7 +94,8 @@ def weight_files(onnx: Path) -> Iterator[Path]:
 
 
 def build(order: Order, target: Path, cache: Path, report: Callable[[str], None]) -> None:
-    """Write the engine to `target`, from the cache or built now; `report` is called with a line for the user. Raises
+    """Write the engine to `target`, taken from the cache or built now. `report` is called with each line for the
+    user. Raises
     InvalidArgumentError for an order or file that cannot be built, UnsupportedError without TensorRT or a GPU,
     InternalError if TensorRT fails."""
     if order.max_batch_size < 1:
@@ -118,7 +120,8 @@ def build(order: Order, target: Path, cache: Path, report: Callable[[str], None]
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file at once and whole: a server may be reading it, or another build writing it."""
+    """Replace a file in one step, never leaving it half written: a server may be reading it, or another build writing
+    it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(data)
     shutil.move(part, path)

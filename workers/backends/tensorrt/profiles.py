@@ -15,20 +15,22 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Bounds(NamedTuple):
-    """The bounds of a profile for one input: for its shape, or for the values of an input that is itself a shape."""
+    """The bounds that a profile sets for one input: for the input's shape, or for the values of an input that is a
+    shape."""
 
     least: Shape
     best: Shape
     most: Shape
 
     def allow(self, shape: Shape) -> bool:
-        """Whether an input may have this shape, or these values."""
+        """Whether an input may have this shape, or an input that is a shape these values."""
         return len(shape) == len(self.least) and all(
             low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True)
         )
 
     def distance(self, shape: Shape) -> int:
-        """The distance of a shape from the one that the engine is fastest with: the sum of the differences."""
+        """The distance of a shape from the shape for which the engine was optimized: the sum of the differences of
+        their dimensions."""
         return sum(abs(best - size) for best, size in zip(self.best, shape, strict=True))
 
 
@@ -37,16 +39,16 @@ class Profile(NamedTuple):
 
     number: int
     shapes: Mapping[str, Bounds]  # of each input
-    values: Mapping[str, Bounds]  # of each input that is a shape tensor
+    values: Mapping[str, Bounds]  # of each input that is itself a shape
 
     @property
     def max_batch_size(self) -> int:
-        """The largest first dimension that all inputs may have; 0 if an input has none."""
+        """The largest first dimension that all inputs may have; 0 if an input has no dimensions."""
         return min((bounds.most[0] if bounds.most else 0 for bounds in self.shapes.values()), default=0)
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> Profile:
-    """The profile nearest to a batch among those that allow it. Raises InvalidArgumentError if none does."""
+    """The profile nearest to a batch's shapes among those that allow them. Raises InvalidArgumentError if none does."""
     nearest: Profile | None = None
     shortest = -1
     for profile in profiles:
@@ -68,7 +70,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Map
 
 
 def wanted_profiles(config: Config, instance_name: str, num_profiles: int) -> list[int]:
-    """The numbers of the profiles of this instance's group; profile 0 if the group names none.
+    """The numbers of the profiles that the instance's group names; [0] if it names none.
 
     Raises InvalidArgumentError for a profile that the engine lacks.
     """
@@ -96,7 +98,8 @@ def check_max_batch_size(config: Config, profiles: Sequence[Profile], prefix: st
 
 
 def graph_batch_sizes(config: Config) -> frozenset[int] | None:
-    """The batch sizes for which optimization.cuda asks for CUDA graphs; None: for none, empty: for any."""
+    """The batch sizes for which optimization.cuda asks for CUDA graphs; None: no CUDA graphs; an empty set: graphs for
+    any size."""
     cuda = config.get("optimization", {}).get("cuda", {})
     if not cuda.get("graphs"):
         return None

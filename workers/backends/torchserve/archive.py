@@ -1,6 +1,6 @@
 """An unpacked archive as a worker reads it: MANIFEST.json, the model's YAML file, and the configuration's parameters.
 
-The poller has checked the archive when it was unpacked; a worker reads the parts that a handler sees.
+The poller checked the archive when it unpacked it; a worker reads only the parts that a handler sees.
 """
 
 import json
@@ -14,14 +14,14 @@ from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import BackendModel
 
 MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
-#: The most processes of one handler (ours).
+#: The most processes that may run one handler together (ours).
 MAX_PROCESSES = 64
 _FLAGS = {"true": True, "false": False}
 
 
 class SequenceHeaders(NamedTuple):
-    """The names of the headers of sequences: in a request the sequence's id and whether the sequence begins, in a
-    response whether it ends."""
+    """The names of the HTTP headers for sequences: in a request, the sequence's id and whether the sequence begins with
+    the request; in a response, whether the sequence has ended."""
 
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"
@@ -32,8 +32,8 @@ class Launch(NamedTuple):
     """The processes that run a handler together (ranks.py)."""
 
     num_processes: int
-    shares_batches: bool  # every process gets each batch; else only the first
-    num_threads: int  # of OpenMP, in each process
+    shares_batches: bool  # True: every process gets each batch; False: only the first process
+    num_threads: int  # threads of OpenMP in each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class Archive:
     """One version of a model as its handler finds it."""
 
     name: str
-    directory: str  # absolute
-    manifest: dict[str, Any] | None  # None: the directory has none
+    directory: str  # absolute path of the unpacked archive
+    manifest: dict[str, Any] | None  # MANIFEST.json; None: the directory has none
     handler: str  # as the manifest or the registration gives it: "handler.py:entry"
     envelope: str  # the name of a request envelope; "": none
     yaml_config: dict[str, Any]
     batch_size: int
-    decodes_inputs: bool  # JSON and text by their content types
+    decodes_inputs: bool  # whether bodies of JSON or text are decoded, by their content types
     limits_image_pixels: bool
     is_decoupled: bool  # a response may come in parts
     is_async: bool  # `handle` is a coroutine function
-    is_continuous: bool  # unfinished requests come again with new ones
+    is_continuous: bool  # continuous batching: unfinished requests are executed again, with new ones
     is_sequential: bool  # requests belong to sequences, which the handler may end
     sequence_headers: "SequenceHeaders"
-    metrics: list[Any]  # of metrics.yaml, each kind, name, unit, names of dimensions
+    metrics: list[Any]  # of metrics.yaml; for each its kind, name, unit and names of dimensions
     launch: Launch | None  # None: one process runs the handler
 
 
@@ -98,7 +98,8 @@ def open_archive(model: BackendModel) -> Archive:
 
 
 def _launch(model: BackendModel, yaml_config: dict[str, Any]) -> Launch | None:
-    """The processes of the handler. Raises InvalidArgumentError if the model's other settings allow only one."""
+    """The processes of a handler that needs several; None if one process runs it. Raises InvalidArgumentError if the
+    model's other settings allow only one."""
     torchrun, kind = yaml_config.get("torchrun"), yaml_config.get("parallelType")
     if not isinstance(torchrun, dict) or kind not in ("pp", "tp", "pptp"):
         return None
@@ -115,7 +116,7 @@ def _launch(model: BackendModel, yaml_config: dict[str, Any]) -> Launch | None:
 
 
 def _is_iterative(model: BackendModel) -> bool:
-    """Check that a request may be executed again and again. Raises InvalidArgumentError if not."""
+    """True if the configuration lets a request be executed again and again; otherwise raises InvalidArgumentError."""
     is_iterative: bool = (sequences.batching(model.config) or {}).get("iterative_sequence", False)
     if not is_iterative or not (model.config.get("model_transaction_policy") or {}).get("decoupled"):
         raise InvalidArgumentError(
