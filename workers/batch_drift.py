@@ -2,8 +2,9 @@
 
 A sample of the requests that were executed with others, at most one of a batch, is executed once more, alone, while the
 instance has nothing else to do, and the two answers are compared. Where they differ, the request runs alone a second
-time: a model that answers the same request alone in two ways is unsteady, and says nothing about batching.
-With `batch_drift_share` (shoal/model_config/determinism.py); without it nothing here is imported. Runs in a worker.
+time: a model that answers the same request alone in two ways is unsteady, and its answers say nothing about batching.
+Batch drift is measured for a model with `batch_drift_share` (shoal/model_config/determinism.py); workers of other
+models do not import this file. Runs in a worker.
 """
 
 import logging
@@ -28,20 +29,21 @@ from shoal.workers.requests import ParsedRequest, Request
 
 _log = logging.getLogger(__name__)
 
-#: Samples that wait for an idle instance, and the most bytes of their inputs and answers together (ours).
+#: The most samples that wait for an idle instance, and the most bytes that their inputs and answers have (ours).
 MAX_WAITING, MAX_BYTES = 8, 32 << 20
-#: Seconds without a batch after which an instance counts as idle (ours): between two batches under load it waits for
+#: Seconds without a batch after which an instance counts as idle (ours). Under load, the time between two batches is
 #: well below a millisecond.
 IDLE_S = 0.01
 #: The share of an instance's time that audits may take at most (ours).
 MAX_LOAD = 0.05
-#: The upper bounds of the histograms' buckets: FP32 has 24 bits, so one unit in the last place is 6e-8 of a value.
+#: The upper bounds of the histograms' buckets: FP32 has 24 bits, so a value's last bit is 6e-8 of the value.
 BOUNDS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 
 
 class Difference(NamedTuple):
-    """The largest absolute and relative difference between the elements of two answers; infinite for a difference that
-    is no number: a shape, a string, infinity or NaN in one alone, an error in place of an answer."""
+    """The largest absolute and relative difference between the elements of two answers; infinite where the answers
+    differ in more than numbers: in a shape, in a string, by infinity or NaN in only one, by an error in place of
+    one."""
 
     absolute: float
     relative: float
@@ -53,7 +55,7 @@ RequestAnswer = Mapping[str, RequestOutput]
 
 
 def difference(one: RequestAnswer, other: RequestAnswer) -> Difference | None:
-    """How far two answers to one request differ; None if they have the same bits."""
+    """How far two answers to one request differ; None if they are equal bit for bit."""
     if one == other:
         return None
     if one.keys() != other.keys():
@@ -77,10 +79,10 @@ def _between(one: RequestOutput, other: RequestOutput) -> Difference:
 
 
 class DriftMetrics:
-    """The counts as metrics of the model, which the supervisor adds up over its instances."""
+    """The results of audits as metrics of the model, which the supervisor adds up over the model's instances."""
 
     def __init__(self, model: str, version: int) -> None:
-        # Imported here: after the import this is a process with metrics of its own.
+        # Imported here, since the import makes this a process that reports metrics of its model.
         from triton_python_backend_utils.metrics import MetricFamily
 
         labels = {"model": model, "version": str(version)}
@@ -96,9 +98,9 @@ class DriftMetrics:
                 ("relative", "Largest relative difference of an element in a changed answer", histogram),
             )
         ]
-        self._families = families  # kept, since a family's series end with the family
-        #: Functions that count a request: executed alone and compared; changed by its batch; answered alone in two
-        #: ways; chosen and not executed again.
+        self._families = families  # kept, since metrics end when their family is deleted
+        #: Functions that count one request each: a request executed alone and compared; one changed by its batch; one
+        #: that was answered alone in two ways; one that was chosen and not executed again.
         self.audited, self._changed, self.unsteady, self.skipped = (
             partial(family.Metric(labels).increment, 1) for family in families[:4]
         )
@@ -137,8 +139,8 @@ class BatchDriftAuditor:
         counts: DriftMetrics,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`share` of the requests that are batched with others are chosen; `chance` returns numbers from 0 to below
-        1."""
+        """`share` is the share of the requests in batches of several that are to be chosen; `chance` returns random
+        numbers from 0 to below 1."""
         self._backend = backend
         self._plans = plans
         self._instance = instance
@@ -152,8 +154,8 @@ class BatchDriftAuditor:
         self._has_warned = False
 
     def note(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Choose among the requests of an executed batch, before its answers are written; the chosen one is copied,
-        with its answer. Raises nothing: the batch's answers do not depend on it."""
+        """Choose one request of an executed batch, or none, before the batch's answers are written, and copy it with
+        its answer. Raises nothing, so that a failure here does not touch the batch's answers."""
         if len(requests) < 2:
             return
         drawn = self._chance() / min(1.0, self._share * len(requests))
@@ -168,7 +170,7 @@ class BatchDriftAuditor:
     def _keep(self, request: Request, answers: Answers) -> None:
         parsed = request.parsed
         answer = None if parsed.lent else answers.outputs_of(request.position)
-        if answer is None:  # it failed, a thread of the model answers it, or its tensors are in others' memory
+        if answer is None:  # the request failed, a response sender answers it, or its tensors are lent
             self._counts.skipped()
             return
         nbytes = parsed.end + sum([len(output.data) for output in answer.values()])
@@ -180,18 +182,20 @@ class BatchDriftAuditor:
         self._nbytes += nbytes
 
     def next_wait_s(self, wait_s: float | None) -> float | None:
-        """How long (s, None: without end) the loop waits before it calls `is_due`; `wait_s` if no sample waits."""
+        """How long (s, None: without end) the worker's loop may sleep before it calls `is_due`: at most `wait_s`, and
+        shorter if a sample waits."""
         if not self._waiting:
             return wait_s
         mine_s = max(IDLE_S, (self._due_ns - time.monotonic_ns()) / 1e9)
         return mine_s if wait_s is None else min(wait_s, mine_s)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a sample waits, and audits have not taken more than their share of the time."""
+        """Whether a sample waits, and may be executed now without exceeding audits' share of the time (MAX_LOAD)."""
         return bool(self._waiting) and now_ns >= self._due_ns
 
     def run(self) -> None:
-        """Execute the oldest sample alone, and compare. Raises nothing: the instance goes on."""
+        """Execute the oldest sample alone, and compare its two answers. Raises nothing, so that the instance goes
+        on."""
         start_ns = time.monotonic_ns()
         sample = self._waiting.popleft()
         self._nbytes -= sample.nbytes
@@ -214,8 +218,8 @@ class BatchDriftAuditor:
             self._counts.changed(found)
 
     def _answer(self, sample: _Sample) -> RequestAnswer:
-        """The answer to a sample that is executed alone; nothing in place of an error. Like a warm-up, the request has
-        no key, no deadline and no client; failures are logged with the number of its batch."""
+        """The answer to a sample that is executed alone; an empty one if that fails. Like a warm-up's, the request has
+        no key, no deadline and no client; a failure is logged with the number of the batch that the sample is from."""
         block = memoryview(sample.block)
         parsed = sample.parsed
         tensors = None if parsed.is_plain else parsed.open_here(block)

@@ -1,16 +1,16 @@
-"""The functions of CUDA's runtime that Shoal itself uses: page-locked and device memory, a stream, copies, graphs, and
-handles of other processes' memory.
+"""The functions of CUDA's runtime that Shoal itself uses: for page-locked memory and a GPU's own, streams, copies,
+graphs, and handles of other processes' memory on a GPU.
 
-The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); runs in a worker whose
-instance has a GPU, which is number 0 there, or whose clients' tensors are on one. Every failure is a CudaError with a
-text that faults.py recognises. Memory here grows and never shrinks; it is freed when the process ends.
+The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); it runs in a worker
+whose instance has a GPU, which has number 0 in that process, or whose clients' tensors are on a GPU. Every failure is a
+CudaError with a text that faults.py recognises. Memory here grows and never shrinks; it is freed when the process ends.
 """
 
 import ctypes
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-# cuda-python comes with the extras for GPUs alone, and has no type hints.
+# cuda-python is installed only with Shoal's extras for GPUs, and has no type hints.
 from cuda.bindings import runtime  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 
@@ -21,7 +21,7 @@ class CudaError(RuntimeError):
 class DeviceMemory:
     """Memory of the GPU."""
 
-    _ALLOCATE, _FREE = "cudaMalloc", "cudaFree"  # functions of the runtime
+    _ALLOCATE, _FREE = "cudaMalloc", "cudaFree"  # names of CUDA's functions
 
     def __init__(self) -> None:
         # Changed by reserve.
@@ -29,7 +29,7 @@ class DeviceMemory:
 
     def reserve(self, nbytes: int) -> None:
         """Make the memory at least `nbytes` bytes large. Memory that grows moves, and its contents are lost, even if
-        this raises CudaError."""
+        there is no larger memory and this raises CudaError."""
         if nbytes <= self.nbytes:
             return
         if self.address:
@@ -49,7 +49,7 @@ class PinnedMemory(DeviceMemory):
 
     def reserve(self, nbytes: int) -> None:
         if nbytes > self.nbytes:
-            self.memory = memoryview(b"")  # reserve frees the memory that it shows
+            self.memory = memoryview(b"")  # let go before the memory behind it is freed
             super().reserve(nbytes)
             self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
 
@@ -58,23 +58,23 @@ _Memory = TypeVar("_Memory", PinnedMemory, DeviceMemory)
 
 
 class Buffers(Generic[_Memory]):
-    """Memory of one kind, one piece per tensor name."""
+    """Memory of one kind (page-locked or on the GPU): a buffer for each tensor's name."""
 
     def __init__(self, kind: Callable[[], _Memory]) -> None:
         self._kind: Callable[[], _Memory] = kind
         # Changed by reserve.
         self._buffers: dict[str, _Memory] = {}
-        self.num_moves = 0  # number of times that a buffer has moved, or was lost since the larger one found no room
+        self.num_moves = 0  # how often a buffer has moved, or was lost as there was no larger one
 
     def reserve(self, name: str, nbytes: int) -> _Memory:
-        """A tensor's memory, of at least `nbytes` bytes; stays owned by this object. Raises CudaError if there is
-        none."""
+        """A tensor's buffer, made or grown to at least `nbytes` bytes; it stays this object's. Raises CudaError if
+        there is no memory for it."""
         if name not in self._buffers:
             self._buffers[name] = self._kind()
         buffer = self._buffers[name]
         nbytes = max(1, nbytes)  # TensorRT needs an address even for an empty tensor
         if nbytes > buffer.nbytes:
-            self.num_moves += 1  # before the call: if there is no room, the old memory is gone all the same
+            self.num_moves += 1  # before the call, which loses the old memory even if it fails
             buffer.reserve(nbytes)
         return buffer
 
@@ -87,10 +87,10 @@ def staging() -> Callable[[str, int], memoryview]:
 
 
 class CudaStream:
-    """An instance's queue of work for its GPU: done in order and asynchronously."""
+    """An instance's queue of work for its GPU, which does it in order, while this process goes on."""
 
     def __init__(self) -> None:
-        # Not the default stream, which waits for all others and cannot be captured.
+        # CUDA's default stream will not do: it waits for all other streams, and its work cannot be captured as a graph.
         self.handle = int(_call(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking))
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
@@ -113,14 +113,14 @@ class CudaStream:
         _call(runtime.cudaStreamSynchronize, self.handle)
 
     def capture(self, work: Callable[[], None]) -> "CudaGraph":
-        """A graph of the work that `work` puts into the stream, recorded and not done. `work` must neither wait for
-        the GPU nor allocate. Raises CudaError if the work cannot be captured."""
+        """A graph of the work that `work` puts into the stream; the work is recorded, and not done now. `work` must
+        neither wait for the GPU nor allocate. Raises CudaError if the work cannot be captured."""
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call(runtime.cudaStreamBeginCapture, self.handle, mode)
         try:
             work()
         except BaseException:
-            # Ending a failed capture fails as well, without the reason, which the first error has.
+            # After a failed capture the end of the capture fails, too, but only the first error says the reason.
             status, captured = runtime.cudaStreamEndCapture(self.handle)
             if status == runtime.cudaError_t.cudaSuccess:
                 runtime.cudaGraphDestroy(captured)
@@ -133,7 +133,8 @@ class CudaStream:
 
 
 class CudaGraph:
-    """Work that was captured in a stream: one call repeats all of it, with the addresses and sizes that it had then."""
+    """Work that was captured in a stream: one call repeats all of it, with the addresses and sizes that it had when
+    it was captured."""
 
     def __init__(self, executable: Any, stream: CudaStream) -> None:
         self._executable = executable
@@ -155,11 +156,11 @@ def wait_for_device() -> None:
 
 
 def open_handle(handle: bytes, device: int) -> tuple[int, int]:
-    """The address in this process of the memory that another process exports by a cudaIpcMemHandle_t, and its size in
-    bytes, until `close_handle`.
+    """The address in this process of the memory that another process exports by the cudaIpcMemHandle_t `handle`, and
+    the memory's size in bytes. The address is valid until `close_handle`.
 
-    The memory is mapped for the GPU `device` if this process sees several GPUs, else for the only one: from there CUDA
-    reaches memory of another GPU if the two are peers. Raises CudaError.
+    The memory is mapped for the GPU `device` if this process sees several GPUs, else for its only GPU. If the memory is
+    on another GPU, CUDA reaches it if the two GPUs are peers. Raises CudaError.
     """
     from cuda.bindings import driver  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
@@ -181,7 +182,8 @@ def open_handle(handle: bytes, device: int) -> tuple[int, int]:
 
 
 def export_handle(address: int) -> bytes:
-    """The cudaIpcMemHandle_t by which other processes open memory of this one. Raises CudaError."""
+    """The cudaIpcMemHandle_t by which other processes open this process's memory at `address` on the GPU. Raises
+    CudaError."""
     made = _call(runtime.cudaIpcGetMemHandle, address)
     return ctypes.string_at(made.getPtr(), runtime.CUDA_IPC_HANDLE_SIZE)
 
@@ -192,13 +194,14 @@ def close_handle(address: int) -> None:
 
 
 def device_name() -> str:
-    """The GPU's name and compute capability: `NVIDIA H200 9.0`."""
+    """The GPU's name and compute capability, such as `NVIDIA H200 9.0`."""
     properties = _call(runtime.cudaGetDeviceProperties, 0)
     return f"{properties.name.decode()} {properties.major}.{properties.minor}"
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """The result of a function of the runtime, without its status; raises CudaError if the status is no success."""
+    """The result of a function of CUDA's runtime, without the status that comes first; raises CudaError if the status
+    is not success."""
     status, *results = function(*arguments)
     if status != runtime.cudaError_t.cudaSuccess:
         _, words = runtime.cudaGetErrorString(status)

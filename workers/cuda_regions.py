@@ -1,15 +1,17 @@
 """Memory of other processes on a GPU in the worker that executes their requests: clients' own (Triton's CUDA shared
 memory), and pools of other workers, whose models have left a tensor there for this one (gpu_pool.py).
 
-A request's header, or the block that it names, has the place of a tensor (shm/cuda_regions.py). A region's handle is
+Where on a GPU a tensor lies, its place, stands in the request's header, or in a block that the header names
+(shm/cuda_regions.py). A region's handle is
 opened with the first request that names it, once for each registration, and closed when the client has unregistered the
 region. A pool's handle is opened once for each segment whose blocks name it, and closed when the segment's owner has
 gone. All handles are closed with the process.
 
-A backend that takes tensors on its own GPU reads an input where the other process has it. All other inputs are copied
-from the GPU when the request is opened, so the model gets what the client had written by then; outputs are copied
-there, out of the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py, which is
-imported with the first region: it needs cuda-bindings, and a context on the GPU.
+A backend that takes tensors on its own GPU reads an input in the other process's memory there. All other inputs are
+copied from the GPU when the request is opened, so the model gets what the client had written before; outputs are copied
+to the client's memory, out of the block of the answers, before the answers are published. CUDA itself is in
+workers/cuda.py, which is imported when the first region is opened, since it needs cuda-bindings and a CUDA context on
+the GPU.
 
     request opened ─► handle opened, if new ─► inputs copied ─► executed ─► outputs copied ─► DONE
 """
@@ -35,13 +37,13 @@ if TYPE_CHECKING:
 
 #: Most bytes of one input that are copied from a GPU into this process's memory (ours).
 MAX_COPIED_NBYTES = 1 << 30
-#: Registrations that are known to have ended; requests that wait in queues may still name them (ours).
+#: The most ended registrations that are remembered, since requests that wait in queues may still name them (ours).
 _MAX_ENDED = 4096
 
 
 class OpenHandle:
-    """An open handle: where its memory is in this process, and how many bytes there are. It is closed with the last
-    reference to this object."""
+    """An open handle of another process's memory: the memory's address in this process, and its size. It is closed with
+    the last reference to this object."""
 
     __slots__ = ("__weakref__", "_close", "address", "nbytes")
 
@@ -51,18 +53,18 @@ class OpenHandle:
         self._close = close
 
     def __del__(self) -> None:
-        with suppress(RuntimeError):  # the GPU is lost, and its mappings with it
+        with suppress(RuntimeError):  # raised if the GPU is lost, and the mapping with it
             self._close(self.address)
 
 
 class GpuTensor(NamedTuple):
-    """An input that stays on the worker's own GPU: the model reads the client's, or another worker's, memory there.
-    `handle` keeps the memory mapped, which stays the other process's; valid until the request is answered."""
+    """An input that stays on the worker's own GPU: the model reads the memory of the client or of another
+    worker, which stays that process's. `handle` keeps the memory mapped. Valid until the request is answered."""
 
     address: int
     nbytes: int
     handle: OpenHandle
-    #: A copy in this process's memory.
+    #: Makes a copy in this process's host memory.
     copy: Callable[[], memoryview]
 
 
@@ -71,22 +73,22 @@ class CudaRegions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by every method, under the lock: open handles by registration, each with its bytes, since a segment
-        # may name several pools; ended registrations; the stream; this process's own pool, by its handle, which CUDA
-        # does not open here.
+        # Changed by every method, under the lock. Number of a registration or pool → its handle's bytes, and the open
+        # handle; ended registrations; the stream for copies; handle's bytes of this process's own pool → its memory,
+        # since CUDA opens no handle in the process that has exported it.
         self._opened: dict[int, tuple[bytes, OpenHandle]] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._stream: CudaStream | None = None
         self._own: dict[bytes, OpenHandle] = {}
 
     def add_own(self, handle: bytes, address: int, nbytes: int) -> None:
-        """Let places name this process's own memory, which stays where it is."""
+        """Let places name memory of this process itself, by the handle that it exports: the memory is used as it is."""
         with self._lock:
             self._own[handle] = OpenHandle(address, nbytes, lambda _address: None)
 
     def read(self, place: bytes, offset: int, nbytes: int) -> memoryview:
-        """A copy of a part of a region, the caller's own, read-only. Raises InvalidArgumentError if the handle cannot
-        be opened, or its memory ends before the part."""
+        """A copy, read-only, of `nbytes` bytes at `offset` behind a place. Raises InvalidArgumentError if the handle
+        cannot be opened, or its memory ends before these bytes."""
         if nbytes > MAX_COPIED_NBYTES:
             raise InvalidArgumentError(
                 f"an input of {nbytes} bytes in CUDA shared memory exceeds the {MAX_COPIED_NBYTES} bytes that are "
@@ -102,7 +104,7 @@ class CudaRegions:
         return copied.data.toreadonly()
 
     def keep(self, place: bytes, offset: int, nbytes: int) -> GpuTensor:
-        """A part of a region, where it is. Raises InvalidArgumentError as `read` does."""
+        """`nbytes` bytes at `offset` behind a place, not copied. Raises InvalidArgumentError as `read` does."""
         with self._lock:
             handle = self._part(place, offset, nbytes)
         return GpuTensor(handle.address + offset, nbytes, handle, lambda: self.read(place, offset, nbytes))
@@ -114,7 +116,7 @@ class CudaRegions:
                 self._part(target.place, target.offset, target.nbytes)
 
     def write(self, outputs: Sequence[tuple[CudaTarget, memoryview]]) -> None:
-        """Copy outputs, each no larger than its target, to their targets; returns when all are there. Raises
+        """Copy outputs, each no larger than its target, to their targets; returns when all are copied. Raises
         InvalidArgumentError as `read` does."""
         with self._lock:
             for target, data in outputs:
@@ -125,8 +127,8 @@ class CudaRegions:
                     stream.synchronize()
 
     def forget(self, number: int) -> None:
-        """Close the handle of a registration that has ended, or of a pool, once no model reads there. A request that
-        still names the region opens the handle again, for itself alone."""
+        """Close the handle of a registration that has ended, or of a pool, once no model reads the memory behind
+        it. A request that still names the region opens the handle again, only for that request."""
         with self._lock:
             self._ended[number] = None
             while len(self._ended) > _MAX_ENDED:
@@ -136,22 +138,23 @@ class CudaRegions:
             alive = weakref.ref(opened[1])
             del opened
             if alive() is not None:
-                gc.collect()  # the traceback of a request's error may refer to the handle, in a cycle
+                gc.collect()  # an error's traceback may keep the handle in a cycle
 
     def forget_pool(self, owner: int) -> None:
         """Close the handle of the pool that was named by blocks of the segment `owner`, whose owner has gone."""
         self.forget(pool_number(owner))
 
     def wait_until_read(self) -> None:
-        """Wait until all work of this process on the GPU is done, if it has memory of other processes open there: the
-        model's inputs may be overwritten after that. Raises CudaError if some of the work failed."""
+        """Wait until all work of this process on the GPU is done, if memory there is open for requests' tensors: the
+        inputs of models may be overwritten after this. Raises CudaError if some of the work failed."""
         if self._opened or self._own:
             from shoal.workers import cuda
 
             cuda.wait_for_device()
 
     def _part(self, packed: bytes, offset: int, nbytes: int) -> OpenHandle:
-        """The handle of a region that has these bytes. Raises InvalidArgumentError if it has not."""
+        """The open handle behind the place `packed`. Raises InvalidArgumentError if it cannot be opened, or if its
+        memory ends before `offset` + `nbytes`."""
         try:
             place = unpack_place(packed)
         except ValueError as error:

@@ -1,8 +1,9 @@
-"""Answers of an instance on a GPU whose outputs may stay there, in the worker's pool, for the models that read them.
+"""Answers of an instance on a GPU: outputs may stay on the GPU, in the worker's pool, for the models that read them.
 
 A backend adds such outputs as DeviceOutputs. An output stays if every request of the batch allows that (a client's
-never does) and the pool has room; else it is copied to the host like any other. The block of the answers then has a
-place for each request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a worker.
+request never does) and the pool has room; else it is copied to host memory like any other output. The block of the
+answers then has a place for each request, and the parts of the pool belong to the block (gpu_pool.py). Runs in a
+worker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +21,22 @@ from shoal.workers.tensors import Array, Output
 
 class DeviceOutput:
     """An output in a backend's own memory on the GPU: contiguous elements in C order, complete once all work on the GPU
-    so far is done. It has those properties of an array that the layout of answers needs."""
+    so far is done. It has the properties of a numpy array that are needed to lay out answers."""
 
     __slots__ = ("_keep", "address", "dtype", "host", "nbytes", "part", "shape")
 
     def __init__(
         self, address: int, shape: tuple[int, ...], dtype: Any, nbytes: int, host: Callable[[], Array], keep: object
     ) -> None:
-        """`host` makes a copy in host memory; `keep` keeps the memory."""
+        """`host` makes a copy in host memory; `keep` is an object that keeps the output's memory on the GPU."""
         self.address = address
         self.shape = shape
         self.dtype = dtype
         self.nbytes = nbytes
         self.host = host
         self._keep = keep
-        #: Where the output stays in the worker's pool. Set by GpuAnswers.
+        #: The part of the worker's pool where the output stays; None as long as it is not in the pool. Set by
+        #: GpuAnswers.
         self.part: PoolPart | None = None
 
     @property
@@ -49,7 +51,8 @@ class GpuAnswers(WrittenAnswers):
     """WrittenAnswers to which outputs on the GPU can be added, too."""
 
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
-        """Like Answers.add_outputs; an array may be a DeviceOutput, which is not copied unless it is requested."""
+        """Like Answers.add_outputs; an array may be a DeviceOutput, which is dropped without a copy if
+        the request does not want it."""
         settled: list[Output] = []
         for name, datatype, given in outputs:
             array: Any = given
@@ -73,7 +76,7 @@ class GpuAnswers(WrittenAnswers):
         super().add_batch(requests, settled)
 
     def _settled(self, requests: Sequence[Request], name: str, output: DeviceOutput) -> "DeviceOutput | Array":
-        """An output where it is to be read: in the pool, or in host memory."""
+        """An output in the place where it will be read: a DeviceOutput in the pool, or an array in host memory."""
         pool, plans = self._memory.gpu_pool, self._plans
         if (
             pool is not None
@@ -101,8 +104,8 @@ class GpuAnswers(WrittenAnswers):
         return super()._plan(requests, marked, pieces, parameters)
 
     def write(self) -> int:
-        """Like WrittenAnswers.write: the block has the places of outputs that stay, and nothing that this process does
-        on the GPU reads inputs any more. Raises CudaError if the GPU is lost."""
+        """Like WrittenAnswers.write: the block has the places of the outputs that stay on the GPU. Once this returns,
+        no work of this process on the GPU reads inputs any more. Raises CudaError if the GPU is lost."""
         pool, regions, parts = self._memory.gpu_pool, self._memory.cuda, self._put_places()
         if regions is not None:
             regions.wait_until_read()

@@ -1,10 +1,10 @@
 """A worker's memory on its GPU for tensors that go on to other models without leaving the GPU.
 
-The pool is one allocation, made when the first output stays, of the size that --cuda-memory-pool-byte-size gives; other
-workers on the GPU open its handle (workers/cuda_regions.py). A part of the pool belongs to the block of the worker's
-slab that names the tensor: the batcher counts that block's holders, and when it sends FREE, or no record has ever named
-the block, the part is free again. The driver frees the allocation of a worker that has died, once readers have closed
-their handles. An output that finds no room goes through host memory.
+The pool is one allocation, made when the first output stays on the GPU, of the size that --cuda-memory-pool-byte-size
+gives; other workers on the GPU open the pool's handle (workers/cuda_regions.py). A part of the pool belongs to the
+block of the worker's slab that names the tensor: the batcher counts that block's holders, and when it sends FREE, or no
+record has ever named the block, the part is free again. The driver frees the allocation of a worker that has died, once
+readers have closed their handles. An output that finds no room goes through host memory.
 
     output on the GPU ─► part of the pool, copied there ─► block with its place ─► DONE … FREE ─► part is free
 """
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The alignment of parts in bytes: cudaMalloc's, on which frameworks rely.
+#: The alignment of parts in bytes, equal to that of cudaMalloc, on which frameworks rely.
 ALIGNMENT = 256
 
 
 class Extents:
-    """The free parts of a range of `nbytes` bytes: the first that fits is given, neighbours are joined. Pure."""
+    """The free parts of a range of `nbytes` bytes: `take` gives away the first that fits, `put` joins adjacent free
+    parts. Pure."""
 
     def __init__(self, nbytes: int) -> None:
         # Changed by take and put: (start, end) of each free part, in order, no two adjacent.
         self.free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
 
     def take(self, nbytes: int) -> int | None:
-        """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns where it begins; None if none fits."""
+        """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns the part's start; None if no free
+        part is large enough."""
         for number, (start, end) in enumerate(self.free):
             if end - start >= nbytes:
                 self.free[number : number + 1] = [(start + nbytes, end)] if end - start > nbytes else []
@@ -44,7 +46,7 @@ class Extents:
         return None
 
     def put(self, start: int, nbytes: int) -> None:
-        """Give back a part that was taken. Raises ValueError if any of it is free."""
+        """Give back a part that was taken. Raises ValueError if a byte of it is free already."""
         free, end = self.free, start + nbytes
         number = bisect_left(free, (start, end))
         before = free[number - 1] if number else (0, -1)
@@ -71,7 +73,7 @@ class PoolPart:
         self.address = address
         self.offset = offset  # bytes from the pool's start
         self.nbytes = nbytes
-        self._room = room  # bytes that are taken
+        self._room = room  # bytes of the pool that are taken: `nbytes`, rounded up
         self._give_back = give_back
 
     def __del__(self) -> None:
@@ -79,24 +81,25 @@ class PoolPart:
 
 
 class GpuPool:
-    """The pool of one worker on the GPU `gpu`, the server's number; GPU 0 in the process. Any thread may use it."""
+    """The pool of one worker on the GPU with the server's number `gpu`, which is GPU 0 in this process. Any thread may
+    use it."""
 
     def __init__(self, gpu: int, nbytes: int) -> None:
         self.gpu = gpu
         self.nbytes = nbytes
-        #: Called once the memory is there.
+        #: Called when the pool's memory has been allocated.
         self.made: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
-        # Changed by keep, once: where the memory is, its handle; without memory, `nbytes` is 0.
+        # Changed by the first `keep`: the memory's address and handle. If there is no memory, `nbytes` becomes 0.
         self.address = 0
         self.handle = b""
         self._stream: CudaStream | None = None
         self._wait: Callable[[], None] = lambda: None  # waits for all work of this process on the GPU
-        # Changed by keep, under the lock; and by finalizers, which may run anywhere, even under the lock: parts that
-        # are to be put back.
+        # Changed by keep, under the lock: the free parts. Changed by finalizers, which may run at any point, even in a
+        # thread that has the lock: parts that the next `keep` puts back.
         self._extents = Extents(0)
         self._returned: deque[tuple[int, int]] = deque()
-        # Changed by hold and release: the parts that belong to a block, by its reference.
+        # Changed by hold and release: reference to a block → the parts that belong to the block.
         self._held: dict[int, tuple[PoolPart, ...]] = {}
 
     def keep(self, address: int, nbytes: int) -> PoolPart | None:
@@ -126,7 +129,7 @@ class GpuPool:
         return Placed(self.gpu, self.handle, part.offset + offset).pack()
 
     def hold(self, ref: int, parts: tuple[PoolPart, ...]) -> None:
-        """Keep the parts that a block names until `release`."""
+        """Keep the parts that the block `ref` names until `release` is called for the block."""
         self._held[ref] = parts
 
     def release(self, ref: int) -> None:
@@ -137,7 +140,8 @@ class GpuPool:
         self._returned.append((offset, nbytes))
 
     def _make(self) -> bool:
-        """Allocate the memory and export its handle. False if that fails, after which there is no further attempt."""
+        """Allocate the memory and export its handle. Returns False if that fails; there is no
+        further attempt then."""
         try:
             from shoal.workers import cuda
 

@@ -1,8 +1,8 @@
 """The backend `torchserve`: a handler of a TorchServe archive, with TorchServe's data, context, results and errors.
 
 A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function,
-each request is a call of its own on an event loop, alongside others. Where batching is continuous, a request that its
-stopping criterion does not end is executed again, with the next batch.
+the handler is called for each request by itself, on an event loop, and the calls overlap. With continuous batching, a
+request that is not finished, by the handler's stopping criterion, is executed again with the next batch.
 """
 
 import copy
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that coroutines may go on once the model is being unloaded (ours, as for Python models).
+#: Seconds that running coroutines get to finish when the model is unloaded, as for Python models (ours).
 UNLOAD_WAIT_S = 5.0
-#: Least time (ns) between two values of PredictionTime (ours): a gauge keeps only the last one.
+#: The least time in ns between two recorded values of the metric PredictionTime: a gauge keeps only the last (ours).
 PREDICTION_TIME_EVERY_NS = 100_000_000
 _STREAMED = "ts_stream_next"
 
@@ -60,12 +60,13 @@ class TorchserveBackend(Backend):
         self._dimensions: tuple[tuple[str, str], ...] = ()
         self._event_loop = ModelEventLoop("handle")
         self._metrics: process.HandlerMetrics
-        self._has_senders = False  # whether requests are answered by senders
-        self._ranks: Ranks | None = None  # the other processes of the handler
-        # Changed by executions: when PredictionTime was recorded; requests that will be executed again.
+        self._has_senders = False  # whether response senders answer the requests
+        self._ranks: Ranks | None = None  # the handler's other processes; None if it has only this one
+        # Changed by executions: the time of the last record of PredictionTime.
         self._recorded_ns = 0
-        # Changed by execute: slot of a request that its handler has not finished → its key, call and number of parts
-        # sent. A request cancelled between two executions is forgotten when its slot gets another.
+        # Changed by execute: slot of a request that the handler has not finished → the request's key, its call, and how
+        # many parts of its response were sent. If the request is cancelled between two executions, its entry stays
+        # until another request comes in the slot.
         self._unfinished: dict[int, tuple[int, Call, int]] = {}
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
@@ -90,7 +91,7 @@ class TorchserveBackend(Backend):
             self._ranks.wait_until_loaded()
 
     def load_rank(self, model: BackendModel, device: Device) -> None:
-        """Load as `load`, in a process that is a further rank of the handler."""
+        """Do what `load` does, in a process that is a further rank of the handler (ranks.py)."""
         archive = open_archive(model)
         assert archive.launch is not None, "the first rank has read the same"
         self._load(model, device, archive, archive.launch.num_threads)
@@ -163,11 +164,12 @@ class TorchserveBackend(Backend):
         else:
             for group in _groups(batch):
                 self._handle(group)
-            self._context.send_intermediate = None  # the function refers to the requests, and would keep their memory
+            self._context.send_intermediate = None  # this function would keep the requests' memory mapped
         answers.output_start_ns = time.monotonic_ns()
 
     def execute_rank(self, batch: "Sequence[RankRequest]") -> None:
-        """Pass a batch of the first rank to this rank's handler. Results are dropped, and errors only logged."""
+        """Pass a batch that the first rank executes, too, to this rank's handler. Results are dropped, errors only
+        logged."""
         rows: list[Any] = []
         for tensor, parameter, request_id in batch:
             try:
@@ -184,7 +186,7 @@ class TorchserveBackend(Backend):
                 _log.error("the handler of model '%s' failed: %s", self._archive.name, describe(error, __file__))
 
     def unload(self) -> None:
-        """Wait for coroutines, and end the handler's other processes."""
+        """Wait for running coroutines, and end the handler's other processes."""
         self._event_loop.stop(UNLOAD_WAIT_S)
         if self._ranks is not None:
             self._ranks.close()
@@ -204,14 +206,14 @@ class TorchserveBackend(Backend):
             return
         except BaseException as error:
             forks.end_if_forked(depth, error)
-            raise  # sys.exit() ends the worker, as it ends TorchServe's
+            raise  # sys.exit() ends the worker, as it ends a worker of TorchServe
         if forks.depth != depth:
             forks.end_if_forked(depth)
         self._record(start_ns)
         self._answer(batch, returned)
 
     async def _handle_async(self, batch: "Batch") -> None:
-        context = copy.copy(self._context)  # one for each call; objects that the handler keeps on it are shared
+        context = copy.copy(self._context)  # a context per call; the calls share objects that the handler stores on it
         self._fill(context, batch)
         start_ns = time.monotonic_ns()
         try:
@@ -230,7 +232,7 @@ class TorchserveBackend(Backend):
         self._answer(batch, returned)
 
     def _fill(self, context: Context, batch: "Batch") -> None:
-        """Give a context the requests of a batch."""
+        """Store the requests of a batch in a context."""
         context.request_ids = {index: call.request_id for index, (call, _, _) in enumerate(batch)}
         context.request_processor = [call.processor for call, _, _ in batch]
         if context.metrics is not None:
@@ -238,8 +240,9 @@ class TorchserveBackend(Backend):
         context.send_intermediate = lambda ret, message, code: self._send_parts(batch, ret, message, code)
 
     def _send_parts(self, batch: "Batch", ret: Sequence[Any], message: str, code: int) -> None:
-        """Send one part of each response. Raises ValueError for another number of parts, WrongReturnError for a part
-        that cannot be turned into bytes, CancelledError if no client of the batch waits any more."""
+        """Send one part of each response of the batch. Raises ValueError if `ret` has another number of parts,
+        WrongReturnError for a part that cannot be turned into bytes, CancelledError if no client of the batch waits any
+        more."""
         if len(ret) != len(batch):
             raise ValueError(f"a part for each of {len(batch)} requests is needed, got {len(ret)}")
         del message
@@ -274,7 +277,7 @@ class TorchserveBackend(Backend):
                         reply.end_sequence()
                     if is_unfinished:
                         _add_part(call, reply, row, body)
-                        # The data of the request's next execution is an empty dict, as in TorchServe.
+                        # At its next execution the request's data is an empty dict, as in TorchServe.
                         kept = reply.request.key, call._replace(data={}), reply.num_parts
                         self._unfinished[slot_of(reply.request.record)] = kept
                         reply.execute_again()
@@ -286,7 +289,8 @@ class TorchserveBackend(Backend):
                 self._fail([(call, reply, row)], body)
 
     def _fail(self, batch: "Batch", error: BaseException, *, may_raise: bool = True) -> None:
-        """Answer all requests of a call with the handler's error. Raises DeviceError for a fault of the GPU."""
+        """Answer all requests of a call with the handler's error. Raises DeviceError for a fault of the GPU, unless
+        `may_raise` is False."""
         if isinstance(error, CancelledError):
             for _, reply, _ in batch:
                 reply.fail(error)
@@ -306,7 +310,8 @@ class TorchserveBackend(Backend):
             reply.fail(failure.as_error(is_torchserves=call.is_torchserves, detail=detail))
 
     def _record(self, start_ns: int) -> None:
-        """Record PredictionTime, which TorchServe's worker does for each batch."""
+        """Record the metric PredictionTime, unless it was recorded just before; TorchServe records it for each
+        batch."""
         now_ns = time.monotonic_ns()
         if now_ns - self._recorded_ns >= PREDICTION_TIME_EVERY_NS:
             self._recorded_ns = now_ns
@@ -314,12 +319,12 @@ class TorchserveBackend(Backend):
             self._metrics.add(Sample("PredictionTime", "Milliseconds", MetricTypes.GAUGE, self._dimensions, took_ms))
 
 
-#: Rows of requests, each with the response that it belongs to and its number among the request's rows.
+#: Rows of requests, each as the handler's call, the response to its request, and its number in the request.
 Batch = Sequence[tuple[Call, Reply, int]]
 
 
 def _add_part(call: Call, reply: Reply, row: int, body: bytes, code: int = 200) -> None:
-    """Send one part of a response, the first one with status and headers."""
+    """Send one part of a response; the first part has the response's status and headers."""
     processor = call.processor
     if not reply.num_parts:
         processor.add_response_property(_STREAMED, "true")
@@ -329,13 +334,14 @@ def _add_part(call: Call, reply: Reply, row: int, body: bytes, code: int = 200) 
 
 
 def _ends_sequence(call: Call, header: str) -> bool:
-    """Whether the handler has said that a request is the last of its sequence."""
+    """Whether the handler has set the response header `header`, and not to false: the request ends its sequence."""
     said = call.processor.get_response_header(header)
     return said is not None and str(said).lower() != "false"
 
 
 def _groups(batch: Batch) -> list[Batch]:
-    """The batches that are executed one by one: a description alone, explanations apart from predictions."""
+    """The parts of a batch for which the handler is called one after another: each request for a description alone, and
+    requests for explanations apart from those for predictions."""
     first = batch[0][0].kind
     if not first.is_description and all(call.kind == first for call, _, _ in batch):
         return [batch]

@@ -1,4 +1,4 @@
-"""Requests as handlers see them: a dict of data and one of headers per row of a request.
+"""Requests as handlers see them: per row of a request a dict of data and a dict of headers.
 
     parameter `ts` of the request      dict of data
     content_type                       {"body": the body, decoded by its content type}
@@ -22,16 +22,17 @@ from shoal.errors import InternalError
 from shoal.workers.requests import Request
 
 INPUT = "data"
-#: The parameter of requests and responses with the facts that only TorchServe's protocol has.
+#: The name of the parameter of requests and responses that holds what only TorchServe's protocol has, as JSON.
 PARAMETER = "ts"
 
-#: A field's value as a handler gets it.
+#: The value of a field of a request, as a handler gets it.
 Value: TypeAlias = Any
-_PREFIX_NBYTES = 4  # of an element of a BYTES tensor: its length
+_PREFIX_NBYTES = 4  # each element of a BYTES tensor begins with its length
 
 
 class Kind(NamedTuple):
-    """The kind of a request: a prediction, a description or an explanation. Kinds are not executed together."""
+    """The kind of a request: a prediction, a description or an explanation. Requests of different kinds
+    are not executed together."""
 
     is_description: bool
     is_explanation: bool
@@ -48,8 +49,8 @@ class Call(NamedTuple):
 
 
 def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Call]:
-    """The rows of a request; `id_header` names the header with the id of its sequence. Raises InternalError if tensor
-    or parameter are damaged."""
+    """The rows of a request; `id_header` names the header with the id of the request's sequence. Raises
+    InternalError if the tensor or the parameter `ts` is damaged."""
     about = _about(parameter_of(request))
     headers: dict[str, Any] = about.get("headers") or {}
     if not about and id_header and request.correlation_id:
@@ -98,7 +99,7 @@ def _about(text: Any) -> Mapping[str, Any]:
 
 
 def elements(tensor: Any) -> Iterator[memoryview]:
-    """The elements of a BYTES tensor in wire form, as views. Raises InternalError if it is damaged."""
+    """The elements of a BYTES tensor in wire form, as views. Raises InternalError if the tensor is damaged."""
     start, end = 0, len(tensor)
     while start < end:
         first = start + _PREFIX_NBYTES
@@ -128,7 +129,7 @@ def _data(body: memoryview, about: Mapping[str, Any], headers: RequestHeaders, *
 
 
 def decoded(body: memoryview, content_type: str) -> Value:
-    """A body by its content type: JSON as its value, text as str, otherwise a bytearray."""
+    """A body decoded by its content type: the value of JSON, a str of text, otherwise a bytearray."""
     if not content_type:
         return bytearray(body)
     media_type = content_type.partition(";")[0].strip().lower()
@@ -137,7 +138,7 @@ def decoded(body: memoryview, content_type: str) -> Value:
             return _json(body)
         if media_type.startswith("text/"):
             return str(body, "utf-8")
-    except (ValueError, RecursionError):  # UnicodeDecodeError, too
+    except (ValueError, RecursionError):  # among them UnicodeDecodeError
         pass
     return bytearray(body)
 
@@ -146,4 +147,4 @@ def _json(body: memoryview) -> Value:
     try:
         return orjson.loads(body)
     except ValueError:
-        return json.loads(bytes(body))  # NaN, Infinity, other encodings
+        return json.loads(bytes(body))  # reads also NaN, Infinity and other encodings

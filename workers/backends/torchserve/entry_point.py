@@ -7,7 +7,8 @@
     /dir/a.b         a dotted path, as SageMaker's
 
 Of several classes that a module defines itself, the only one with both `handle` and `initialize` is taken; TorchServe
-refuses such a module. If the import fails, its first error is reported; TorchServe reports that of its second attempt.
+refuses such a module. If a module cannot be imported, the error of the first attempt is reported; TorchServe reports
+the error of its second attempt.
 """
 
 import importlib
@@ -31,20 +32,21 @@ BUILT_IN = "ts.torch_handler"
 ENVELOPES = f"{BUILT_IN}.request_envelope"
 _NO_ENTRY = "Expected only one class in custom service code or a function entry point"
 
-#: A function of a batch and the context: a list with one element per request, or a coroutine of it.
+#: A function from a batch and the context to a list with one element per request, or to a coroutine that returns it.
 Handle = Callable[[Any, Context], Any]
 
 
 class EntryPoint(NamedTuple):
-    """The functions of a handler."""
+    """The two functions of a handler that the backend calls."""
 
     handle: Handle
     initialize: Callable[[Context], Any]
 
 
 def find(handler: str, envelope: str = "") -> EntryPoint:
-    """The entry point that a handler's text names, inside of its envelope. Raises InvalidArgumentError if there is
-    none, or if it cannot be imported; otherwise whatever a handler's module or constructor raises."""
+    """The entry point that a handler's text names, wrapped in the named request envelope, if any. Raises
+    InvalidArgumentError if there is none, or if it cannot be imported; otherwise whatever a handler's module or
+    constructor raises."""
     text, _, function = handler.partition(":")
     name = text.removesuffix(".py").rpartition("/")[2]
     module = _import(name, handler)
@@ -98,7 +100,7 @@ def _in_module(module: ModuleType, function: str, handler: str) -> EntryPoint:
             f"needs a function '{function}', or one class with the methods 'handle' and 'initialize'"
         )
     instance = classes[0]()
-    handle = getattr(instance, "handle", None)  # now: some constructors assign it, and `initialize` may replace it
+    handle = getattr(instance, "handle", None)  # as the constructor leaves it; later changes have no effect
     if handle is None:
         raise InvalidArgumentError(f"class '{classes[0].__name__}' of handler '{handler}' has no method 'handle'")
     return EntryPoint(handle, getattr(instance, "initialize", _initialize_nothing))
@@ -109,7 +111,8 @@ def _initialize_nothing(_context: Context) -> None:
 
 
 def _call_once(entry: Handle, context: Context, handler: str) -> None:
-    """Call a function without data, as TorchServe does while it loads a model: many initialise themselves then.
+    """Call a handler's function once without data, as TorchServe does while it loads a model: many functions initialise
+    themselves in that call.
 
     A function that fails only because it does not expect None is served all the same; TorchServe does not load it.
     """

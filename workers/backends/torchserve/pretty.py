@@ -1,5 +1,5 @@
-"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: for an indentation, `json.dumps` falls back from C
-to generators in Python. Pure. Runs in a worker.
+"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: to indent, `json.dumps` uses generators in
+Python in place of its C code. Pure. Runs in a worker.
 """
 
 import json
@@ -11,11 +11,12 @@ _CONSTANTS = {True: "true", False: "false", None: "null"}
 
 
 class _UnusualError(Exception):
-    """A value is left to `json.dumps`: a subclass, a key that is no text, a number that is not finite."""
+    """A value has to be written by `json.dumps`: it has a subclass of a JSON type, a key that is no text, or a number
+    that is not finite."""
 
 
 def dumps(value: object) -> str:
-    """The text of a value. Raises TypeError, ValueError and RecursionError, as `json.dumps`."""
+    """The text of a value. Raises TypeError, ValueError and RecursionError, as `json.dumps` does."""
     try:
         return _written(value, "\n")
     except (_UnusualError, RecursionError):

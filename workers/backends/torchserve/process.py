@@ -1,7 +1,7 @@
 """The process of a handler: working directory, search path, environment, log, and the sink of its metrics.
 
-All are as in TorchServe's workers, since handlers open files of the archive by relative paths, import siblings, and log
-by the root logger.
+They are all as in TorchServe's workers, since handlers open files of the archive by relative paths, import siblings,
+and log by the root logger.
 """
 
 import logging
@@ -24,7 +24,7 @@ from shoal.workers.backends.torchserve.import_path import HANDLER_IMPORTS
 
 _log = logging.getLogger(__name__)
 
-#: Upper bounds of a histogram's buckets: those of Prometheus's client for Java, which TorchServe uses.
+#: The upper bounds of a histogram's buckets, equal to those of Prometheus's client for Java, which TorchServe uses.
 BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
 _KINDS = {
     MetricTypes.COUNTER: MetricFamily.COUNTER,
@@ -50,7 +50,7 @@ def enter(archive: Archive, num_cores: int) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     blas.use_threads(num_cores)
     torch: Any = sys.modules.get("torch")
-    if torch is not None:  # the zygote has imported it: OpenMP has read the zygote's environment, not this worker's
+    if torch is not None:  # imported by the zygote: OpenMP has read the zygote's environment, not this worker's
         torch.set_num_threads(num_cores)
 
 
@@ -72,7 +72,8 @@ class HandlerMetrics:
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric | None] = {}
 
     def add(self, sample: Sample) -> None:
-        """Record a value. One whose name or labels Prometheus does not allow is logged once and left out."""
+        """Record a value. A metric whose name or labels Prometheus does not allow is logged once, and its values are
+        left out."""
         key = (sample.name, sample.dimensions)
         with self._lock:
             if key not in self._metrics:

@@ -16,12 +16,12 @@ from shoal.errors import ShoalError
 from shoal.process import die_with_parent, finish, set_title
 from shoal.workers.backends.backend import BackendModel, Device
 
-#: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
+#: A request as ranks get it: its tensor in wire form, its parameter `ts` or None, its id.
 RankRequest: TypeAlias = tuple[bytes, str | None, str]
 
 
 class RankBackend(Protocol):
-    """The handler's backend, as a rank uses it."""
+    """The methods of the handler's backend that a rank calls."""
 
     def load_rank(self, model: BackendModel, device: Device) -> None: ...
 
@@ -31,13 +31,14 @@ class RankBackend(Protocol):
 def become(
     number: int, worker: int, connection: Connection, backend: RankBackend, model: BackendModel, device: Device
 ) -> NoReturn:
-    """Turn a copy of the worker into the rank of this number. Does not return: the caller's code is the worker's."""
+    """Turn this process, a fork of the worker, into the rank of this number. Does not return, since the code that calls
+    this function is the worker's: this process ends here."""
     status = 1
     try:
         die_with_parent(worker)
         set_title(f"worker {model.instance_name} rank {number}")
         _close_sockets(connection.fileno())
-        numpy_random = sys.modules.get("numpy.random")  # Python's own generator reseeds itself
+        numpy_random = sys.modules.get("numpy.random")  # Python's own generator is reseeded by a fork
         if numpy_random is not None:
             numpy_random.seed()
         status = _run(connection, backend, model, device)
@@ -53,13 +54,14 @@ def become(
 
 
 def _run(connection: Connection, backend: RankBackend, model: BackendModel, device: Device) -> int:
-    """Load the handler, and execute batches until the worker has ended, or unloads the model."""
+    """Load the handler, and execute batches until the worker has ended or unloads the model. Returns the exit
+    status."""
     try:
         try:
             backend.load_rank(model, device)
         except ShoalError as error:
             connection.send_bytes(pack(str(error)))
-            connection.recv_bytes()  # until the worker, which reports the error, has ended
+            connection.recv_bytes()  # returns when the worker, which reports the error, has ended
         connection.send_bytes(pack(""))
         while True:
             backend.execute_rank(msgpack.unpackb(connection.recv_bytes(), use_list=False))
@@ -74,12 +76,12 @@ def pack(value: object) -> bytes:
 
 def _close_sockets(kept: int) -> None:
     """Close the worker's sockets, among them its connection to the supervisor, but not this process's output, which may
-    be a socket, nor the descriptor `kept`. No object of the worker that has one of them is used or finalised any
-    more."""
+    be a socket, nor the descriptor `kept`. Objects of the worker that have such a socket are neither used nor
+    finalised any more."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         try:
             if fd > 2 and fd != kept and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 os.close(fd)
         except OSError:
-            continue  # the descriptor by which they are listed
+            continue  # e.g. the descriptor by which listdir has read the directory

@@ -3,11 +3,11 @@
     worker ── each batch ──► rank 1, rank 2, …          rank ── loaded, or why not ──► worker
 
 All ranks load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the
-worker answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A
-rank that ends takes the worker with it, which is started again with all ranks.
+worker answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. If
+a rank ends, the worker ends, too, and is started again with all ranks.
 
 Ranks are forked by the worker before it imports the handler: it has one thread then and maps no segment, and a zygote
-may have imported torch for all of them. Runs in a worker; rank.py has the ranks' own part.
+may have imported torch for all of them. Runs in a worker; rank.py is what runs in the other ranks.
 """
 
 import logging
@@ -31,9 +31,9 @@ from shoal.workers.backends.torchserve.archive import Launch
 
 _log = logging.getLogger(__name__)
 
-_EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
-#: Seconds in which this process has to report that a rank could not load. If it has not done so by then, it must be
-#: waiting for that rank in a collective operation, which never returns: the process is ended (ours).
+_EXIT_S = 5.0  # how long a rank may take to end when its model is unloaded; then it is killed (ours)
+#: Seconds in which this worker has to report that a rank could not load. If it has not reported that in time, it must
+#: be waiting for that rank in a collective operation, which never returns, and so it is ended (ours).
 _REPORT_S = 5.0
 
 
@@ -44,7 +44,7 @@ class _Process(NamedTuple):
     end: int  # a pidfd: readable when the process has ended
 
     def wait(self, limit_s: float) -> None:
-        """Wait for the end of the process, which is killed after the limit."""
+        """Wait until the process has ended; it is killed if it has not ended after `limit_s` seconds."""
         if not select.select([self.end], [], [], limit_s)[0]:
             signal.pidfd_send_signal(self.end, signal.SIGKILL)
         with suppress(ChildProcessError):  # the handler may have waited for all children of its process
@@ -52,7 +52,7 @@ class _Process(NamedTuple):
 
 
 class Ranks:
-    """The companions of a worker, ranks 1 and up."""
+    """The companions of a worker: the handler's processes with ranks 1 and up."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -65,8 +65,8 @@ class Ranks:
         self._all_loaded, self._is_reported = threading.Event(), threading.Event()
 
     def start(self, model: BackendModel, device: Device, backend: rank.RankBackend) -> None:
-        """Start the other ranks and have them load, each in a copy of `backend`; sets the environment in which this
-        process is rank 0. Raises InternalError where the system starts no further process."""
+        """Start the other ranks, which load the handler, each in a copy of `backend`; then set the environment
+        variables by which this process is rank 0. Raises InternalError if the system does not start a process."""
         port, worker = _free_port(), os.getpid()
         for number in range(1, self._launch.num_processes):
             ours, theirs = Pipe()
@@ -86,7 +86,8 @@ class Ranks:
         threading.Thread(target=self._watch, name="shoal-ranks", daemon=True).start()
 
     def wait_until_loaded(self) -> None:
-        """Wait until all other ranks have loaded. Raises InternalError with a rank's reason."""
+        """Wait until all other ranks have loaded. Raises InternalError with the reason of a rank that
+        could not load."""
         self._all_loaded.wait()
         if self._fault:
             self._is_reported.set()
@@ -119,8 +120,9 @@ class Ranks:
         }  # fmt: skip
 
     def _watch(self) -> None:
-        """Wait for the other ranks' loads; end this worker if a rank fails to load while this process waits for it in a
-        collective operation, and later when a rank ends. In a thread of its own."""
+        """Wait until the other ranks have loaded, in a thread of its own. Ends this worker if a rank cannot load and
+        this process does not report it, since it waits for that rank in a collective operation; later, if a rank
+        ends."""
         missing = dict(zip(self._connections, range(1, self._launch.num_processes), strict=True))
         while missing and not self._fault:
             for connection in wait(list(missing)):
@@ -149,7 +151,8 @@ class Ranks:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # From 3.12 on Python warns of forks beside other threads, and miscounts these if a process's title has spaces.
+        # From 3.12 on Python warns if a process with other threads forks. It counts threads wrongly where the process's
+        # title has spaces.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 

@@ -22,7 +22,7 @@ OUTPUT = "prediction"
 
 
 class Reply:
-    """The response to one request. Not for several threads at once."""
+    """The response to one request. It is not to be used by several threads at once."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Reply:
         streams: bool = False,
         num_parts: int = 0,
     ) -> None:
-        """`sender` answers the request if that may happen after the batch has been executed; with `streams` it may send
-        parts as they come, and `num_parts` have been sent by earlier executions."""
-        self.request = request  # its tensors can be read only while its batch is executed
+        """`sender` answers the request if that may happen after its batch has been executed, else it is None. With
+        `streams`, parts are sent as they come; earlier executions of the request have sent `num_parts` of them."""
+        self.request = request  # the request's tensors can be read only while its batch is executed
         self._answers = answers
         self._sender = sender
         self._streams = streams and sender is not None and num_rows == 1
@@ -53,7 +53,7 @@ class Reply:
         return self._sender is not None and self._sender.is_cancelled
 
     def add_part(self, row: int, body: bytes, parameters: Parameters | None) -> None:
-        """Add a part of a row's body that is not its last. Raises ShoalError if it cannot be sent."""
+        """Add a part of a row's body, except the last part. Raises ShoalError if the part cannot be sent."""
         self.num_parts += 1
         if self._is_over:
             return
@@ -64,7 +64,7 @@ class Reply:
             self._bodies[row] += body
 
     def add(self, row: int, body: bytes, parameters: Parameters | None) -> None:
-        """Add the last part of a row's body; the response is complete once all rows have theirs."""
+        """Add the last part of a row's body; the response is complete once this was called for each row."""
         if self._is_over:
             return
         self._bodies[row] = self._bodies[row] + body if self._bodies[row] else body
@@ -75,7 +75,7 @@ class Reply:
         self._is_over = True
         outputs = self._outputs(self._bodies)
         if self._sender is not None:
-            # The head of a stream has been sent with its first part.
+            # Status and headers of a stream, which are in the parameters, were sent with the first part.
             self._sender.send(outputs, None if self._streams and self.num_parts else self._parameters, final=True)
         else:
             self._answers.add_outputs(self.request, outputs, self._parameters)
@@ -86,7 +86,8 @@ class Reply:
             self._sender.end_sequence()
 
     def execute_again(self) -> None:
-        """Return the request, of which parts have been sent, to its queue. Raises InternalError if it is answered."""
+        """Return the request, for which a part was sent, to its queue. Raises InternalError if the request is
+        answered."""
         assert self._sender is not None, "requests that are executed again have senders"
         self._is_over = True
         self._sender.reschedule()

@@ -36,8 +36,8 @@ class Failure(NamedTuple):
     message: str
 
     def as_error(self, *, is_torchserves: bool, detail: str = "") -> ShoalError:
-        """The error to answer a request with: status, type and message for clients of TorchServe's protocol, a
-        sentence that says more for all others."""
+        """The error with which a request is answered. With `is_torchserves` it has TorchServe's status, type and
+        message, otherwise a sentence that says more."""
         if is_torchserves:
             return InternalError(f"ts:{self.code}:{_TYPE}:{self.message}")
         return _CLASSES.get(self.code, InternalError)(f"{self.message}: {detail}" if detail else self.message)
@@ -76,8 +76,8 @@ class WrongReturnError(Exception):
 
 
 def checked(returned: object, num_calls: int) -> Sequence[Any]:
-    """The list that a handler has returned. Raises WrongReturnError if it is none, or has not one element per
-    request."""
+    """The list that a handler has returned. Raises WrongReturnError if the value is no list, or has another number
+    of elements than `num_calls`."""
     if not isinstance(returned, list):
         raise WrongReturnError(
             NO_LIST, f"'handle' must return a list with one element per request, got {type(returned).__name__}"
@@ -98,7 +98,7 @@ def body_of(element: object) -> bytes:
         return bytes(element)
     if isinstance(element, str):
         return element.encode("utf-8", "surrogatepass")
-    torch: Any = sys.modules.get("torch")  # a handler that returns a tensor has imported it
+    torch: Any = sys.modules.get("torch")  # None if torch is not imported; then the element is no tensor
     if torch is not None and isinstance(element, torch.Tensor):
         buffer = io.BytesIO()
         torch.save(element, buffer)
@@ -114,8 +114,8 @@ def body_of(element: object) -> bytes:
 
 
 def parameters_of(processor: RequestProcessor) -> Parameters | None:
-    """The response's parameter with the status and headers that a handler has set; None if it has set none. Raises
-    InternalError for values that cannot be sent, such as a text with a lone surrogate."""
+    """The response's parameter `ts`, which has the status and headers that a handler has set; None if it has set none.
+    Raises InternalError for values that cannot be sent, such as a text with a lone surrogate."""
     code, headers = processor.get_response_status_code(), processor.get_response_headers()
     phrase = processor.get_response_status_phrase()
     if code == 200 and not headers and not phrase:

@@ -1,8 +1,9 @@
-"""torch, imported once for all workers whose handlers use it: by their zygote, and by nothing else."""
+"""The import of torch for all workers whose handlers use it: only their zygote imports this module, once."""
 
 import os
 
-# Before the import, as in workers/backends/pytorch: GNU OpenMP's threads would spin while they wait.
+# Set before the import, as in workers/backends/pytorch/backend.py: else GNU OpenMP's threads would spin while they
+# wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 

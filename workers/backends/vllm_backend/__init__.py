@@ -1,1 +1,2 @@
-"""The backend `vllm`, a model.py for all models that name it; `vllm` itself is the name of vLLM's own package."""
+"""The backend `vllm`, a model.py that serves all models of this backend. The package is not called `vllm`, which is the
+name of vLLM's own package."""

@@ -1,7 +1,8 @@
 """Models of the backend `vllm`: an engine of vLLM for each, made from the model's model.json. Runs in workers.
 
-Tensors, files and parameters are those of Triton's vLLM backend. A model.py like a user's: it imports nothing of Shoal,
-so that it runs in the model's own environment. vLLM is imported when a model loads.
+Tensors, files and parameters are those of Triton's vLLM backend. This file is a model.py like a user's: it imports
+nothing of Shoal, so that it runs in a Python environment that the model brings along. vLLM is imported when a model
+loads.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 ENGINE_FILE, LORA_FILE = "model.json", "multi_lora.json"
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-#: Inputs that ask for the outputs of their names, without `return_`.
+#: Inputs by which a request asks for an output, whose name is the input's without `return_`.
 ASKED = (
     "return_finish_reason",
     "return_cumulative_logprob",
@@ -44,11 +45,12 @@ OUTPUTS: list[dict[str, Any]] = [
 
 
 class TritonPythonModel:
-    """One engine."""
+    """One model: one engine of vLLM."""
 
     @staticmethod
     def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Triton's tensors, answers in any number, and no batches: the engine makes its own."""
+        """The tensors of Triton's vLLM backend, any number of responses to a request, and no batches: vLLM batches by
+        itself."""
         known = config.as_dict()
         for tensors, role, add in ((INPUTS, "input", config.add_input), (OUTPUTS, "output", config.add_output)):
             names = {each["name"] for each in known[role]}
@@ -94,7 +96,7 @@ class TritonPythonModel:
         return found
 
     def _choose_gpus(self, kind: str, num_gpus: int) -> None:
-        """Show the engine the GPUs that it is to use; the server has done so for an instance of KIND_GPU."""
+        """Restrict the engine to the GPUs that it is to use; for an instance of KIND_GPU the server has done that."""
         if kind == "GPU" and num_gpus > 1:
             raise pb_utils.TritonModelException(
                 f"model '{self.name}' takes {num_gpus} GPUs, and an instance of KIND_GPU has one: specify KIND_MODEL"
@@ -220,7 +222,7 @@ def sampling(parameters: Mapping[str, Any]) -> Any:
 def response(
     output: Any, seen: dict[int, tuple[int, int, int]], asked: Collection[str], before: str = ""
 ) -> pb_utils.InferenceResponse:
-    """The response with the engine's output so far, without that of earlier responses, which `seen` counts."""
+    """The response with what the engine has put out since the earlier responses, whose lengths `seen` has."""
     answers = output.outputs
     texts, tokens, logprobs = [], [], []
     for index, each in enumerate(answers):
@@ -245,7 +247,7 @@ def response(
 
 
 def as_plain(logprobs: Any) -> Any:
-    """The logarithms of probabilities as JSON has them, by token; None where the engine was not asked for any."""
+    """The logarithms of probabilities by token, in a form for JSON; None if the engine was not asked for them."""
     return logprobs and [
         {
             token: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
