@@ -12,7 +12,8 @@ CONTENT_TYPE = "content-type"
 
 
 class RequestHeaders(dict[str, Any]):
-    """A request's headers by name, as the client has sent them, and each data field's entry {"content-type": …}.
+    """A request's headers by name, as the client has sent them, and an entry {"content-type": …} by the name of each
+    data field.
 
     A name is found whatever its case, and with `_` for `-`: clients, proxies and WSGI servers change both.
     """
@@ -79,7 +80,8 @@ class RequestProcessor:
 class Context:
     """The model, its properties, and the requests of the current batch.
 
-    `send_intermediate` is the worker's way to send a part of a streamed response; None outside of a server.
+    `send_intermediate` sends a part of a streamed response to each request; the worker sets it, outside of a server it
+    is None.
     """
 
     def __init__(
@@ -109,12 +111,13 @@ class Context:
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
-        #: Per request, a function of its result: False while the request goes on (continuous batching); or None.
+        #: For continuous batching: per request a function of the request's result, which returns False while the
+        #: request is to be executed again; None if the handler has set none.
         self.stopping_criteria: Sequence[Callable[[Any], bool]] | None = None
-        #: TorchServe's socket to its front end, which handlers only pass on.
+        #: In TorchServe a worker's socket to TorchServe's front end; always None here, since handlers only pass it on.
         self.cl_socket: Any = None
         self.send_intermediate: Callable[[Sequence[Any], str, int], None] | None = None
-        # Changed for each batch.
+        # Set for each batch.
         self.request_ids: dict[int, str] | None = None
         self.request_processor: list[RequestProcessor] | None = None
 
@@ -141,7 +144,7 @@ class Context:
         """The id of the sequence that a request belongs to; "" if none."""
         return self.get_request_header(idx, self.header_key_sequence_id) or ""
 
-    # -- their responses --
+    # -- the responses to these requests --
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         self.set_response_header(idx, CONTENT_TYPE, value)
@@ -158,7 +161,7 @@ class Context:
         return self._of(idx).get_response_headers()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Set the status of one response; the others keep theirs."""
+        """Set the status of the response to the request `idx`; other responses keep their statuses."""
         self._of(idx).report_status(code, reason_phrase=phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:

@@ -1,5 +1,5 @@
-"""The modules of TorchServe's package that Shoal does not have, and what to do instead: importing one raises an
-ImportError with that advice, instead of "no module named".
+"""The modules of TorchServe's package that Shoal does not have. Importing one raises an ImportError that says what to
+do instead, not only "no module named".
 
 Handlers do not need TorchServe's own worker and command; the other modules drive one vendor's libraries or hardware.
 """
@@ -16,7 +16,7 @@ _OWN_RANKS = (
 _WORKER = "it is a part of TorchServe's own worker, which handlers do not call"
 _NO_METRIC_FILES = "context.metrics has the methods of handlers' metrics"
 
-#: Module, or package with all that it has → a sentence.
+#: Name of a module, or of a package with all its modules → the sentence of the ImportError.
 REFUSED: Mapping[str, str] = {
     "ts.handler_utils.distributed": f"DeepSpeed and PiPPy are not supported: {_OWN_RANKS}",
     "ts.torch_handler.distributed": f"DeepSpeed, PiPPy and Neuron are not supported: {_OWN_RANKS}",
@@ -62,7 +62,7 @@ class RefusedModule(importlib.abc.Loader):
         self._sentence = sentence
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Raise ImportError with the sentence, before a module is made that would stay in sys.modules."""
+        """Raise ImportError with the sentence, before a module is made and put into sys.modules."""
         raise ImportError(f"'{spec.name}' of TorchServe is not there: {self._sentence}", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -70,18 +70,19 @@ class RefusedModule(importlib.abc.Loader):
 
 
 class RefusedFinder(importlib.abc.MetaPathFinder):
-    """The finder of refused modules. It comes after all other finders, so that a module that does exist is found."""
+    """The finder of refused modules. Python asks it after all other finders, so that it gets only modules
+    that do not exist."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec whose loading fails, for a module of the table; None for any other."""
+        """A spec whose loading raises ImportError, for a module in REFUSED; None for any other module."""
         del path, target
         sentence = REFUSED.get(fullname)
         return None if sentence is None else importlib.machinery.ModuleSpec(fullname, RefusedModule(sentence))
 
 
 def install() -> None:
-    """Install the finder of refused modules in this process; once."""
+    """Install the finder of refused modules in this process, unless it is installed already."""
     if not any(isinstance(each, RefusedFinder) for each in sys.meta_path):
         sys.meta_path.append(RefusedFinder())

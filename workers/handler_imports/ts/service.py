@@ -1,4 +1,4 @@
-"""TorchServe's module of a worker's service, as far as handlers import it."""
+"""The part of TorchServe's module `service` that handlers import: a function that prints metrics."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,7 @@ __all__ = ["PredictionException", "emit_metrics"]
 
 
 def emit_metrics(metrics: Iterable[object]) -> None:
-    """Print metrics as TorchServe's logs have them; those of `context.metrics` need no call."""
+    """Print metrics in the form of TorchServe's logs. Metrics of `context.metrics` reach the server without this
+    call."""
     for metric in metrics:
         print(f"[METRICS]{metric}")  # noqa: T201 - what the function is for

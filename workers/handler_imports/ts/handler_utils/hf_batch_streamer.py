@@ -1,10 +1,11 @@
 """A streamer of transformers' `generate` for a batch: lists of texts, one per sequence, while a model generates.
 
     TextIteratorStreamerBatch(tokenizer, batch_size=2, skip_prompt=True) ─► model.generate(**inputs, streamer=streamer)
-    for texts in streamer: …    texts[i] is what has been decided of sequence i since the last list, "" if nothing
+    for texts in streamer: …    texts[i] is the new text of sequence i since the last list, "" if none
 
 `generate` runs in one thread, the loop in another. A text is handed out up to its last space, since further tokens may
-change a word; and in full at a line's end, after a Chinese, Japanese or Korean character, and at the end.
+change its last word; it is handed out in full at the end of a line, after a Chinese, Japanese or Korean character, and
+when `generate` ends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +33,15 @@ class TextIteratorStreamerBatch:
         self._skips_next = skip_prompt
         self._timeout_s = timeout
         self._decode_kwargs = decode_kwargs
-        # Changed by put and end: tokens of each sequence's last line, and how much of its text has been handed out.
+        # Changed by put and end: the tokens of each sequence's last line, and how many characters of that line's text
+        # have been handed out.
         self._tokens: list[list[int]] = [[] for _ in range(batch_size)]
         self._num_done = [0] * batch_size
         self._lists: Queue[list[str] | None] = Queue()
 
     def put(self, value: Any) -> None:
-        """Take a tensor of tokens: of shape [batch_size, n] for the prompt, [batch_size] for a step. Raises ValueError
-        for another batch size."""
+        """Take a tensor of tokens: of shape [batch_size, n] for the prompts, [batch_size] for one more token of each
+        sequence. Raises ValueError for another batch size."""
         rows: Sequence[Any] = value.tolist()
         if len(rows) != self.batch_size:
             raise ValueError(f"the streamer is for batches of {self.batch_size}, it got tokens of shape {value.shape}")
@@ -51,7 +53,7 @@ class TextIteratorStreamerBatch:
         )
 
     def end(self) -> None:
-        """Hand out what is left, and end the loop."""
+        """Hand out the rest of each text, and end the loop over lists."""
         texts = [self._text(index)[self._num_done[index] :] for index in range(self.batch_size)]
         if any(texts):
             self._lists.put(texts)

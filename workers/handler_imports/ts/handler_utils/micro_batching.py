@@ -15,15 +15,15 @@ STAGES = ("preprocess", "inference", "postprocess")
 class _Part(NamedTuple):
     number: int
     data: Any
-    results: queue.SimpleQueue[_Part]  # of the batch that the part belongs to
+    results: queue.SimpleQueue[_Part]  # the queue for finished parts of the batch that this part belongs to
     error: BaseException | None = None
 
 
 class MicroBatching:
-    """A handler's `handle` that splits a batch into parts of `micro_batch_size` requests. Each stage has a group of
-    threads of its own; results are in the order of the requests.
+    """A handler's `handle` that splits a batch into parts of `micro_batch_size` requests. Each stage (preprocess,
+    inference, postprocess) has threads of its own; results are in the order of the requests.
 
-    Usually set in a handler's constructor: `self.handle = MicroBatching(self)`.
+    A handler's constructor usually sets it: `self.handle = MicroBatching(self)`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MicroBatching:
         self._parallelism = {**dict.fromkeys(STAGES, 1), **(parallelism or {})}
         self._local = threading.local()
         self._lock = threading.Lock()
-        # Changed by `start` and `shutdown`.
+        # Changed by `_start` and `shutdown`.
         self._queues: list[queue.SimpleQueue[_Part | None]] = []
         self._threads: list[tuple[int, threading.Thread]] = []
 
@@ -45,8 +45,8 @@ class MicroBatching:
 
     @parallelism.setter
     def parallelism(self, parallelism: Mapping[str, int]) -> None:
-        """Set numbers of threads; stages that are not named keep theirs. Raises ValueError for unknown stages and for
-        numbers below 1."""
+        """Set the number of threads of the named stages; other stages keep theirs. Raises ValueError for unknown stages
+        and for numbers below 1."""
         for stage, number in parallelism.items():
             if stage not in STAGES or type(number) is not int or number < 1:
                 raise ValueError(f"parallelism is a number of threads for {', '.join(STAGES)}, got {parallelism}")
@@ -65,17 +65,17 @@ class MicroBatching:
         self._micro_batch_size = size
 
     def get_micro_batch_idx(self) -> int | None:
-        """The number of the part that this thread has in hand; None in other threads."""
+        """The number, within its batch, of the part that this thread is executing; None if it executes none."""
         return getattr(self._local, "number", None)
 
     def shutdown(self) -> None:
-        """End the threads of each stage once the parts that are under way have passed it."""
+        """End the threads of each stage, once they have executed all parts that were given to them."""
         with self._lock:
             for stage, parts in enumerate(self._queues):
                 threads = [thread for number, thread in self._threads if number == stage]
                 for _ in threads:
                     parts.put(None)
-                for thread in threads:  # the next stage ends only after this one, whose last parts it gets
+                for thread in threads:  # before the next stage ends, which gets this stage's last parts
                     thread.join()
             self._queues, self._threads = [], []
 
@@ -91,7 +91,7 @@ class MicroBatching:
         return self.handle(data)
 
     def handle(self, data: Any) -> list[Any]:
-        """The results of a batch. Raises the first error of any of its parts."""
+        """The results of a batch. If parts have failed, raises the error of the first of them."""
         self._start()
         results: queue.SimpleQueue[_Part] = queue.SimpleQueue()
         size = self._micro_batch_size

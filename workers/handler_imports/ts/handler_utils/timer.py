@@ -9,8 +9,8 @@ Result = TypeVar("Result")
 
 
 def timed(method: Callable[..., Result]) -> Callable[..., Result]:
-    """The method of a handler, each call of which is recorded as the metric `ts_handler_METHOD` in ms if the model is
-    profiled."""
+    """The method of a handler, with the time of each call recorded as the metric `ts_handler_METHOD` in ms if the model
+    is profiled."""
     name = f"ts_handler_{method.__name__}"
 
     @functools.wraps(method)

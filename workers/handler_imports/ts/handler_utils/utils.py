@@ -1,4 +1,4 @@
-"""The function that streams, and an import by name."""
+"""The function by which a handler sends a part of a streamed response, and the import of a class by its name."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ def send_intermediate_predict_response(
     context: Context | None = None,
 ) -> None:
     """Send one part of a streamed response to each request of the batch: `ret` has an element per request, in the
-    forms that a handler may return. What the handler returns at the end is the last part.
+    forms that a handler may return. The last part is what the handler returns.
 
     Raises ValueError without a context, or if `ret` has another number of elements; RuntimeError outside of a server.
     """
-    del req_id_map  # the context has them
+    del req_id_map  # TorchServe's argument; the context has the requests' ids, too
     if context is None:
         raise ValueError("send_intermediate_predict_response needs the handler's context as its fifth argument")
     if context.send_intermediate is None:

@@ -1,4 +1,4 @@
-"""A metric that a handler declares and then updates, each time with a value for every dimension."""
+"""A metric that a handler declares and then updates; each update has a value for every dimension of the metric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.unit import full_name
 
-#: Dimensions whose values the server knows; they follow a handler's own dimensions.
+#: Dimensions whose values the server knows; a metric has them after the dimensions that a handler names.
 OWN_DIMENSIONS = ("ModelName", "Level")
 
 
@@ -17,18 +17,19 @@ class Sample(NamedTuple):
     """One value of a metric on its way to the server."""
 
     name: str
-    unit: str  # its full name
+    unit: str  # the unit's full name
     metric_type: MetricTypes
     dimensions: tuple[tuple[str, str], ...]
     value: float
 
 
-#: Takes the values of metrics: to the server in a worker, nowhere in a plain interpreter.
+#: A function that takes the values of metrics. In a worker it passes them to the server; a plain interpreter has none.
 Sink = Callable[[Sample], None]
 
 
 class CachingMetric:
-    """A metric by name and kind. `update` adds to a counter, sets a gauge, and is observed by a histogram."""
+    """A metric of a name and a kind. `update` adds a value to a counter, sets a gauge, or adds a value to a
+    histogram."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class CachingMetric:
         own_values: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> None:
-        """`own_values` are the values of OWN_DIMENSIONS, for where a handler gives none."""
+        """`own_values` are the values of OWN_DIMENSIONS, which count where a handler gives none."""
         self.metric_name = metric_name
         self.unit = full_name(unit)
         self.dimension_names = list(dimension_names)
@@ -49,7 +50,8 @@ class CachingMetric:
 
     def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
         """Record a value, with the values of the dimensions in the order of their names; those that the server knows
-        itself, ModelName and Level, may be left out. Raises ValueError for another number of them."""
+        itself, ModelName and Level, may be left out. Raises ValueError for another number of values, and for a
+        negative one of a counter."""
         del request_id  # TorchServe only logs it
         values = list(dimension_values)
         left = self.dimension_names[len(values) :]
@@ -66,8 +68,8 @@ class CachingMetric:
             self._sink(Sample(self.metric_name, self.unit, self.metric_type, dimensions, value))
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
-        """Record a value with dimensions that are given as objects, in any order. Raises ValueError for others than
-        the metric has."""
+        """Record a value with dimensions that are given as objects, in any order. Raises ValueError for
+        dimensions that the metric does not have, and if one of its dimensions is missing."""
         given = {dimension.name: dimension.value for dimension in dimensions}
         known = {**self._own_values, **given}
         if not given.keys() <= {*self.dimension_names} <= known.keys():

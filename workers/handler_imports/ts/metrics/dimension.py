@@ -1,4 +1,4 @@
-"""A label of a metric."""
+"""Dimensions, as TorchServe calls the labels of metrics."""
 
 
 class Dimension:

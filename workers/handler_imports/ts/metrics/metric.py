@@ -32,14 +32,14 @@ class Metric:
         self.request_id = request_id
 
     def update(self, value: float) -> None:
-        """Set the value; a counter, or a metric that counts, grows by it."""
+        """Set the value; if `metric_method` is "counter", add to it."""
         if self.metric_method == "counter":
             self.value += value
         else:
             self.value = value
 
     def __str__(self) -> str:
-        """The value as TorchServe's logs have it."""
+        """The value in the form of a line in TorchServe's logs."""
         dimensions = ",".join(map(str, self.dimensions))
         request = f",{self.request_id}" if self.request_id else ""
         return (

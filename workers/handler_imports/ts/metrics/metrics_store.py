@@ -8,7 +8,8 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 
 class MetricsStore:
-    """The metrics of one model by kind and name. A metric is made by its first value, or by `add_metric_to_cache`."""
+    """The metrics of one model by kind and name. `add_metric_to_cache` makes a metric, and so does
+    `add_metric` with a metric's first value."""
 
     def __init__(
         self, request_ids: Mapping[int, str] | None = None, model_name: str = "", sink: Sink | None = None
@@ -29,8 +30,9 @@ class MetricsStore:
         dimension_names: Sequence[str] = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Declare a metric. Its dimensions are those named, and ModelName and Level, whose values the server knows.
-        A metric of this name and kind that exists already is returned. Raises TypeError for wrong arguments."""
+        """Declare a metric. Its dimensions are `dimension_names`, and ModelName and Level, whose values the server
+        knows. If a metric of this name and kind exists already, it is returned. Raises TypeError for wrong
+        arguments."""
         if not isinstance(metric_type, MetricTypes):
             raise TypeError(f"the type of metric '{metric_name}' must be one of MetricTypes, got {metric_type!r}")
         if not isinstance(metric_name, str) or not isinstance(unit, str):
@@ -61,7 +63,7 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
-        """Record a value of a metric, which is made if it is not known."""
+        """Record a value of a metric; the metric is made if there is none of this name and kind."""
         dimensions = dimensions or ()
         metric = self.add_metric_to_cache(name, unit, [dimension.name for dimension in dimensions], metric_type)
         metric.update(value, self._request_id(idx), dimensions)
@@ -106,7 +108,7 @@ class MetricsStore:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: object, dimensions: Sequence[Dimension] | None = None) -> None:
-        """Count an error; its text is dropped. TorchServe's own method raises an error for every text."""
+        """Count an error; `value`, its text, is dropped. In TorchServe this method itself fails for any text."""
         del value
         self.add_metric(name, 1, "count", None, dimensions, MetricTypes.COUNTER)
 

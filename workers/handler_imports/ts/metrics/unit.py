@@ -15,5 +15,5 @@ UNITS = {
 
 
 def full_name(unit: str) -> str:
-    """The full name of a unit; a unit that is not known is its own name."""
+    """The full name of a unit; an unknown unit is returned as it is."""
     return UNITS.get(unit, unit)

@@ -1,1 +1,1 @@
-"""The handlers that archives name, and that users derive theirs from."""
+"""TorchServe's built-in handlers, which archives name, and from which users derive their own."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Values of the environment variable that lets files of pickled objects be loaded (ours; torch's default is no).
+#: The name of the environment variable that lets a handler load files of pickled objects, which torch refuses by
+#: default (ours).
 LOAD_OBJECTS = "TS_TORCH_LOAD_OBJECTS"
 _YES = ("1", "true", "yes")
 
@@ -50,7 +51,7 @@ class BaseHandler:
 
     def initialize(self, context: Context) -> None:
         """Choose the device and load the archive's model: an eager one if the manifest names a model file, else
-        TorchScript, ONNX or AOTInductor by the file's name. Raises RuntimeError if there is none of these."""
+        TorchScript, ONNX or AOTInductor by the file's name. Raises RuntimeError if the archive has none of these."""
         import torch
 
         properties = context.system_properties
@@ -109,7 +110,7 @@ class BaseHandler:
         """A library that AOTInductor has compiled."""
         import torch
 
-        torch_: Any = torch  # its only reader of such libraries has no public name
+        torch_: Any = torch  # torch's only function that loads such libraries has no public name
         return torch_._export.aot_load(model_path, self.map_location)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
@@ -188,7 +189,7 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model's output for a batch; more arguments are the model's."""
+        """The model's output for a batch; further arguments go to the model, too."""
         import torch
 
         with torch.inference_mode():
@@ -202,7 +203,8 @@ class BaseHandler:
         return result
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
-        """The explanation of the first request, for its `target`, a class (default 0)."""
+        """The explanation of the batch's first request for the class that the request names as its `target` (default
+        0)."""
         row = raw_data[0]
         inputs = row.get("data") or row.get("body")
         target = inputs.get("target") if isinstance(inputs, dict) else row.get("target")
@@ -232,7 +234,7 @@ class BaseHandler:
         return bool(self.context.get_request_header(0, header) == "True")
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """The output of a batch, and torch's profile of it, whose trace is written for TensorBoard."""
+        """The output of a batch, and torch's profile of the run; a trace of the run is written for TensorBoard."""
         import torch
 
         if not self.profiler_args:
@@ -256,7 +258,7 @@ class BaseHandler:
 
 
 def _device(gpu_id: int | None) -> tuple[str, Any]:
-    """The name of a handler's kind of device for torch.load, and the device."""
+    """The name of the device's kind, as torch.load takes it, and the handler's device."""
     import torch
 
     if gpu_id is not None:
@@ -270,7 +272,7 @@ def _device(gpu_id: int | None) -> tuple[str, Any]:
 
 
 def _prefer_tensor_cores(device: Any) -> None:
-    """Let matrices of float32 be multiplied by tensor cores, on GPUs that have them for it: Ampere and later."""
+    """Let a GPU's tensor cores multiply float32 matrices, which those of Ampere and later GPUs can."""
     import torch
 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
@@ -278,7 +280,7 @@ def _prefer_tensor_cores(device: Any) -> None:
 
 
 def _import_file(path: str) -> Any:
-    """The module of a Python file, under the file's own name, by which pickled objects know it."""
+    """The module of a Python file, named as the file, since pickled objects name their class's module so."""
     name = os.path.basename(path).removesuffix(".py")
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == path:
         return sys.modules[name]

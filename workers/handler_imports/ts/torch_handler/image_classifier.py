@@ -24,7 +24,7 @@ class ImageClassifier(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """The probabilities of a batch's most probable classes, by label."""
+        """For each image {label: probability} of its most probable classes."""
         import torch
 
         probabilities, classes = torch.topk(torch.nn.functional.softmax(data, dim=1), self.topk, dim=1)

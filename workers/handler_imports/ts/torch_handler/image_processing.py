@@ -1,5 +1,5 @@
-"""Steps of an image's preprocessing with Pillow and torch alone: their results are those of torchvision's transforms of
-these names, for Pillow images."""
+"""The steps of an image's preprocessing, with Pillow and torch alone. For Pillow images, each step has the same result
+as torchvision's transform of the same name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Resize:
         shorter, longer = sorted((width, height))
         if shorter == self.size:
             return image
-        scaled = int(self.size * longer / shorter)  # cut, not rounded
+        scaled = int(self.size * longer / shorter)  # rounded down, as torchvision does
         size = (self.size, scaled) if width <= height else (scaled, self.size)
         return image.resize(size, Image.Resampling.BILINEAR)
 
@@ -59,7 +59,7 @@ class CenterCrop:
 
 
 class ToTensor:
-    """The step that makes a float32 tensor of channels × rows × columns of an image, bytes scaled to 0…1."""
+    """The step that turns an image into a float32 tensor of channels × rows × columns, with bytes scaled to 0…1."""
 
     def __call__(self, image: Any) -> Any:
         import numpy as np
@@ -73,7 +73,8 @@ class ToTensor:
 
 
 class Normalize:
-    """The step that normalizes a tensor's channels: less their mean, divided by their standard deviation."""
+    """The step that normalizes a tensor's channels: it subtracts `mean` and divides by `std`, each with a value per
+    channel."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean = mean
@@ -86,10 +87,11 @@ class Normalize:
         return tensor.clone().sub_(mean).div_(std)
 
 
-#: The normalization that ImageNet's models expect.
+#: Mean and standard deviation of the channels that models for ImageNet expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet() -> Compose:
-    """The preprocessing of ImageNet's classifiers: the middle 224 × 224 pixels of 256, normalized."""
+    """The preprocessing of ImageNet's classifiers: scaled to 256 pixels on the shorter side, cut to the
+    middle 224 × 224 pixels, normalized."""
     return Compose([Resize(256), CenterCrop(224), ToTensor(), Normalize(MEAN, STD)])

@@ -16,7 +16,7 @@ class ImageSegmenter(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """The class of each pixel: a model returns a dict with the classes' scores under `out`."""
+        """The class of each pixel, from the model's output: a dict that has the classes' scores under `out`."""
         import torch
 
         probabilities, classes = torch.max(torch.nn.functional.softmax(data["out"], dim=1), dim=1, keepdim=True)

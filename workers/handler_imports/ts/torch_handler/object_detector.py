@@ -19,7 +19,7 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """The objects of each image: a model returns dicts of boxes, labels and scores."""
+        """The objects in each image, from the model's output: for each image a dict of boxes, labels and scores."""
         answers = []
         for found in data:
             kept = found["scores"] > self.threshold

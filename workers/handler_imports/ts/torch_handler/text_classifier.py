@@ -11,14 +11,16 @@ from ts.utils.util import map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """A handler that answers the one text of a batch with {label: probability} of all classes. The model takes the
-    numbers of the text's words and pairs of words, and the offset 0; its layer `embedding` has the words' vectors."""
+    """A handler for batches of one text, which it answers with {label: probability} of all classes. The model takes the
+    numbers of the text's words and pairs of words, and the offset 0; its layer `embedding` turns these
+    numbers into vectors."""
 
     ngrams = 2
 
     @timed
     def preprocess(self, data: Any) -> tuple[Any, list[str]]:
-        """The numbers of the first request's words and pairs of words, as a tensor, and these words and pairs."""
+        """The numbers of the first request's words and pairs of words, as a tensor, and the words and pairs
+        themselves."""
         import torch
 
         row = data[0]
@@ -47,7 +49,7 @@ class TextClassifier(TextHandler):
         return map_class_to_label(torch.nn.functional.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(self, text_preprocess: Any, _: Any, target: int = 0) -> list[Any]:
-        """The share of each token in a class's score. Raises ImportError without captum."""
+        """How much each token has contributed to the score of the class `target`. Raises ImportError without captum."""
         import torch
 
         if self.lig is None:

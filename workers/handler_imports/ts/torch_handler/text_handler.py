@@ -1,4 +1,4 @@
-"""The base of handlers of texts: the vocabulary, the cleaning of texts, and the words behind tokens."""
+"""The base of handlers of texts: the vocabulary, the cleaning of texts, and the words that tokens stand for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextHandler(BaseHandler):
     def __init__(self) -> None:
         super().__init__()
         self.source_vocab: Any = None
-        self.lig: Any = None  # captum's LayerIntegratedGradients of the model, made for the first explanation
+        self.lig: Any = None  # captum's LayerIntegratedGradients of the model; None until the first explanation
 
     def initialize(self, context: Context) -> None:
         """Load model and vocabulary. Raises RuntimeError if there is no vocabulary, or if it is an object of a class
@@ -54,7 +54,7 @@ class TextHandler(BaseHandler):
         return os.path.join(str(ctx.system_properties.get("model_dir")), name)
 
     def get_word_token(self, input_tokens: Any) -> list[str]:
-        """The tokens that these numbers stand for in the vocabulary."""
+        """The vocabulary's tokens for these numbers."""
         numbers = input_tokens.tolist() if hasattr(input_tokens, "tolist") else input_tokens
         lookup = getattr(self.source_vocab, "lookup_tokens", None)
         if lookup is not None:
@@ -63,15 +63,16 @@ class TextHandler(BaseHandler):
         return [words.get(number, "<unk>") for number in numbers]
 
     def summarize_attributions(self, attributions: Any) -> Any:
-        """The share of each token in an attribution of the embedding's values: their sum, divided by the norm of all
-        sums."""
+        """The contribution of each token, from those of the values in its vector (`attributions`): their sum, divided
+        by the norm of the sums of all tokens."""
         import torch
 
         shares = attributions.sum(dim=-1).squeeze(0)
         return shares / torch.norm(shares)
 
     def _number_of(self, token: str) -> int:
-        """The number of a token in the vocabulary; for an unknown token the number of `<unk>`, or 0 without that."""
+        """The number of a token in the vocabulary; for an unknown token the number of `<unk>`, or 0 if the vocabulary
+        has no `<unk>`."""
         vocabulary: Any = self.source_vocab
         if isinstance(vocabulary, dict) and token not in vocabulary:
             return int(vocabulary.get("<unk>") or 0)

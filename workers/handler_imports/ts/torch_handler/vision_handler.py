@@ -1,4 +1,5 @@
-"""The base of handlers of images: images from requests; explanations by captum, imported for the first one."""
+"""The base of handlers of images: reads images from requests, and explains results by captum, which is imported for the
+first explanation."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class VisionHandler(BaseHandler):
-    """A handler of images. A subclass sets `image_processing`: from a Pillow image to a tensor."""
+    """A handler of images. A subclass sets `image_processing`, a function from a Pillow image to a tensor."""
 
     image_processing: Callable[[Any], Any]
 
     def __init__(self) -> None:
         super().__init__()
-        self.ig: Any = None  # captum's IntegratedGradients of the model, made for the first explanation
+        self.ig: Any = None  # captum's IntegratedGradients of the model; None until the first explanation
 
     def initialize(self, context: Context) -> None:
         """Load the model, and lift Pillow's limit of pixels if the server's settings do."""
@@ -33,8 +34,8 @@ class VisionHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """The images of a batch as one tensor: each is a file's bytes, their base64 text, or nested lists, which are
-        the tensor's values."""
+        """The images of a batch as one tensor: an image is a file's bytes, a base64 text of such bytes, or nested
+        lists of the tensor's values."""
         import torch
 
         images = []

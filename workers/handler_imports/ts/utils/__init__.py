@@ -1,1 +1,1 @@
-"""TorchServe's functions that handlers import besides the handlers' classes."""
+"""Functions of TorchServe that handlers import, beside the classes of handlers."""

@@ -58,8 +58,8 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 def load_label_mapping(mapping_file_path: str) -> dict[str, Any] | None:
     """The labels of classes from an index_to_name.json; None if there is no such file.
 
-    Its values are labels or lists whose last element is the label; an old form has a list of labels under
-    `object_type_names`. Raises TypeError for another form.
+    The file maps a class's number to a label, or to a list that ends with the label. In an old form it has a list of
+    labels under `object_type_names`. Raises TypeError for any other form.
     """
     if not os.path.isfile(mapping_file_path):
         return None
@@ -85,7 +85,8 @@ def map_class_to_label(
     mapping: Mapping[str, Any] | None = None,
     lbl_classes: Sequence[Sequence[int]] | None = None,
 ) -> list[dict[str, float]]:
-    """{label: probability} of each row; `lbl_classes` has each probability's class, by default 0, 1, 2, …"""
+    """For each row of `probs` {label: probability}; `lbl_classes` has the class of each probability, by default 0, 1,
+    2, …"""
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     labels = mapping or {}
     return [

@@ -1,4 +1,4 @@
-"""The envelope that others derive from."""
+"""The base class of all envelopes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class BaseEnvelope:
         self.context: Any = None
 
     def handle(self, data: Any, context: Context) -> Any:
-        """The handler's results for the parsed batch, in this format."""
+        """The responses for a batch: it is parsed, handled, and the results are brought into this envelope's format."""
         self.context = context
         if data is None or _asks_for_description(context):
             return self._handle_fn(data, context)
         return self.format_output(self._handle_fn(self.parse_input(data), context))
 
     def parse_input(self, data: list[Any]) -> Any:
-        """The handler's data from a batch of requests."""
+        """The data for the handler, from a batch of requests in this envelope's format."""
         raise NotImplementedError
 
     def format_output(self, data: Any) -> Any:
-        """The responses from a handler's results."""
+        """The responses in this envelope's format, from the handler's results."""
         raise NotImplementedError
 
 
@@ -36,12 +36,13 @@ def _asks_for_description(context: Context) -> bool:
 
 
 def body_of(row: Any) -> Any:
-    """The value of a request's key `data`, else of `body`; a request that is no dict itself."""
+    """The value of a request's key `data`, else of `body`; if the request is no dict, the request."""
     return row if not isinstance(row, dict) else row["data"] if row.get("data") is not None else row.get("body")
 
 
 def json_of(row: Any) -> Any:
-    """A request's JSON, parsed unless its content type has had it parsed already. Raises ValueError."""
+    """The value of a request's JSON, which was parsed already if the content type said JSON. Raises ValueError for
+    invalid JSON."""
     import json
 
     body = body_of(row)
@@ -49,7 +50,7 @@ def json_of(row: Any) -> Any:
 
 
 def list_of(row: Any, key: str) -> tuple[list[Any], dict[str, Any]]:
-    """The list under `key` of a request's JSON object, and the object. Raises TypeError if there is none."""
+    """The list under `key` of a request's JSON object, and the object. Raises TypeError if there is no such list."""
     body = json_of(row)
     if not isinstance(body, dict) or not isinstance(body.get(key), list):
         raise TypeError(f'a request must be a JSON object with a list "{key}"')

@@ -1,4 +1,4 @@
-"""The envelope `json`: {"instances": […]} in, {"predictions": […]} out, as TensorFlow Serving has it."""
+"""The envelope `json`: {"instances": […]} in, {"predictions": […]} out, the format of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, list_of
 
 
 class JSONEnvelope(BaseEnvelope):
-    """Gives the handler the instances of all requests, one after the other, and each request its results."""
+    """Gives the handler the instances of all requests, one after the other, and each request the results of its own
+    instances."""
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)

@@ -15,6 +15,6 @@ class KServeEnvelope(BaseEnvelope):
         return list_of(data[0], "instances")[0]
 
     def format_output(self, data: Any) -> list[Any]:
-        """The results as predictions, or as explanations if the client has asked for these."""
+        """The results under `predictions`, or under `explanations` if the client has asked for an explanation."""
         explains = self.context.get_request_header(0, "explain") == "True"
         return [{"explanations" if explains else "predictions": data}]

@@ -17,15 +17,15 @@ class KServev2Envelope(BaseEnvelope):
     """Gives the handler the tensors of the first request; the answer has one tensor per result."""
 
     def parse_input(self, data: list[Any]) -> list[Any]:
-        """The first request's tensors: arrays in their shapes, the first element of BYTES. Raises TypeError or
-        ValueError for a body of another form."""
+        """The first request's tensors: as arrays of their shapes, or the first element of a BYTES tensor. Raises
+        TypeError or ValueError for a body of another form."""
         inputs, body = list_of(data[0], "inputs")
         self.context.input_request_id = body.get("id")
         self.context.input_names = [each.get("name") for each in inputs]
         return [_tensor(each) for each in inputs]
 
     def format_output(self, data: Any) -> list[Any]:
-        """The results as tensors, named after the request's."""
+        """The results as tensors in one response, each named after one of the request's tensors."""
         names = self.context.input_names
         outputs = [
             _output(names[index] if index < len(names) else f"output_{index}", each) for index, each in enumerate(data)
