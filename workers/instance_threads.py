@@ -1,7 +1,8 @@
-"""The threads of a worker process for the instances of its model besides the first, which has the main thread.
+"""The threads of a worker process for the instances of its model except the first instance, which runs in
+the main thread.
 
-Each thread works like a worker process: it has its own connection to the supervisor, segment, rings and loop, and
-shares only the loaded model with the others. The end of the process ends all of its instances.
+Each thread works like a worker process: it has a connection to the supervisor, a segment, rings and a loop of
+its own, and shares only the loaded model with the other threads. The end of the process ends all of its instances.
 """
 
 import logging
@@ -19,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 class InstanceThreads:
-    """The threads that have been started; used by the main thread."""
+    """The threads that have been started. Only the main thread uses this object."""
 
     def __init__(self, serve: Callable[[Channel], None]) -> None:
         """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped;
-        it may raise GONE and DeviceLostError."""
+        it may raise the errors in GONE, and DeviceLostError."""
         self._serve = serve
         # Changed by start.
         self._threads: list[threading.Thread] = []
@@ -41,14 +42,14 @@ class InstanceThreads:
             thread.join()
 
     def _run(self, number: int) -> None:
-        channel: Channel | None = None  # closed at the very end: the supervisor kills a process that closes it early
+        channel: Channel | None = None  # closed last: the supervisor kills a process that closes it early
         try:
             channel = control.join(WorkerConnected(number))
             self._serve(channel)
         except GONE:
             pass  # the supervisor has closed the connection, or is gone
         except DeviceLostError:
-            os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the GPU is lost to the whole process
+            os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the whole process has lost the GPU
         except BaseException as error:  # noqa: BLE001 - the rim: the instance would be awaited, or answer nothing
             _log.exception("a thread of the worker has failed, and the process ends")
             # A model that calls exit() ends the process, as it does in the main thread.

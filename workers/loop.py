@@ -52,9 +52,11 @@ class ReadyCheck:
     def __init__(self, backend: Backend, instance: str) -> None:
         self._backend = backend
         self._instance = instance
-        #: Whether the supervisor waits for an answer. Set by the thread that receives its message, cleared by `answer`.
+        #: Whether the supervisor waits for an answer. Set by the thread that receives the supervisor's question,
+        #: cleared by `answer`.
         self.is_asked = False
-        # Changed by answer: the last logged error, which repeated probes do not log again.
+        # Changed by answer: the error that the last check raised, which is not logged again if the next check raises
+        # it.
         self._complaint = ""
 
     def answer(self, channel: Channel) -> None:
@@ -66,7 +68,7 @@ class ReadyCheck:
         except Exception as error:  # noqa: BLE001 - whatever a model raises means that it is not ready
             is_ready, complaint = False, str(error)
         if not is_ready:
-            # Triton's sentence, which Triton, too, logs with --log-verbose only.
+            # Triton's sentence; Triton, too, logs it only with --log-verbose.
             _log.log(log.verbose(1), "Model '%s' is not ready (user-defined check failed).", self._instance)
         if complaint and complaint != self._complaint:
             _log.error("is_ready of model instance '%s' failed: %s", self._instance, complaint)
@@ -79,10 +81,10 @@ _SENDERS_GRACE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
-# Word indices: an attribute of the class would take 0.2k instructions per request each.
+# Indices of words in a record. As attributes of the class, each would take 0.2k instructions per request.
 _KEY, _BATCH, _BLOCK, _HEADER, _ROWS = B.KEY, B.BATCH, B.BLOCK, B.HEADER, B.ROWS
 
-#: The bell, and the connection to the supervisor.
+#: The number of descriptors that the loop waits for: the bell's and that of the connection to the supervisor.
 _NUM_EVENTS = 2
 
 
@@ -102,15 +104,15 @@ class Loop:
         gpu: int = NO_GPU,
         spin_ns: int = 0,
     ) -> None:
-        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` is the longest spin before a
-        sleep, 0 for none."""
+        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` is how long the loop
+        looks for work, at most, before it sleeps; 0: it sleeps at once."""
         self._sequences = sequences
         self._backend = backend
         self._signature = signature
         self._instance = instance
         self._spin_ns = spin_ns
         self._memory = memory
-        self._may_run_again = may_run_again  # a batch that exceeded the GPU's memory (model_config/idempotence.py)
+        self._may_run_again = may_run_again  # whether batches may be executed twice (model_config/idempotence.py)
         kept_gpu = gpu if backend.takes_gpu_tensors else NO_GPU
         known, regions = memory.segments, memory.cuda_regions
         self._reader = RequestReader(
@@ -124,17 +126,18 @@ class Loop:
         self.handlers = self._make_handlers(memory)
         self._thread_id = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
-        #: Set before `run` for a model whose batch drift is measured; None: nothing is executed again.
+        #: The auditor of a model whose batch drift is measured, else None; set before `run`.
         self.auditor: BatchDriftAuditor | None = None
-        #: Set before `run`: starts another instance of the model, by its number, in a thread of this process.
+        #: Starts the instance of the given number of the model, in a thread of this process; set before `run`.
         self.start_instance: Callable[[int], None] = lambda _number: None
         # Changed by run.
         self._reporter: MetricsReporter | None = None
-        # Changed by step: whether each of the last batches had one request. With more requests in flight, a spin takes
-        # 3 to 5 % more CPU per request and gains nothing (docs/performance.md).
+        # Changed by step: whether each of the last batches had one request. If not, the loop does not
+        # spin: that would cost 3 to 5 % more CPU per request and gain nothing (docs/performance.md).
         self._has_lone_requests = True
-        # Changed by obey and, at the end of run, by _has_open_requests: the time (monotonic s) until which a stopping
-        # instance waits for senders whose clients have gone; 0 before.
+        # Changed by obey and, at the end of run, by _has_open_requests: the supervisor's connection;
+        # whether the instance is stopping; the time (monotonic s) until which it then waits for response senders
+        # whose clients have gone, 0 before it waits.
         self._channel: Channel
         self._is_stopping = False
         self._abandons_at_s = 0.0
@@ -163,11 +166,11 @@ class Loop:
         )
 
     def run(self, channel: Channel, reporter: MetricsReporter | None = None) -> None:
-        """Work until the supervisor sends StopWorker, and then until all requests taken are answered. `reporter` sends
-        the model's metrics, None for a model without.
+        """Work until the supervisor sends StopWorker, and then until all requests that were taken are answered.
+        `reporter` sends the model's metrics, None for a model without.
 
-        Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that it
-        has not begun go to other instances.
+        Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that
+        this instance has not begun go to other instances.
         """
         poller = select.epoll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
@@ -193,7 +196,8 @@ class Loop:
                 ready = dict(poller.poll(wait_s))
             if auditor is not None and not ready:
                 self._audit(auditor)
-            # Messages first: they announce most of the segments that batches name, which need not be requested then.
+            # Messages come before batches: most segments that batches name are announced by messages, and need not be
+            # requested once these are applied.
             if channel_fd in ready:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
@@ -227,7 +231,7 @@ class Loop:
                     self.obey(channel, message, seq)
 
     def obey(self, channel: Channel, message: Message, seq: int) -> None:
-        """Apply a message of the supervisor; StopWorker ends `run` once all requests taken are answered."""
+        """Apply a message of the supervisor; StopWorker ends `run` once all requests that were taken are answered."""
         self._channel = channel
         self.handlers[type(message)](message)
         channel.acknowledge(seq)
@@ -235,7 +239,7 @@ class Loop:
     def _add_segment(self, message: shared.SegmentAnnounced) -> None:
         segments = self._memory.segments
         if segments.has(message.owner):
-            close_descriptors(message)  # the segment was requested, and has come, before this announcement was read
+            close_descriptors(message)  # this segment has come already, since the worker requested it
         elif message.guest:
             segments.add_guests(message.owner, message.guest, message.segment)
         else:
@@ -259,8 +263,8 @@ class Loop:
         self._memory.bell.ring()  # wakes the loop: a response sender's thread may have received this message
 
     def _has_open_requests(self) -> bool:
-        """Whether a stopping instance has to wait for response senders: for one whose client waits, and a while for
-        the others, so that models can end what they do for clients that have gone."""
+        """Whether a stopping instance still waits for response senders. It waits for those whose clients wait, and for
+        _SENDERS_GRACE_S for all others, so that models can end what they do for clients that have gone."""
         if not self._open_batches.num_open:
             return False
         if not self._abandons_at_s:
@@ -276,7 +280,8 @@ class Loop:
         return left_s if wait_s is None else min(wait_s, left_s)
 
     def step(self) -> int:
-        """Run every batch that has come. Returns the number of executions. Raises DeviceLostError as `run` does."""
+        """Run every batch that has come. Returns the number of executions. Raises DeviceLostError if this process has
+        lost its GPU."""
         memory = self._memory
         executed = num_sent = 0
         rung_ns = time.monotonic_ns()
@@ -289,7 +294,7 @@ class Loop:
                 together = records if num == len(records) else records[:num]
                 end_ns = self._execute(together)
                 if not end_ns:
-                    gc.collect()  # here, since in `_execute` the error's traceback still keeps the model's memory
+                    gc.collect()  # here, since the error's traceback keeps the model's memory until `_execute` ends
                     continue
                 del records[: len(together)]
                 executed += 1
@@ -299,14 +304,14 @@ class Loop:
             if self._loss is not None:
                 memory.ring()
                 raise DeviceLostError
-        if num_sent < executed:  # otherwise the batcher has been rung for all of them
+        if num_sent < executed:  # the batcher has not been rung since the last execution
             memory.ring()
         return executed
 
     def _num_together(self, records: Sequence[Record]) -> int:
         """The number of requests of a batch, from its first, that may be executed together."""
         num = len(records)
-        if num == 1 or not self._signature.max_batch_size:  # without a batch dimension nothing can be run together
+        if num == 1 or not self._signature.max_batch_size:  # without a batch dimension each request runs alone
             return 1
         if not self._most_rows:
             return num
@@ -321,8 +326,8 @@ class Loop:
         return num
 
     def _execute(self, records: Sequence[Record]) -> int:
-        """Execute these requests together and publish their answers. Returns the time of the end, or 0 if they must
-        be split."""
+        """Execute these requests together and publish their answers. Returns the time of the end (monotonic ns), or
+        0 if they have to be executed again in smaller parts."""
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.begin(records[0][_BATCH], start_ns)
@@ -332,7 +337,7 @@ class Loop:
         requests: Sequence[Request] = ()
         try:
             if self._loss is not None:
-                raise self._loss  # the rest of a batch whose first part has lost the GPU
+                raise self._loss  # a part of this batch, executed before, has lost the GPU
             requests = self._open(records, answers)
             if self._sequences is not None:
                 for correlation_id in self._sequences.ended():
@@ -358,8 +363,8 @@ class Loop:
                 continue
             record, status = records[position], statuses.get(position, 0)
             key = record[_KEY]
-            if key:  # otherwise the record is the row of an empty slot
-                # Joined, not unpacked: half the instructions.
+            if key:  # without a key, the record is the row of an empty slot
+                # Tuples are joined by +, not unpacked: that takes half the instructions.
                 push((DONE, key, record[_BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         if senders:
             answers.executed(times)
@@ -368,8 +373,8 @@ class Loop:
         return end_ns
 
     def _shrink(self, records: Sequence[Record]) -> bool:
-        """Execute at most half of these requests' rows at once for SMALLER_FOR_NS. Returns whether these requests may
-        be executed again, in parts."""
+        """For SMALLER_FOR_NS from now on, execute at most half as many rows at once as these requests have. Returns
+        whether these requests may be executed again, in parts."""
         rows = sum([record[_ROWS] for record in records])
         if len(records) == 1 or rows < 2:
             return False
@@ -381,11 +386,11 @@ class Loop:
         return self._may_run_again
 
     def _fail(self, answers: WrittenAnswers, error: Exception, requests: Sequence[Request], *, is_lost: bool) -> int:
-        """Answer every request that has no answer yet with an error, through its sender if it has one. Returns the
-        block of the error's sentence.
+        """Answer every request that has no answer yet with an error, through its response sender if it has one. Returns
+        the block of the error's sentence.
 
-        Not done in the frame that caught the error: that frame is part of the traceback, and a cycle would keep the
-        requests' memory mapped.
+        This is not done in the frame that caught the error: that frame is part of the traceback, and a cycle would keep
+        the requests' memory mapped.
         """
         failure = as_shoal_error(error, self._signature.name, self._instance, requests)
         if is_lost and self._loss is None:
@@ -398,7 +403,7 @@ class Loop:
         return ref
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
-        """The requests that can be read; the others fail in `answers`."""
+        """The requests of these records that can be read; `answers` notes an error for each other request."""
         requests = []
         rows, most = 0, self._signature.max_batch_size
         open_block, open_request = self._memory.segments.open, self._reader.open
@@ -431,8 +436,8 @@ class Loop:
         return requests
 
     def _gap(self, other: Request, answers: Answers) -> Request:
-        """The row of a slot whose request cannot be read, and so fails: without it the requests behind would be in the
-        rows of other slots' sequences. Its tensors are those of `other`."""
+        """A stand-in, in a slot's row, for a request that cannot be read and so fails: without it, the requests of the
+        slots behind would be in the wrong rows. It has the tensors of `other`."""
         assert self._sequences is not None, "its batches have such rows"
         position, record = answers.add_position(), gap_like(other.record)
         gap = Request(position, other.parsed, other.block, other.tensors, record, lambda _key: False)
@@ -441,8 +446,8 @@ class Loop:
 
 
 def as_shoal_error(error: Exception, model: str, instance: str, requests: Sequence[Request]) -> ShoalError:
-    """The error for clients for an exception of a backend that executed these requests; one that is no ShoalError is
-    logged, too."""
+    """The error for clients for an exception that a backend has raised while it executed these requests. An exception
+    that is no ShoalError is also logged."""
     if isinstance(error, ShoalError):
         return error
     fields = failure_fields(requests)

@@ -46,21 +46,22 @@ from shoal.workers.segments import Segments
 
 _log = logging.getLogger(__name__)
 
-_COUNT, _FREED = B.COUNT, B.FREED  # attributes of the class would take 0.2k instructions per request each
+_COUNT, _FREED = B.COUNT, B.FREED  # as attributes of the class each would take 0.2k instructions a request
 
 _Result = TypeVar("_Result")
 
 #: How long a finished batch may wait for clients to release earlier results if there is no other memory for its own
-#: (ours; then it fails with 503).
+#: results; then it fails with status 503 (ours).
 BLOCK_WAIT_S = 10.0
 #: How long a result waits for a block of the slab before an oversize segment is requested: about as long as it takes to
-#: make one (18 ms for 16 MiB), and several times as long as a front end takes to copy what slow readers hold (2 ms for
-#: 6 MB; measured).
+#: make such a segment (measured: 18 ms for 16 MiB), and several times as long as a front end takes to copy what slow
+#: readers hold (2 ms for 6 MB).
 SEGMENT_AFTER_S = 0.01
-#: First and longest pause between the WANTs that are sent while memory is awaited: blocks that clients release without
-#: ringing are freed only then (ours).
+#: The first and the longest pause between the WANT records that are sent while memory is awaited: by a WANT the batcher
+#: learns of releases for which clients have not rung it, and frees those blocks (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
-#: Values of `Memory.use`: used by one thread, by several, or left, in a process that the model has forked.
+#: Values of `Memory.use`: used by one thread; used by several; or left, which it is in a process that the model has
+#: forked.
 ALONE: Final = 0
 SHARED: Final = 1
 LEFT: Final = 2
@@ -79,64 +80,68 @@ class Memory:
         oversize: WorkerOversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
-        #: The slab for results; a result larger than a quarter of it has an oversize segment, as requests have.
+        #: The slab for results; a result larger than a quarter of the slab gets an oversize segment, as a large request
+        #: does.
         self.slab = Slab(segment, SLAB_PARTS)
         self.bell = bell
         self.oversize = oversize
-        self._loops_thread = threading.get_ident()  # the loop's, which makes this object
+        self._loops_thread = threading.get_ident()  # the thread of the loop, which makes this object
         self.segments = Segments()
-        #: Other processes' memory on GPUs, once a request names some.
+        #: Other processes' memory on GPUs; None until a request names such memory.
         self.cuda: CudaRegions | None = None
-        #: Outputs that stay on the instance's GPU, once `keep_on_gpu` is called.
+        #: Memory for outputs that stay on the instance's GPU; None unless `keep_on_gpu` is called.
         self.gpu_pool: GpuPool | None = None
         self._words = segment.words
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
         self._num_reserved = segment.header.ring_capacity // 2
-        # Fields that `share` and `leave` replace: while one thread uses the memory, they cost no call and no test.
+        # Fields that `share` and `leave` replace: while one thread uses the memory, these functions neither
+        # lock nor test `use`.
         #: Apply all records of the batcher. Raises LayoutError for an invalid one.
         self.drain: Callable[[], None] = self._apply_records
-        #: A writable block of the slab of at least the given bytes, at once; None if there is none.
+        #: Return a writable block of the slab, of at least the given number of bytes, without waiting; None if none is
+        #: free.
         self.allocate: Callable[[int], Block | None] = self.slab.allocate
         #: Free a block of the slab or of an oversize segment.
         self.free: Callable[[int], None] = self._free
         #: Push a record to the batcher; visible to it after `publish`.
         self.push: Callable[[Record], None] = self._push_reached if IS_ARMED else writer.push
-        #: Make pushed records visible to the batcher, which reads them once rung, or earlier for another reason.
+        #: Make pushed records visible to the batcher, which reads them when it is rung, or earlier if it is awake.
         self.publish: Callable[[], bool] = writer.publish
         #: Wake the batcher.
         self.ring = batcher_bell.ring
         #: How long (s) a result waits for clients to release blocks.
         self.block_wait_s = block_wait_s
-        # Changed by find_block: a size in bytes that was awaited in vain, and how often the slab had joined its free
-        # blocks by then.
+        # Changed by find_block: the size in bytes of a block that was awaited in vain, and how often the slab had
+        # joined free blocks at that time.
         self._awaited_in_vain = (0, -1)
-        # Changed by records of the batcher: complete batches, the beginning of one, keys of cancelled requests.
+        # Changed by records of the batcher: complete batches, the first records of an incomplete one, keys of cancelled
+        # requests.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
-        # Changed by response senders: the key of each request that they answer, perhaps after its batch has been
-        # executed → their `end_if_over`; block of a response that has not been freed → its sender's set of such blocks,
-        # from which it is removed when freed.
+        # Changed by response senders: the key of each request that a sender answers → that sender's `end_if_over`;
+        # each block of a sender's responses that is not freed yet → the sender's set of such blocks.
         self.open_requests: dict[int, Callable[[int, int], None]] = {}
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self.use = ALONE
         # Changed by several threads: blocks that records to the batcher have named and that have not been freed.
         self._reported: set[int] = set()
-        # The odd unit of a slab is reserved, so that an error can be sent while clients hold all other blocks; an even
-        # slab has no such block, which would split the largest one.
+        # If a slab has an odd number of units, one is reserved, so that an error can be sent while clients hold all
+        # other blocks. In a slab with an even number, a reserved unit would split the largest block.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
 
     def keep_on_gpu(self, pool: GpuPool) -> None:
-        """Let outputs stay in this pool on the instance's GPU; the pool's parts are freed with their block."""
+        """Let outputs stay in this pool on the instance's GPU; a part of the pool is freed with the
+        block that names it."""
         self.gpu_pool = pool
         pool.made = lambda: self.cuda_regions().add_own(pool.handle, pool.address, pool.nbytes)
         self.free = self._free_with_parts
 
     def cuda_regions(self) -> CudaRegions:
-        """Other processes' memory on GPUs, made by the first call; answers look at it from then on."""
+        """The object for other processes' memory on GPUs; the first call makes it."""
         if self.cuda is None:
             self.cuda = CudaRegions()
         return self.cuda
@@ -144,8 +149,8 @@ class Memory:
     def share(self) -> None:
         """Let several threads use this object from now on: each change is made under `lock`.
 
-        Not from the start, because the lock costs 2k instructions each time. Called by the loop's thread, or while that
-        thread executes a batch and does not use the memory.
+        This is not so from the start, because each use of the lock costs 2k instructions. Called by the loop's thread,
+        or while that thread executes a batch and does not use the memory.
         """
         with self.lock:
             if self.use != ALONE:
@@ -162,15 +167,15 @@ class Memory:
         """Restrict this process, which the model has forked, to reading requests and results.
 
         The ends of the rings and the slab's free blocks are the worker's alone: methods that would change them raise
-        InternalError. A request is cancelled if the worker knew so at the fork.
+        InternalError. Here a request counts as cancelled if the worker knew that at the fork.
         """
         self.lock = threading.RLock()  # another thread of the worker may have held the lock at the fork
         self.use = LEFT
         self.drain = self.allocate = self.push = self.publish = _refuse
-        self._batches.clear()  # `take` finds none and looks for more, which is refused
+        self._batches.clear()  # so that `take` calls `drain`, which raises
 
     def prepare(self) -> None:
-        """Add memory for results before it is needed, if little is free; called when results have just been sent."""
+        """Add memory for results before it is needed, if little is free; called right after results were sent."""
         with self.lock:
             self.slab.prepare()
 
@@ -199,7 +204,8 @@ class Memory:
         self._words[BUSY_SINCE_WORD] = now_ns
 
     def end(self, now_ns: int) -> None:
-        """Publish that the batch's execution is over; its requests are answered, or will be by senders."""
+        """Publish that the batch's execution is over; its requests are answered, or response senders will answer
+        them."""
         words = self._words
         words[BUSY_FOR_WORD] += now_ns - words[BUSY_SINCE_WORD]
         words[BUSY_SINCE_WORD] = 0
@@ -211,8 +217,8 @@ class Memory:
             reached("ended")
 
     def moved(self, batch: int, now_ns: int) -> None:
-        """Restart the execution limit's clock if this batch is being executed: it has sent a response, or waits for a
-        client.
+        """Restart the execution limit's clock if this batch is being executed: a request of it has sent a response, or
+        waits for a client.
 
         No effect while another batch is being executed, which may hang while threads answer requests of this batch.
         """
@@ -231,12 +237,12 @@ class Memory:
         return self._words[BUSY_SINCE_WORD]
 
     def is_cancelled(self, key: int) -> bool:
-        """Whether an open request's client has stopped waiting, according to all records of the batcher so far. For any
-        thread.
+        """Whether an open request's client has stopped waiting, according to all records of the batcher so far. Any
+        thread may call this.
 
-        A model may call this from several threads without any sender, so a first call during an execution shares the
-        memory. Between two batches the request has been answered, and the loop's thread may be using the memory, so a
-        first call then returns False and shares nothing.
+        Several threads of a model may call this, so the first call during an execution calls `share`. A first call
+        between two batches returns False and does not: the request has been answered, and the loop's thread may be
+        using the memory.
         """
         if self.use == ALONE:
             if not self.begun_ns:
@@ -253,12 +259,12 @@ class Memory:
             return not self._cancelled.issuperset(self.open_requests)
 
     def find_block(self, nbytes: int) -> Block:
-        """A writable block for a result of `nbytes` bytes for which `allocate` has none, from the slab or else in an
-        oversize segment; the caller's until `free`.
+        """A writable block for a result of `nbytes` bytes for which `allocate` has found none, from the slab or
+        else in an oversize segment. The block belongs to whoever calls this, until `free`.
 
-        Clients that read slowly are first asked to release blocks. If none comes soon, the result gets an oversize
-        segment; so do the results that follow, without waiting, until a block of the slab has been freed. Raises
-        UnavailableError if there is no memory for too long, InvalidArgumentError if there is never enough.
+        Clients that read slowly are first asked to release blocks. If no block is freed soon, the result gets an
+        oversize segment; so do the results that follow, without waiting, until a block of the slab has been freed.
+        Raises UnavailableError if there is no memory for too long, InvalidArgumentError if there is never enough.
         """
         oversize = self.oversize
         self.drain()  # blocks may have been freed while the batch was executed
@@ -279,8 +285,8 @@ class Memory:
         return block
 
     def _wait_for_slab(self, nbytes: int) -> Block | None:
-        """A block of the slab that slow readers release soon; None if none comes, or if an earlier wait was in vain
-        and no block has been freed since."""
+        """A block of the slab that slow readers release soon; None if none is freed, or if an earlier wait was in
+        vain and no block has been freed since then."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
             self._try_send(want_record(ROOM))
@@ -292,7 +298,7 @@ class Memory:
 
     def _wait_for_any(self, nbytes: int) -> Block | None:
         """A block of the slab or an oversize segment, for which the slowest readers may be disconnected; None if none
-        comes in time, or if no block that may be freed is large enough."""
+        is free in time, or if no block that may be freed is large enough."""
         oversize = self.oversize
         fits, num_held = nbytes <= self.slab.largest_nbytes, len(oversize.refs)
 
@@ -301,7 +307,7 @@ class Memory:
             block = self.allocate(nbytes) or oversize.allocate_kept(nbytes)
             if block is not None or len(oversize.refs) >= num_held:
                 return block
-            num_held = len(oversize.refs)  # one was freed, and the supervisor may make another in its place
+            num_held = len(oversize.refs)  # a segment was freed; the supervisor may make another in its place
             with suppress(UnavailableError):
                 return oversize.allocate(nbytes)
             return None
@@ -310,8 +316,8 @@ class Memory:
 
     @property
     def _loops_batch(self) -> int:
-        """The batch that is being executed, for the loop's thread; 0 for a sender's thread, which may answer
-        requests of any batch."""
+        """In the loop's thread, the number of the batch that is being executed; in a response sender's thread 0, since
+        it may answer requests of any batch."""
         return self._words[PROGRESS_WORD] if threading.get_ident() == self._loops_thread else 0
 
     def wait_for(
@@ -326,7 +332,7 @@ class Memory:
         deadline_s = now_s + (self.block_wait_s if wait_s is None else wait_s)
         pause_s = _FIRST_PAUSE_S
         with select.epoll() as poller:
-            # Edges: the loop alone clears the bell, and each ring wakes all threads that wait for it.
+            # Edge-triggered: only the loop clears the bell, and each ring has to wake all threads that wait for it.
             poller.register(self.bell.fd, select.EPOLLIN | select.EPOLLET)
             while True:
                 self.drain()
@@ -337,15 +343,16 @@ class Memory:
                 if result is not None or now_s >= deadline_s:
                     return result
                 if now_s >= want_s:
-                    # Clients' RELEASEs wait in their rings until the batcher reads them. The supervisor's death ends
-                    # this process by signal.
+                    # Clients' RELEASEs wait in their rings until the batcher reads them. If the supervisor dies,
+                    # a signal ends this process, and so this wait.
                     self._try_send(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 
     def send_record(self, record: Record) -> bool:
         """Publish a record to the batcher at once, from any thread but the loop's; half of the ring is reserved for the
-        loop's records. May wait for room; False if there is none for too long."""
+        loop's records. May wait for room in the ring; returns False if there is none for too
+        long."""
         return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
     def _try_send(self, record: Record) -> bool | None:
@@ -380,7 +387,8 @@ class Memory:
             return self.slab.allocate(nbytes)
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes` bytes at once: an ordinary one, else the spare one, else None."""
+        """A block of at least `nbytes` bytes at once: an ordinary block, else the spare one, else
+        None."""
         with self.lock:
             block = self.allocate(nbytes)
             if block is None and nbytes <= UNIT:
@@ -432,7 +440,8 @@ class Memory:
             self._words[TAKEN_WORD] += num_taken
 
     def report_blocks(self) -> None:
-        """Send a dead batcher's successor a HAVE for every block that is not free; it frees those without holders.
+        """Send a dead batcher's successor a HAVE record for every block that is not free; the successor frees blocks
+        without holders.
 
         Blocks that another thread is still writing are left out: their responses will be the first to name them.
         """
@@ -446,14 +455,15 @@ class Memory:
                 for ref in refs:
                     self.push(have_record(ref))
             except RingFullError:
-                # An earlier batcher was sent these records and died without reading them: they are still in the ring.
+                # These records were sent to an earlier batcher, which died without reading them: they are still in the
+                # ring.
                 _log.info("a dead batcher has not read which blocks are taken; its successor reads the same records")
             self.publish()
         self.ring()
 
     def count(self) -> dict[str, int]:
-        """The worker's figures for the ledger, after freed blocks are taken back: blocks of the slab, without the
-        spare one; segments for a single result; slots of the batcher's ring."""
+        """The worker's figures for the ledger, after freed blocks were taken back: blocks of the slab, without the
+        spare one, oversize segments, and records of the batcher's ring."""
         with self.lock:
             self.drain()
             blocks_acquired, blocks_released = self.slab.counts
@@ -469,7 +479,7 @@ class Memory:
             }
 
     def take_back(self, ref: int) -> None:
-        """Free the block of a response that is not used any more."""
+        """Free the block of a response that no process uses any more."""
         self.free(ref)
         if self.windows and (window := self.windows.pop(ref, None)) is not None:
             window.discard(ref)

@@ -1,9 +1,10 @@
-"""Changes of a model's own metrics, sent to the supervisor: soon, at most ten times a second, on request, and at the
-end.
+"""Changes of a model's own metrics, sent to the supervisor soon after each change, but at most ten times a second; on
+request; and when the worker ends.
 
-A thread of its own sends, so that changes by a model's threads between batches are reported, too; it also receives the
-supervisor's messages while a batch is executed, so that a scrape of /metrics shows what the model has counted before
-the scrape, in that batch, too. The thread starts with the first change: most models have no metrics. Runs in a worker.
+A thread of this file's own sends them, so that changes that a model's threads make between batches are reported, too.
+It also receives the supervisor's messages while a batch is executed, so that a scrape of /metrics shows what the model
+has counted before the scrape, in that batch, too. The thread starts with the first change, since most models have no
+metrics. Runs in a worker.
 """
 
 import logging
@@ -19,7 +20,7 @@ from shoal.control import GONE, Channel
 from shoal.messages.from_worker import MetricsReported
 from shoal.shm.doorbell import Doorbell
 
-if TYPE_CHECKING:  # most workers never import it
+if TYPE_CHECKING:  # most workers never import the registry
     from triton_python_backend_utils.metric_registry import MetricRegistry
 
 _log = logging.getLogger(__name__)
@@ -35,20 +36,20 @@ class MetricsReporter:
     def __init__(self, registry: "MetricRegistry", channel: Channel) -> None:
         self._registry = registry
         self._channel = channel
-        self._bell = Doorbell.create()  # rung by changes, and when the thread is to receive messages, too
-        self._reporting = threading.Lock()  # held so that reports are sent in the order in which changes are taken
+        self._bell = Doorbell.create()  # rung when a metric changes, and by listen_with
+        self._reporting = threading.Lock()  # held while a report is made and sent: keeps reports in order
         # Changed when a metric first changes, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
         self._listen: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Report all changes so far, and further ones as they come."""
+        """Report all changes so far, and all later changes as they come."""
         self._registry.on_change = self._note
         if self.flush():
             self._note()
 
     def flush(self) -> bool:
-        """Report all changes now. Returns whether there were any."""
+        """Report all changes now. Returns True if there were any."""
         with self._reporting:
             changes = self._registry.take_changes()
             if changes:
@@ -62,9 +63,9 @@ class MetricsReporter:
         self._bell.ring()
 
     def _note(self) -> None:
-        """Note that there are changes. Also called by finalizers, but not before the thread has started."""
+        """Note that a metric has changed. Finalizers call this, too, but only after the thread has started."""
         if self._thread is None:
-            self._channel.send(MetricsReported([]))  # from now on, scrapes ask this worker, too
+            self._channel.send(MetricsReported([]))  # tells the supervisor to ask this worker at each scrape
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
         self._bell.ring()
@@ -86,7 +87,7 @@ class MetricsReporter:
             left_s = due_s - time.monotonic()
             if has_changed and left_s <= 0:
                 has_changed = False
-                if self.flush():  # otherwise another thread has reported already
+                if self.flush():  # False if another thread has reported the changes already
                     due_s = time.monotonic() + INTERVAL_S
                 continue
             ready = dict(poller.poll(left_s * 1000 if has_changed else None))

@@ -1,11 +1,11 @@
-"""Batches whose requests are padded to one length, and whose outputs are cut back to each request's own.
+"""Batches whose requests are padded to one length, and whose outputs are cut back to each request's own length.
 
     padded input   the requests' rows one after another, each filled up with zeros (empty strings) to the batch's length
     mask           an input that no client sends: rows x length, 1 for elements of requests and 0 for padding
-    cut output     an output of the batch's length, of which each request gets as much as it is long
+    cut output     an output of the batch's length, of which each request gets its own length
 
-The length is that of the longest request, or of its bucket (shoal/model_config/ragged_batching.py). Pure, but for the
-counts. Runs in a worker.
+The length is that of the longest request, or of its bucket (shoal/model_config/ragged_batching.py). Pure, except for
+the metrics. Runs in a worker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from shoal.workers.tensors import Array
 
 
 class PaddingMetrics:
-    """How many elements of padded inputs the model has been given, as metrics of the model, which the supervisor adds
-    up over its instances."""
+    """The numbers of elements of padded inputs that the model was given, as metrics of the model, which the supervisor
+    adds up over the model's instances."""
 
     def __init__(self, model: str, version: int) -> None:
-        # Imported here: after the import this is a process with metrics of its own.
+        # Imported here, since the import makes this a process that reports metrics of its model.
         from triton_python_backend_utils.metrics import MetricFamily
 
         labels = {"model": model, "version": str(version)}
@@ -42,29 +42,29 @@ class PaddingMetrics:
         )
 
     def added(self, elements: int, padding: int) -> None:
-        """Count a batch: elements in all, and those of them that are padding."""
+        """Count a batch: `elements` in all, of which `padding` are padding."""
         self._count_elements(elements)
         self._count_padding(padding)
 
 
 class PaddedBatches(RaggedBatches):
-    """The assembly and division of one model's batches, where the server pads them."""
+    """Assembles the batches of a model whose requests the server pads, and divides the outputs among them."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         known, name = lengths(config), config["name"]
         assert known is not None, f"model '{name}' is padded"
         self._lengths = known
-        #: The padded inputs → the axis of their length in the batch.
+        #: Padded input → the axis, in the batch, along which it is padded.
         self._axes = {each: 1 + axis for each, axis in length_axes(config).items()}
         self.inputs = frozenset(self._axes)
-        self._measured = next(iter(self._axes.items()))  # all padded inputs of a request have one length
+        self._measured = next(iter(self._axes.items()))  # any one: all of a request's have one length
         made = mask(config)
         self._mask = "" if made is None else made[0]
         self.made: Mapping[str, Datatype] = {} if made is None else {made[0]: BY_CONFIG_NAME[made[1]]}
         self._following = {each: 1 + axis for each, axis in following_outputs(config).items()}
         self._specs = Signature.from_config(config).inputs
-        #: Set once the model serves; nothing is counted before.
+        #: The metrics, set once the model serves; None before, when nothing is counted.
         self.counts: PaddingMetrics | None = None
 
     def __bool__(self) -> bool:
@@ -72,7 +72,8 @@ class PaddedBatches(RaggedBatches):
         return True
 
     def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
-        """The requests whose padded inputs have one length, as front ends have checked."""
+        """The requests each of whose padded inputs have one length, as front ends have checked; any other request fails
+        in `answers`."""
         joined = []
         for request in requests:
             found = {name: request.parsed.inputs[name][1][axis] for name, axis in self._axes.items()}
@@ -84,7 +85,7 @@ class PaddedBatches(RaggedBatches):
         return joined
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """All inputs of the model, for these requests as one batch; the mask, too."""
+        """All inputs of the model, for these requests as one batch; the mask is among them."""
         longest = max([self._length(request) for request in requests])
         length = self._lengths.padded(longest) if longest else 0
         rows = sum([request.parsed.rows for request in requests])
@@ -150,8 +151,8 @@ class PaddedBatches(RaggedBatches):
 
 
 def ragged_batches(config: Config) -> RaggedBatches | None:
-    """The assembler of batches of a model whose requests differ in length; None if a batch is its requests' rows,
-    concatenated."""
+    """The assembler of batches of a model whose requests differ in length; None for all other models, whose batches
+    are the concatenated rows of their requests."""
     known = lengths(config)
     if known is not None and known.strategy is not Strategy.PACK:
         return PaddedBatches(config)

@@ -1,6 +1,6 @@
 """Batches whose inputs are not concatenated rows: ragged inputs, and tensors made from the batch itself.
 
-    ragged input   all elements of all requests, one request after another: one dimension
+    ragged input   an input with one dimension: all elements of all requests, one request after another
     batch_input    an input that no client sends: made from the shapes of the other inputs in each request
     batch_output   an output with one dimension: each request gets as many elements as one of its inputs has
 
@@ -34,8 +34,8 @@ def _counts(shapes: _Shapes) -> list[int]:
     return [math.prod(shape) for shape in shapes]
 
 
-#: Kind of a batch_input → its values, from the source input's shapes. Of BATCH_MAX_ELEMENT_COUNT_AS_SHAPE a model reads
-#: the shape, and not the values.
+#: Kind of a batch_input → a function from its source input's shapes to its values. Of an input of kind
+#: BATCH_MAX_ELEMENT_COUNT_AS_SHAPE a model reads only the shape.
 _KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
     "BATCH_ELEMENT_COUNT": lambda shapes: np.array(_counts(shapes)),
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
@@ -52,7 +52,7 @@ class RaggedBatches:
     def __init__(self, config: Config) -> None:
         self._signature = signature = Signature.from_config(config)
         self.inputs = frozenset(name for name, spec in signature.inputs.items() if spec.ragged)
-        #: Inputs that are made from the batch, with their datatypes.
+        #: Name of each input that is made from the batch → the input's datatype.
         self.made: Mapping[str, Datatype] = {
             name: BY_CONFIG_NAME[made["data_type"]] for made in config["batch_input"] for name in made["target_name"]
         }
@@ -61,7 +61,7 @@ class RaggedBatches:
             for made in config["batch_input"]
             for name in made["target_name"]
         ]
-        #: Output that is divided by elements, not by rows → the input whose shape each request's part has.
+        #: Output that is divided by elements, not by rows → the input whose shape a request's part of the output gets.
         self.scattered: Mapping[str, str] = {
             name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
         }
@@ -71,8 +71,8 @@ class RaggedBatches:
         return bool(self.inputs or self._kinds or self.scattered)
 
     def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
-        """The requests that can be assembled, here all of them. A subclass may fail some in `answers`, and leave them
-        out."""
+        """The requests that can be assembled into one batch: here all of them. A subclass may leave out some, and note
+        their errors in `answers`."""
         del answers
         return requests
 
@@ -93,7 +93,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Where each row ends in each ragged input, as an index of the input's elements (int64)."""
+        """By ragged input: where each row ends, as indices (int64) among the input's elements."""
         ends = {}
         for name in self.inputs.intersection(requests[0].parsed.inputs):
             shapes = [_shape(request, name) for request in requests]
@@ -119,7 +119,7 @@ class RaggedBatches:
                         break
                     parts[name] = array[row - request.parsed.rows : row]
                     continue
-                # Variable dimensions are those of the source input.
+                # The output's variable dimensions have the sizes that they have in the source input.
                 source = _shape(request, self.scattered[name])
                 leading = (-1,) if self._signature.max_batch_size > 0 else ()
                 dims = (*leading, *self._signature.outputs[name].model_dims)

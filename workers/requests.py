@@ -1,7 +1,7 @@
 """A request as a backend sees it: its tensors as arrays over the client's block.
 
-Pure. Runs in a worker. The front end has checked the request against the model. This file checks again only for errors
-that would make the worker fail or mix up rows, because another process can write to the request's memory.
+Pure. Runs in a worker. The front end has checked the request against the model. Another process can write to the
+request's memory, so this file checks again, but only for errors that would make the worker fail or mix up rows.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,27 +35,27 @@ from shoal.star.validation import check_bytes_elements
 from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.tensors import Array, open_strings, open_tensor
 
-#: Most headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Fewer of those
-#: with lent tensors: models' blocks change from request to request, while clients fill their arrays again and again.
+#: The most parsed headers that are kept, and the longest in bytes: one of four inputs has some 150 (ours). Fewer are
+#: kept of headers with lent tensors, which rarely come again: lent blocks differ from request to request.
 MAX_PARSED, MAX_LENT_PARSED = 512, 64
 MAX_PARSED_BYTES = 1024
 _NO_RECORD = (0,) * 16
 
 #: The share of one request in its batch's outputs: its rows (1 if the model has no batch dimension) and the outputs
-#: that it wants (empty = all). A plain tuple, because it is part of the key of a plan.
+#: that it wants (empty = all). It is a plain tuple, since kept plans are looked up by it.
 Share: TypeAlias = tuple[int, tuple[str, ...]]
-#: A function from a block's reference, and the reference of the block of the request that names it, to the block's
-#: memory; None if the reference is stale.
+#: A function from the reference of a block, and the reference of the block of the request that names the former, to the
+#: former's memory; None if its reference is stale.
 OpenBlock: TypeAlias = Callable[[int, int], memoryview | None]
 #: A function from an input's name and size in bytes to the memory in which the input is gathered.
 Stage: TypeAlias = Callable[[str, int], memoryview]
 #: A function from a block's reference to its memory, for one request; None if the reference is stale.
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
-#: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy of it or, for
-#: a backend that takes them, a GpuTensor.
+#: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy in
+#: host memory or, for a backend that takes GpuTensors, a GpuTensor.
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
-#: In `ParsedRequest.on_gpu`: the input lies in a worker's pool, and its place stands in the input's block.
+#: A value in `ParsedRequest.on_gpu`: the input lies in a worker's pool on a GPU, and its place stands in a block.
 PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
@@ -72,13 +72,13 @@ class ParsedRequest:
     """
 
     inputs: dict[str, InputPlace]
-    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; if plain
+    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; only if plain
     end: int
     rows: int
     share: Share
     is_plain: bool
-    lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
-    # Places of the inputs that lie on a GPU, in a client's memory or, as PLACED_IN_BLOCK, in a worker's pool.
+    lent: Mapping[str, int]  # input that does not lie in the header's block → its block; NO_BLOCK: in none
+    # Input on a GPU → its place: in a client's memory or, as PLACED_IN_BLOCK, in a worker's pool.
     on_gpu: Mapping[str, bytes] = field(default_factory=dict)
     targets: tuple[CudaTarget, ...] = ()  # places on a GPU where the client wants outputs
     stays: Mapping[str, int] = field(default_factory=dict)  # output that may stay on a GPU → the GPU's number
@@ -89,7 +89,7 @@ class ParsedRequest:
         return not requested or output in requested
 
     def open(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a plain request, as read-only arrays over a block that reaches to its end."""
+        """The inputs of a plain request, as read-only arrays over a block that reaches at least to `end`."""
         inputs: dict[str, Array | memoryview] = {}
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
@@ -113,7 +113,8 @@ class ParsedRequest:
         return tensors
 
     def open_here(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a request all of whose tensors lie in its own block. Raises InternalError as `open_lent`."""
+        """The inputs of a request all of whose tensors lie in its own block. Raises InternalError if
+        the block is too small."""
         return self.open_lent(block, lambda _ref: None, _never_read)
 
 
@@ -136,13 +137,13 @@ class Request:
         is_key_cancelled: Callable[[int], bool],
         options: InferOptions = WITHOUT_OPTIONS,
     ) -> None:
-        self.position = position  # within the batch
+        self.position = position  # the request's number in its batch
         self.parsed = parsed
         self.options = options
         self.block = block
         self.record = record  # the request's BATCH_ITEM
         self._is_key_cancelled = is_key_cancelled
-        # Changed by their first use: a batch of several requests is gathered without an array for each.
+        # Made by their first use: a batch of several requests is gathered without an array for each tensor.
         self._tensors = tensors
         self._inputs: dict[str, Array] | None = None
 
@@ -164,7 +165,7 @@ class Request:
     def inputs(self) -> dict[str, Array]:
         """Inputs by name, with strings as object arrays of bytes. Raises InternalError for damaged strings."""
         if self.parsed.is_plain:
-            return self.tensors  # type: ignore[return-value]  # no strings in it
+            return self.tensors  # type: ignore[return-value]  # a plain request has no strings
         inputs = self._inputs
         if inputs is None:
             inputs = self._inputs = {
@@ -187,7 +188,7 @@ class Request:
 
     @property
     def refs(self) -> tuple[int, ...]:
-        """References to the blocks that the request's tensors lie in, its own first."""
+        """References to the blocks in which the request's tensors lie, the request's own block first."""
         return (self.record[B.BLOCK], *self.parsed.lent.values())
 
     @property
@@ -238,7 +239,7 @@ class Request:
     def complete(
         self, parsed: ParsedRequest, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]
     ) -> None:
-        """Set the request's tensors, now with those that a sequence adds, and its sequence's id and flags
+        """Set the request's tensors, to which those that its sequence adds now belong, and its sequence's id and flags
         (sequences.py)."""
         self.parsed = parsed
         self._tensors = tensors
@@ -252,8 +253,8 @@ class Request:
 class RequestReader:
     """Reads the requests to one model. Parsed layouts are kept by their bytes, since clients repeat them.
 
-    That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32. Options are read
-    each time; the header of a request without options is looked up whole, without being split.
+    Keeping them saves 29k of 124k instructions for a request that runs alone, 40k of 72k for one in a batch of 32. A
+    header consists of a layout and options; options are read each time. A header without options is looked up whole.
     """
 
     def __init__(
@@ -265,8 +266,8 @@ class RequestReader:
         kept_gpu: int = NO_GPU,
         is_guests: Callable[[int], bool] = lambda _ref: False,
     ) -> None:
-        """Inputs on the GPU `kept_gpu`, by the server's number, stay there, as GpuTensors. `is_guests` says whether a
-        block is a guest's, for which no front end has checked that regions are registered."""
+        """Inputs on the GPU `kept_gpu` (the server's number of it) are not copied: they become GpuTensors. `is_guests`
+        says whether a block is a guest's, for which no front end has checked that regions are registered."""
         self._signature = signature
         self._kept_gpu = kept_gpu
         self._cuda_regions = cuda_regions
@@ -282,8 +283,8 @@ class RequestReader:
         self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
-        """The request with this header, its tensors in `block`. Raises InternalError if the header is damaged or not
-        for this model."""
+        """The request with this header, whose tensors lie in `block`. Raises InternalError if the header is damaged or
+        not for this model."""
         parsed = self._parsed.entries.get(header)
         if parsed is not None and parsed.end <= len(block):
             return Request(position, parsed, block, None, record, self._is_key_cancelled)
@@ -315,8 +316,8 @@ class RequestReader:
         return Request(position, parsed, block, tensors, record, self._is_key_cancelled, options)
 
     def _check_targets(self, targets: Sequence[CudaTarget], block: int) -> None:
-        """Open the regions of outputs. Raises InternalError for any request of a guest, which must not be told where
-        memory on a GPU is, and what CudaRegions.check raises."""
+        """Open the regions of a request's outputs. Raises InternalError for any request of a guest, which must not be
+        told where memory on a GPU is, and what CudaRegions.check raises."""
         if self._is_guests(block):
             raise InternalError(_NO_GUESTS)
         if targets:
@@ -330,7 +331,7 @@ class RequestReader:
         self, spec: TensorSpec, shape: tuple[int, ...], place: bytes, offset: int, nbytes: int
     ) -> Array | memoryview:
         """An input in a client's memory on a GPU: a copy, or a GpuTensor if the backend takes those. Raises
-        InvalidArgumentError for strings that do not fit the shape (no front end has seen them), InternalError for a
+        InvalidArgumentError for strings that do not fit the shape (front ends do not check them), InternalError for a
         shape that does not fit the size, and what CudaRegions.read raises."""
         regions, datatype = self._cuda_regions(), spec.datatype
         if datatype is not BYTES and self._kept_gpu != NO_GPU and not offset % datatype.itemsize:
@@ -348,7 +349,8 @@ class RequestReader:
 def parse_request(
     layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent, read_gpu: ReadGpu, own_ref: int
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
-    """The parsed layout, and the tensors: views of blocks, or what `read_gpu` returns; `own_ref` names `block`.
+    """The parsed layout, and the tensors: views of blocks, or what `read_gpu` returns. `own_ref` is the reference of
+    `block`.
 
     Raises InternalError if the header is damaged or not for this model, and what `read_gpu` raises.
     """
@@ -396,7 +398,7 @@ def parse_request(
 
 
 def _check_rows(name: str, shape: Any, rows: int, signature: Signature) -> None:
-    """Raise InternalError if an input has not as many rows as the inputs before; `rows` is -1 for the first one."""
+    """Raise InternalError if an input has not `rows` rows, as the inputs before it; -1 for the first input."""
     if not (shape and rows in (-1, shape[0])):
         raise InternalError(
             f"input '{name}' of model '{signature.name}' has shape {format_shape(shape)}, expected a "
@@ -417,8 +419,9 @@ def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
 
 
 def _placed(name: str, ref: int, offset: int, block: memoryview | None, open_lent: OpenLent) -> tuple[bytes, int]:
-    """The place and offset on a GPU of an input that another worker, or the caller, has left there. They stand at
-    `offset` in the block `ref`; `block` is that block's memory, or None: then the block is opened."""
+    """The place and offset on a GPU of an input that another worker, or the caller, has left there. Place
+    and offset stand at `offset` in the block `ref`; `block` is that block's memory, or None if it is yet to be
+    opened."""
     placed = unpack_placed(_open_lent(name, ref, open_lent) if block is None else block, offset)
     return place_in_pool(placed, ref_owner(ref)), placed.offset
 
@@ -433,11 +436,11 @@ def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:
 
 
 def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str, Array]:
-    """The inputs of a batch: the requests' tensors, concatenated along the first dimension; those of a single request
-    without a copy.
+    """The inputs of a batch: the requests' tensors, concatenated along the first dimension; a single request's
+    tensors are not copied.
 
-    `why_not_joined` must be "" for all requests. With `stage`, all tensors but strings are copied into the memory that
-    it returns, even those of a single request.
+    `why_not_joined` must be "" for all requests. With `stage`, all tensors except strings, even those of
+    a single request, are copied into the memory that `stage` returns.
     """
     first = requests[0]
     is_alone = len(requests) == 1
@@ -449,7 +452,8 @@ def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str,
         if spec.datatype is BYTES:
             gathered[name] = np.concatenate([request.inputs[name] for request in requests])
             continue
-        # Bytes, joined: no array per request (32 tensors of 2 KiB: 6k instructions a request less than concatenate).
+        # Bytes are joined, so no request needs an array: for 32 tensors of 2 KiB, 6k instructions a request less than
+        # with numpy's concatenate.
         parts = []
         for request in requests:
             parsed = request.parsed
@@ -465,7 +469,7 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
     memory, end = stage(name, sum([part.nbytes for part in parts])), 0
     for part in parts:
         start, end = end, end + part.nbytes
-        memory[start:end] = part.cast("B") if part.nbytes else b""  # rows of no elements cannot be cast
+        memory[start:end] = part.cast("B") if part.nbytes else b""  # an empty tensor cannot be cast
     return memory
 
 

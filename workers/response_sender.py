@@ -3,8 +3,9 @@
     open ── send, fail (not final) ──→ open
     open ── send, fail (final), finish, reschedule ──→ closed
 
-Runs in a worker. The batch that such a request came with counts as executed when `execute` has returned (READY). A
-model that sends faster than its client reads waits, so that no request takes more than WINDOW blocks.
+Runs in a worker. The batch of a request with a sender counts as executed when `execute` has returned; a READY record
+reports that to the batcher. A model that sends faster than its client reads has to wait in `send`, so that no request
+takes more than WINDOW blocks.
 """
 
 import functools
@@ -26,21 +27,21 @@ from shoal.workers.memory import Memory
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Output
 
-#: Most responses to one request whose blocks its client has not released (ours: a client that lags by a few dozen
-#: tokens is usual, and 32 of the smallest blocks are 128 KiB).
+#: The most responses to one request whose blocks its client has not released. It is usual that a client lags by a few
+#: dozen tokens, and 32 of the smallest blocks are 128 KiB (ours).
 WINDOW = 32
-#: Number of responses that a client must read within the time that clients are waited for, while its request keeps the
-#: instance from others (ours: with 10 s that is a response every 1.25 s, and others wait no longer than 10 s for a
-#: client that stops).
+#: The number of responses that a client must read within `block_wait_s` while its request keeps the instance from other
+#: requests. With 10 s that is a response every 1.25 s, and other requests wait no longer than 10 s for a client that
+#: stops to read (ours).
 READ_IN_TIME = 8
-#: Most batches whose requests are answered after `execute` has returned; beyond, the instance gets no further batch
-#: (ours: as many streams as one front end has of a model by default).
+#: The most batches whose requests are answered after `execute` has returned; an instance with more gets no further
+#: batch. It is the number of streams of a model that one front end has by default (ours).
 MAX_OPEN_BATCHES = 1024
 
-#: The pause between two looks for requests without a client that exceed the execution limit is an eighth of the limit,
-#: but within these bounds in ns (ours).
+#: Requests without a client that exceed the execution limit are looked for at intervals: an eighth of the limit, but
+#: within these bounds in ns (ours).
 _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS = 8, 100_000_000, 5_000_000_000
-#: A look that comes later than planned by this (ns) was delayed by a standstill of the machine; its time counts for no
+#: A look that comes later than planned by this (ns) was delayed by a standstill of the machine; that time counts for no
 #: request (as in supervisor/processes/hangs.py).
 _GAP_NS = 5_000_000_000
 
@@ -54,16 +55,17 @@ _OVER_LIMIT = (
 
 
 class ResponseSender(ABC):
-    """The sender of the responses to one request. Thread-safe; responses go out in the order of the calls."""
+    """The sender of the responses to one request. Any thread may use it; responses are sent in the
+    order in which `send` is called."""
 
     @abstractmethod
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
         """Send one response. May wait for the client to read earlier ones; the response is dropped if the client is
         gone.
 
-        Raises UnavailableError if that takes too long or there is no memory, and InvalidArgumentError if the client's
-        memory on a GPU has gone, both of which fail the request; InternalError if the sender is closed, and for outputs
-        that cannot be written.
+        Raises UnavailableError if the client reads too slowly or there is no memory, and InvalidArgumentError if the
+        client's memory on a GPU has gone, both of which fail the request; InternalError if the sender is closed, and
+        for outputs that cannot be written.
         """
 
     @abstractmethod
@@ -72,7 +74,8 @@ class ResponseSender(ABC):
 
     @abstractmethod
     def fail_later(self, error: ShoalError) -> None:
-        """Send an error soon, from another thread: for finalizers, which run at any point, whatever locks are held."""
+        """Have another thread send an error soon. Finalizers call this, which run at any point, whatever locks are
+        held."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -95,15 +98,16 @@ class ResponseSender(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether the request's end has not been sent yet."""
+        """True until the last response, or the end without a response, has been sent."""
 
 
 class WarmupResponseSender(ResponseSender):
-    """The sender of a request without a client, as in a warm-up: only its errors are kept."""
+    """The sender of a request without a client, as in a warm-up: responses are dropped, errors are passed on."""
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
         self._failed = failed
-        # Changed by the end, which may come from a finalizer: SimpleQueue alone of all queues allows that.
+        # Changed by the end of the request, which a finalizer may send: of Python's queues, only SimpleQueue allows
+        # that.
         self._is_open = True
         self._end: SimpleQueue[None] = SimpleQueue()
 
@@ -130,7 +134,7 @@ class WarmupResponseSender(ResponseSender):
         pass
 
     def wait(self) -> None:
-        """Wait until the request has ended. To be called once."""
+        """Wait until the request has ended. This is to be called once."""
         self._end.get()
 
     @property
@@ -143,40 +147,42 @@ class WarmupResponseSender(ResponseSender):
 
 
 class OpenBatches:
-    """The batches of one instance that are answered after their execution. Used under the memory's lock."""
+    """The batches of one instance whose requests are answered after `execute` has returned. Used under the memory's
+    lock."""
 
     def __init__(self, memory: Memory, limit_ms: int = 0) -> None:
         """`limit_ms` is the execution limit, 0 for none: a request whose client has gone fails if its sender sends
-        nothing for longer."""
+        nothing for longer than the limit."""
         self.memory = memory
         self._limit_ns = limit_ns = limit_ms * 1_000_000
         self._pause_ns = min(max(limit_ns // _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS), _LONGEST_PAUSE_NS)
         # Changed by OpenBatch: the number of open batches; READY records that wait until fewer are open.
         self.num_open = 0
         self.unready: deque[tuple[int, ...]] = deque()
-        #: Whether to wake the loop, which is about to end, when no batch is open any more.
+        #: Whether to wake the loop when no batch is open any more: then the loop, which is stopping, can end.
         self.must_wake = False
-        #: Work that may have to wait, for a thread of its own: the threads that leave it here must not wait.
+        #: Work that may have to wait, to be done by a thread of this object: the threads that give it must not wait.
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._has_thread = False
-        # Changed by look: the times of the last look, and of the first one after a standstill.
+        # Changed by look: the times of the last look, and of the first look after the last standstill.
         self._looked_ns = self._resumed_ns = 0
 
     def start(self) -> None:
-        """Start the thread that does the work given to `later`, unless it is running; called with every sender."""
+        """Start the thread that does the work given to `later`, unless it is running; called for every new sender."""
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=self._run, name="senders", daemon=True).start()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have another thread do this work. Never waits, and may interrupt itself, as finalizers do."""
+        """Have another thread do this work. Never waits. A finalizer may call this while the same thread is in
+        this call."""
         self._later.put(work)
 
     def send_record(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
         """Publish a record to the batcher, then call `then`.
 
-        If there is no room in time, the record is published later, however long that takes: no process would notice the
-        loss of a record and send it again.
+        If there is no room in time, the record is published later, however long that takes: no process would notice
+        that a record was lost.
         """
         if not self.memory.send_record(words):
             self.later(lambda: self.send_record(words, then))
@@ -188,7 +194,7 @@ class OpenBatches:
         while True:
             try:
                 with suppress(Empty):
-                    self._later.get(timeout=pause_s)()  # no name, which would keep the job while the next is awaited
+                    self._later.get(timeout=pause_s)()  # without a variable, which would keep the work's objects
                 if self._limit_ns:
                     self._look(time.monotonic_ns())
             except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
@@ -218,7 +224,7 @@ class OpenBatch:
         self.batches = batches
         # Changed by opened and ended.
         self._num_open = 0
-        #: When `execute` returned; 0 before. Changed by executed.
+        #: The time (monotonic ns) at which `execute` returned; 0 before. Changed by executed.
         self.executed_ns = 0
 
     def opened(self) -> None:
@@ -229,8 +235,8 @@ class OpenBatch:
             self.batches.num_open += self._num_open == 1
 
     def executed(self, times: tuple[int, ...]) -> None:
-        """Report that `execute` has returned, so that the instance can take the next batch, unless too many are
-        open."""
+        """Report that `execute` has returned, so that the instance gets the next batch; if too many batches are
+        open, the report waits until fewer are."""
         batches = self.batches
         self.executed_ns = times[-1]
         with batches.memory.lock:
@@ -243,7 +249,7 @@ class OpenBatch:
                 batches.unready.append(ready)
 
     def end(self, last: tuple[int, ...]) -> None:
-        """Publish the last record of one of the batch's requests."""
+        """Publish `last`, the last record of one of the batch's requests."""
         self.batches.send_record(last, self._ended)
 
     def _ended(self) -> None:
@@ -287,15 +293,15 @@ class WrittenResponseSender(ResponseSender):
     def __init__(
         self, request: Request, batch: OpenBatch, memory: Memory, make_answers: Callable[[], OneAnswer]
     ) -> None:
-        """`make_answers` makes an object for one response of the request, in a block of its own."""
+        """`make_answers` makes an object that writes one response to the request into a block of its own."""
         self._request = request
         self._batch = batch
         self._memory = memory
         self._make_answers = make_answers
         self._turn = threading.RLock()
         memory.open_requests[request.key] = self.end_if_over
-        # Changed by the methods: blocks of responses that have not been freed; how long (s) the client is still waited
-        # for; when the last response was sent; whether the end is still to come.
+        # Changed by the methods: blocks of responses that have not been freed; how long (s) the model may still wait
+        # for the client; when the last response was sent; whether the request's end has yet to be sent.
         self._window: set[int] = set()
         self._patience_s = memory.block_wait_s
         self._moved_ns = 0
@@ -359,8 +365,8 @@ class WrittenResponseSender(ResponseSender):
         return self._is_open
 
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if its client has gone and it is over the limit. A request that is sending a response or is
-        being executed does not fail."""
+        """Fail the request if its client has gone and it has sent nothing for longer than the limit. A request that is
+        sending a response, or is being executed, does not fail."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -402,7 +408,7 @@ class WrittenResponseSender(ResponseSender):
                 self._window.add(ref)
         if not self._memory.send_record(record):
             with self._memory.lock:
-                self._memory.take_back(ref)  # no record names it, so the batcher would not free it
+                self._memory.take_back(ref)  # no record names the block, so the batcher would not free it
             raise UnavailableError("the batcher has not read the worker's ring for too long")
 
     def _close(self, last: tuple[int, ...]) -> None:

@@ -1,14 +1,14 @@
-"""Control tensors and states: the inputs of a sequence batcher's model besides its clients' tensors.
+"""Control tensors and states: the inputs of a sequence batcher's model besides the tensors that clients send.
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
     rows              for slots without a request, where each slot is a row of the batch (Triton's direct strategy): a
                       row of this kind, before that of the last slot with a request, has the tensors of another
                       request, is not READY, belongs to no sequence, and is not answered
-    states            of the slot's sequence: the output of its last request, or the initial value
+    states            for the slot's sequence: what its last request put out, or the initial value
 
-So backends see inputs and outputs like any other. A state stays in this process, since its sequence stays with this
-instance: at most one per slot, copied once, out of memory that the backend may use again, and read in place. Runs in
-a worker.
+So backends see these tensors as inputs and outputs like any other. A state stays in this process, since its sequence
+stays with this instance. There is at most one per slot; it is copied once, out of memory that the backend may use
+again, and the next execution reads the copy in place. Runs in a worker.
 """
 
 import math
@@ -31,7 +31,8 @@ from shoal.workers.tensors import Array, encode_strings, open_strings
 
 #: Name of the directory of initial states in a model's directory (Triton's).
 DIRECTORY = "initial_state"
-#: Largest file of strings in bytes, whose size does not follow from a shape (the limit of warm-up files, too).
+#: The largest file with an initial state of strings, in bytes: its size does not follow from a shape. The same limit
+#: holds for warm-up files.
 MAX_STRINGS_BYTES = 64 << 20
 
 
@@ -41,7 +42,7 @@ class BooleanControl(NamedTuple):
     name: str
     kind: str
     place: InputPlace
-    values: tuple[Array, Array]  # false, true
+    values: tuple[Array, Array]  # the value for false, the value for true
 
 
 class State(NamedTuple):
@@ -64,7 +65,7 @@ class SequenceTensors:
         batching = config["sequence_batching"]
         self._model = config["name"]
         self._leading = (1,) if signature.max_batch_size > 0 else ()
-        #: Whether a slot is a row of the batch.
+        #: Whether each slot is a row of the batch (Triton's direct strategy).
         self.fills_rows = "oldest" not in batching and signature.max_batch_size > 1
         self._controls: list[BooleanControl] = []
         self._correlation: tuple[str, InputPlace] | None = None
@@ -85,11 +86,11 @@ class SequenceTensors:
             )
             for state in sequences.states(config)
         )
-        # Changed by complete: by slot, the id of the sequence in it; ids of sequences that have lost their slot without
-        # END.
+        # Changed by complete: slot → id of the sequence in it; ids of sequences whose slot was given to another
+        # sequence before a request with END came.
         self._ids: dict[int, int | str] = {}
         self._ended: list[int | str] = []
-        # Changed by keep: by slot, the sequence whose states are kept, and the states by their inputs' names.
+        # Changed by keep: slot → the sequence whose states are kept, and its states by the names of their inputs.
         self._kept: dict[int, tuple[int, dict[str, Array]]] = {}
 
     def _place(self, spec: TensorSpec, dims: tuple[int, ...]) -> InputPlace:
@@ -98,7 +99,8 @@ class SequenceTensors:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def with_gaps(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The batch's records, one per slot if a slot is a row; slots without a request get a record without KEY."""
+        """The batch's records, one for each slot if slots are rows; a slot without a request gets a record without
+        KEY."""
         if not self.fills_rows:
             return records
         by_slot = {slot_of(record): record for record in records}
@@ -107,7 +109,8 @@ class SequenceTensors:
 
     def complete(self, request: Request) -> None:
         """Add to a request the tensors that its client does not send. Raises InternalError unless the request has one
-        row: each added tensor has one, and more rows would shift those of the batch's other requests."""
+        row: each added tensor has one row, and a request of more rows would shift the rows of the batch's other
+        requests."""
         record, parsed = request.record, request.parsed
         if self._leading and parsed.rows != 1:
             raise InternalError(f"a request of a sequence to model '{self._model}' has {parsed.rows} rows, must have 1")
@@ -144,16 +147,16 @@ class SequenceTensors:
             self._ids[slot] = correlation_id
 
     def ended(self) -> list[int | str]:
-        """Ids of the sequences that have ended without END, known by the next sequences in their slots; each is
-        returned once."""
+        """Ids of the sequences that have ended without END, which is noticed when another sequence comes in their slot;
+        each id is returned once."""
         ended, self._ended = self._ended, []
         return ended
 
     # -- out --------------------------------------------------------------------------------------------------------
 
     def keep(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
-        """Keep the states among the outputs, a row for each request, for the next requests of their sequences.
-        Raises InternalError for a state of another datatype or shape."""
+        """Keep the states among the outputs, which have a row for each request, for the next requests of the requests'
+        sequences. Raises InternalError for a state whose datatype or shape is not as configured."""
         for row, request in enumerate(requests):
             record = request.record
             if not record[B.KEY]:
@@ -162,7 +165,7 @@ class SequenceTensors:
             if record[B.FLAGS] & END:
                 self._kept.pop(slot, None)
                 continue
-            # A state that the model does not return stays as it was.
+            # A state that the model does not return keeps its value.
             kept = {state.input_name: request.inputs[state.input_name] for state in self.states}
             for state in self.states:
                 array = outputs.get(state.output_name)
@@ -191,7 +194,7 @@ def gap_like(record: Sequence[int]) -> Record:
 
 
 def slot_of(record: Sequence[int]) -> int:
-    """The slot of a request in a batch."""
+    """The slot of the request that this record of a batch is for."""
     return (record[B.FLAGS] >> SLOT_SHIFT) - 1
 
 
@@ -201,7 +204,8 @@ def _correlation(correlation_id: int | str, place: InputPlace) -> Array:
         array: Array = np.empty(shape, BYTES.dtype)
         array[...] = str(correlation_id or "").encode("utf-8", "surrogatepass")
         return array
-    # A guest's id may be of the wrong type; as in Triton, 32 of its 64 bits are kept.
+    # A guest may send an id of the wrong type, which counts as 0. As in Triton, a tensor of 32 bits gets the lower 32
+    # of the id's 64 bits.
     number = correlation_id if isinstance(correlation_id, int) else 0
     return np.full(shape, number & 2**64 - 1, np.uint64).astype(datatype.dtype)
 
@@ -210,7 +214,8 @@ def _correlation(correlation_id: int | str, place: InputPlace) -> Array:
 
 
 def _initial(state: Config, spec: TensorSpec, leading: tuple[int, ...], model: str, version_dir: str) -> Array:
-    """The initial state of a sequence: the configuration's, or zeros with each variable dimension 1, as in Triton."""
+    """The initial state of a sequence: the configured one, or else, as in Triton, zeros, with each variable dimension
+    1."""
     given = state["initial_state"][0] if state["initial_state"] else {}
     dims = tuple(max(dim, 1) if not given else dim for dim in given.get("dims", spec.dims))
     shape = leading + dims

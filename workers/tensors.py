@@ -1,4 +1,4 @@
-"""Tensors in memory ↔ arrays: opening tensors in a client's block, encoding strings.
+"""Arrays over the tensors in a client's block, and the wire form of arrays of strings.
 
 Pure. Runs in a worker. A tensor in a client's block is read in place; nothing here writes to a block.
 """
@@ -13,7 +13,8 @@ from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import TensorSpec
 
 Array: TypeAlias = NDArray[Any]
-#: Name, datatype and array of an output: BYTES are an array of bytes or str, BF16 is one of uint16.
+#: Name, datatype and array of an output: the array of BYTES has bytes or str as elements, that of
+#: BF16 uint16.
 Output: TypeAlias = tuple[str, Datatype, Array]
 
 
@@ -23,12 +24,12 @@ def open_tensor(
     """A tensor of `nbytes` bytes at `offset` in a block, as a read-only array: a view of the block, or a copy if the
     offset is not aligned to the elements.
 
-    A BYTES tensor is returned in wire form, for `open_strings`, since not every model uses it. Raises InternalError if
-    shape, size and block do not fit together.
+    A BYTES tensor is returned in wire form, which `open_strings` turns into an array, since not every model uses it.
+    Raises InternalError if shape, size and block do not fit together.
     """
     dtype = spec.datatype.dtype
     try:
-        # numpy would take a negative offset and read before the block.
+        # Checked here, since numpy would take a negative offset and read memory before the block.
         if not 0 <= offset <= offset + nbytes <= len(block):
             raise ValueError("it lies outside")
         if spec.datatype is BYTES:
@@ -42,7 +43,7 @@ def open_tensor(
             f"tensor '{spec.name}' of type {spec.datatype.name} and shape {shape} cannot be read from {nbytes} bytes "
             f"at {offset} of a block of {len(block)} bytes: {error}"
         ) from error
-    # A block starts at a page, so the offset alone decides. Frameworks read elements, not bytes.
+    # Frameworks read whole elements, which must be aligned. A block starts at a page, so the offset alone decides.
     return array if offset % dtype.itemsize == 0 else array.copy()
 
 
@@ -68,7 +69,7 @@ def encode_strings(array: Array) -> bytes:
     elements = array.ravel().tolist()
     kinds = set(map(type, elements))
     if kinds == {str}:
-        elements = list(map(str.encode, elements))  # takes half the time of a test of each element
+        elements = list(map(str.encode, elements))  # half the time that it takes to test each element
     elif not kinds <= {bytes}:
         elements = [element if isinstance(element, bytes) else str(element).encode() for element in elements]
     return encode_bytes_tensor(elements)

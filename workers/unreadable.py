@@ -1,7 +1,8 @@
-"""The reason why a framework cannot read a model's file: missing permission, or a pointer of Git LFS in its place.
+"""The reason why a framework cannot read a model's file: the server lacks permission to read it, or a pointer of
+Git LFS lies in its place.
 
-Frameworks say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has failed, and in
-`shoal check`, before one.
+Frameworks themselves only say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has
+failed, and in `shoal check`, before one.
 """
 
 import errno
@@ -14,12 +15,13 @@ from shoal.errors import ShoalError
 from shoal.model_config.files import read
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-#: The most files of a directory that are checked (ours).
+#: The most files that are checked if a model is a directory (ours).
 _MOST_FILES = 256
 
 
 def explained(error: ShoalError, path: str) -> ShoalError:
-    """The error of a failed load, with a second sentence if the file, or one of the directory's files, is the cause."""
+    """The error of a failed load, with a second sentence if the file at `path`, or one in the directory `path`, cannot
+    be read."""
     found = reason(path)
     return type(error)(f"{str(error).rstrip('.')}. {found[1]}") if found else error
 
@@ -48,7 +50,7 @@ def _reason(file: str) -> str:
             f"'{file}' cannot be read: {error.strerror}. The server runs as user {os.geteuid()}: let it read the file "
             "and search the directories above it, as by chmod -R a+rX"
         )
-    except OSError as error:  # EINVAL: a FIFO, for whose writer a framework would wait, or a device
+    except OSError as error:  # EINVAL: not a regular file, but a FIFO, at which a framework would wait, or a device
         return f"'{file}' cannot be read: {error.strerror}" if error.errno == errno.EINVAL else ""
     return (
         f"'{file}' is a pointer of Git LFS, not the file itself: run git lfs pull in its repository"

@@ -2,9 +2,9 @@
 zeros of the smallest shape.
 
 A sample runs as a client's batch would, through the backend's `execute`; but it passes no scheduler, it is not counted,
-and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are run only
-because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their failure is
-only logged. Runs in a worker while the model loads.
+and its answers are dropped. If a sample fails, so does the load, since the sample was configured. The zeros are run
+only because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their
+failure is only logged. Runs in a worker while the model loads.
 """
 
 import logging
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 #: Name of the directory of samples' data in a model's directory (Triton's).
 DIRECTORY = "warmup"
-#: Largest file of strings in bytes, whose size does not follow from a shape (ours: the default of
-#: --http-max-input-size).
+#: The largest file with strings for a sample, in bytes: its size does not follow from a shape. It is the default of
+#: --http-max-input-size (ours).
 MAX_STRINGS_BYTES = 64 << 20
-#: The most requests of a recording that are read, and the most of its batches that are run (ours).
+#: The most requests that are read from a recording, and the most batches of a recording that are run (ours).
 MAX_RECORDED, MAX_RECORDED_BATCHES = 10_000, 32
 
 
@@ -54,7 +54,7 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
     plans = OutputLayouts(signature)
     for sample in samples(model.config):
         name, batch_size = sample["name"], sample["batch_size"]
-        # Checked before requests are made: a number in a file must not make the worker allocate any number of them.
+        # Checked before requests are made, so that the worker does not make as many requests as a file may say.
         if batch_size > max(1, signature.max_batch_size):
             raise _failed(
                 name,
@@ -73,7 +73,8 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
 
 
 def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel, sample: str) -> None:
-    """Run one batch of a sample or a recording. Raises InvalidArgumentError with the errors of its requests, if any."""
+    """Run one batch of a sample or a recording. Raises InvalidArgumentError with the errors of its requests
+    if any request fails."""
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
@@ -108,8 +109,8 @@ def _requests(sample: Config, model: BackendModel, signature: Signature) -> list
 def _packed(
     request: InferRequest, tensors: Iterable[tuple[str, int, tuple[int, ...], bytes]]
 ) -> tuple[memoryview, bytes]:
-    """A block with these tensors (name, wire number of the datatype, shape, bytes), and the header of a request that
-    has them."""
+    """A block with these tensors (name, datatype's number in records, shape, bytes), and the header of a request
+    that has them."""
     body, refs = bytearray(), list[TensorRef]()
     for name, wire, shape, data in tensors:
         body += bytes(-len(body) % 64)
@@ -119,8 +120,8 @@ def _packed(
 
 
 def _recorded_batches(filename: str, model: BackendModel, signature: Signature) -> Iterator[list[Request]]:
-    """The first batches of a recording whose requests to the model were answered; of each batch the first requests, as
-    many as max_batch_size admits. Raises InvalidArgumentError for a recording that has no such batch, or one whose
+    """The first batches of a recording, of requests to the model that were answered; of each batch the first requests,
+    as many as max_batch_size admits. Raises InvalidArgumentError for a recording that has no such batch, or one whose
     requests are not for this model, InternalError for a file that cannot be read."""
     from shoal.recorder.entry import Outcome
     from shoal.recorder.recorded import Recording, batches
@@ -157,8 +158,8 @@ def _opened(reader: RequestReader, position: int, recorded: "RecordedRequest") -
 
 
 def check_files(model: BackendModel, signature: Signature) -> None:
-    """Read the files of all samples, as a warm-up does. Raises like `warm_up` for a file that is missing or too short,
-    and for a recording that has no batch for the model."""
+    """Read the files of all samples, as a warm-up does. For a file that is missing or too short, and for a recording
+    that has no batch for the model, raises the same errors as `warm_up`."""
     if (recording := recording_of(model.config)) is not None:
         next(_recorded_batches(recording, model, signature))
     for sample in model.config["model_warmup"]:
@@ -168,13 +169,13 @@ def check_files(model: BackendModel, signature: Signature) -> None:
 
 
 def _data(given: Config, spec: TensorSpec, model: BackendModel) -> bytes:
-    # The zeros of a string are the four bytes of its length: an empty string.
+    # For strings, zeros are empty strings: each is the four bytes of its length, 0.
     nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)
     if INPUT_DATA_FILE in given:
         return _read(given[INPUT_DATA_FILE], spec, nbytes, model)
     if RANDOM_DATA not in given or spec.datatype is BYTES:
         return bytes(nbytes)
-    # Random values, the same at every load, so that a sample which fails does so again.
+    # Random values are the same at every load, so that a sample that fails will fail again.
     data = np.random.default_rng(0).bytes(nbytes)
     return bytes(np.frombuffer(data, np.uint8) & 1) if spec.datatype is BOOL else data
 
@@ -190,7 +191,7 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> 
         raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
     if is_strings and len(data) > MAX_STRINGS_BYTES:
         raise InvalidArgumentError(f"{what} is larger than {MAX_STRINGS_BYTES} bytes; a sample needs fewer strings")
-    if not is_strings and len(data) < nbytes:  # the missing blank is Triton's
+    if not is_strings and len(data) < nbytes:  # the sentence lacks a blank, as Triton's does
         raise InvalidArgumentError(
             f"{NO_ID}warmup setting expects {nbytes} bytes, but the data provided from {filename}only has {len(data)} "
             "bytes"
@@ -199,7 +200,8 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> 
 
 
 def _inside(filename: str, what: str, model: BackendModel) -> Path:
-    """The path of a file in the model's directory of samples. Raises InvalidArgumentError for one outside."""
+    """The path of a file in the model's directory of samples. Raises InvalidArgumentError for a path outside
+    that directory."""
     directory = Path(model.version_dir).parent / DIRECTORY
     return files.inside(directory, filename, f"{what} is outside directory '{DIRECTORY}' of the model")
 
@@ -208,8 +210,8 @@ def _inside(filename: str, what: str, model: BackendModel) -> Path:
 
 
 def run_zeros(run: Callable[[dict[str, Array]], object], inputs: dict[str, Array] | None, instance_name: str) -> None:
-    """Run a model once on `smallest_inputs`, for backends that profit from it and models that have no samples. A
-    failure is only logged."""
+    """Run a model once on `smallest_inputs`, for backends that are slower at their first run, and models without
+    samples. A failure is only logged; without `inputs` nothing is run."""
     if inputs is None:
         return
     try:
@@ -219,8 +221,8 @@ def run_zeros(run: Callable[[dict[str, Array]], object], inputs: dict[str, Array
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
-    """One row of zeros per required input, variable dimensions 1; None if an input has strings, whose
-    contents would have to be guessed."""
+    """One row of zeros per required input, with each variable dimension 1; None if such an input has strings,
+    whose contents would have to be guessed."""
     required = [spec for spec in signature.inputs.values() if not spec.optional]
     if any(spec.datatype is BYTES for spec in required):
         return None

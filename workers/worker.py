@@ -1,11 +1,12 @@
-"""Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
+"""The entry file of a worker process, which serves one model instance: it joins the supervisor, pins itself to cores,
+loads and warms up the model, maps the shared memory, and runs the loop.
 
-If instances share a process, the first runs in its main thread; each of the others gets a thread once the model is
-loaded, which goes through the same steps with a connection of its own (instance_threads.py).
+If instances share a process, the first runs in its main thread; each other instance gets a thread once the
+model is loaded, and goes through the same steps there, with a connection of its own (instance_threads.py).
 
-Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; all settings come over the control socket. The
-process exits with 0 after StopWorker or a failed load that it has reported, and at once when the supervisor has gone or
-the GPU is lost to this process.
+A worker is forked by a zygote, or started as `python -m shoal.workers.worker`; all settings come over the control
+socket. The process exits with 0 after StopWorker or a failed load that it has reported, and at once
+when the supervisor has gone or this process has lost its GPU.
 """
 
 import faulthandler
@@ -57,12 +58,12 @@ from shoal.workers.warmup import warm_up
 if TYPE_CHECKING:
     from shoal.workers.batch_drift import BatchDriftAuditor
 
-# Not __name__: with -m this module is __main__, and the log is configured for shoal.
+# Not __name__: started with -m, this module is __main__, and the log is configured for names that begin with shoal.
 _log = logging.getLogger("shoal.workers.worker")
 
 
-#: The memory of the instances that this process serves: a process that their model forks must leave it. Changed by
-#: `serve`; registering a function with `os` for each would keep the memory for as long as the process lives.
+#: The memory of each instance that this process serves. A process that the model forks must leave it (`Memory.leave`).
+#: Changed by `serve`. A function registered with `os.register_at_fork` for each would keep the memory until the end.
 _mapped: set[Memory] = set()
 
 
@@ -83,9 +84,9 @@ def main() -> int:
         with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:
             serve(channel)
     except GONE:
-        return 1  # the supervisor is gone, and with it all clients
+        return 1  # the supervisor is gone, so no client waits for answers
     except DeviceLostError:
-        os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that clean up on a lost device abort, or hang
+        os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that clean up after a lost GPU abort or hang
     return 0
 
 
@@ -93,7 +94,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
     """Serve from the LoadModel message to StopWorker. Raises EOFError when the supervisor has gone, DeviceLostError
     when the GPU is lost.
 
-    `first` is the backend of the process's first instance, for another one in a thread of its own.
+    `first` is the backend of the process's first instance if this thread serves another instance; None for the first.
     """
     order = _receive(channel, LoadModel)
     if order is None:
@@ -108,7 +109,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
     if loaded is None:
         return
     if process_cores:
-        os.sched_setaffinity(0, device.cores)  # this thread alone: the framework's threads serve all instances
+        os.sched_setaffinity(0, device.cores)  # only this thread: the framework's threads serve all instances
     backend, signature, tensors, auditor = loaded
     reporter = report_metrics(channel) if first is None else None
     granted = _receive(channel, MemoryGranted)
@@ -117,7 +118,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
         memory = map_memory(granted, WorkerOversizeBlocks(channel))
         _mapped.add(memory)
         channel.send(MemoryMapped())
-        if order.gpu_pool_nbytes and auditor is None:  # an auditor compares answers in host memory
+        if order.gpu_pool_nbytes and auditor is None:  # an auditor needs answers in host memory
             memory.keep_on_gpu(pool := GpuPool(order.gpu, order.gpu_pool_nbytes))
             backend.keep_outputs_on_gpu(pool, memory.cuda_regions)
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
@@ -140,7 +141,7 @@ def serve(channel: Channel, first: Backend | None = None) -> None:
 
 
 def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = True) -> None:
-    """Restrict this thread, and those that it will start, to the cores of the process's instances, and show the cores
+    """Restrict this thread, and threads that it will start, to the cores of the process's instances, and show the cores
     in the log and, for the first instance, in the process's title; `gpu` is the server's number of the GPU."""
     process_cores = device.process_cores or device.cores
     os.sched_setaffinity(0, process_cores)
@@ -154,14 +155,15 @@ def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = Tr
     )
 
 
-#: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor of its
-#: answers if they are compared.
+#: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor if
+#: its batch drift is measured.
 Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, "BatchDriftAuditor | None"]
 
 
 def load(channel: Channel, order: LoadModel, device: Device, first: Backend | None = None) -> Loaded | None:
-    """Load and warm up the model of `order`; if `first` is given, share what that backend, the process's first, has
-    loaded. None if StopWorker comes meanwhile. Raises whatever the backend or the channel raises."""
+    """Load and warm up the model of `order`; if `first` is given, share the model that this backend of the process's
+    first instance has loaded. Returns None if StopWorker comes meanwhile. Raises whatever the backend or the channel
+    raises."""
     config = order.config
     backend = backends.create(runs_on(config)) if first is None else first.of_another_thread()
     if not order.is_config_final:
@@ -181,7 +183,7 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
         backend.ragged.counts = PaddingMetrics(model.name, model.version)
     if not (share := batch_drift_share(config)):
         return backend, signature, tensors, None
-    from shoal.workers.batch_drift import BatchDriftAuditor, DriftMetrics  # here: most models are not compared
+    from shoal.workers.batch_drift import BatchDriftAuditor, DriftMetrics  # here: most models have no auditor
 
     counts = DriftMetrics(model.name, model.version)
     auditor = BatchDriftAuditor(backend, OutputLayouts(signature), model.instance_name, share, counts)
@@ -189,7 +191,8 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
 
 
 def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | None) -> Loaded | None:
-    """Load the model and report the outcome to the supervisor; None if it failed or StopWorker came."""
+    """Load the model and report the outcome to the supervisor; returns None if it failed or
+    StopWorker came."""
     try:
         loaded = load(channel, order, device, first)
     except GONE:
@@ -202,13 +205,13 @@ def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | N
         channel.send(Refused(error.wire, str(error)))
         return None
     if loaded is not None:
-        trim_heap()  # frees 2 MiB after the load of a small ONNX model
+        trim_heap()  # gives back 2 MiB after the load of a small ONNX model
         channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
 
 
 def _model(order: LoadModel, config: Config) -> BackendModel:
-    if runs_on(config) != "python":  # Python models are given the configuration as written
+    if runs_on(config) != "python":  # a Python model gets the configuration as written
         config = sequences.with_sequence_tensors(config)
     return BackendModel(
         name=order.name,
@@ -222,7 +225,7 @@ def _model(order: LoadModel, config: Config) -> BackendModel:
 
 
 def map_memory(granted: MemoryGranted, oversize: WorkerOversizeBlocks) -> Memory:
-    """The worker's shared memory; takes over the descriptors of `granted`."""
+    """The worker's shared memory, mapped from the descriptors in `granted`, which it takes over."""
     segment, link = Segment.attach(granted.segment), SegmentView.attach(granted.link)
     return Memory(segment, link, Doorbell(granted.bell), Doorbell(granted.batcher_bell), oversize)
 

@@ -1,7 +1,7 @@
 """Triton's `triton_python_backend_utils`, which Python models import, for a server, a test or a plain interpreter.
 
-Tensors, requests, responses and errors are real everywhere; functions that need a server raise an error that says so
-without one. Numpy is the only package that must be installed with it.
+Tensors, requests, responses and errors work everywhere. Without a server, functions that need one raise an error that
+says so. numpy is the only other package that it needs.
 """
 
 from triton_python_backend_utils.bls import ResponseIterator

@@ -1,4 +1,5 @@
-"""Checks of arguments from models: text and whole numbers as Triton's binding takes them, else a TypeError."""
+"""Checks of arguments from models: text and numbers, as Triton's C++ binding takes them; a TypeError for
+anything else."""
 
 import operator
 from typing import Any
@@ -29,7 +30,8 @@ def integer(what: str, value: Any, least: int, most: int) -> int:
 
 
 def figure(what: str, value: Any) -> float:
-    """A number as a float. Raises TypeError for any other value, text of digits included, and for one too large."""
+    """A number as a float. Raises TypeError for any other value, even a text of digits, and for a number that is too
+    large."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{what} must be a number, found type {type(value)}")
     try:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def needs_decoupled(model: str) -> str:
-    """Triton's sentence for a decoupled model that was called for one response; the mark at its end is Triton's."""
+    """Triton's sentence for a decoupled model that was called for one response; the punctuation at its end is Triton's,
+    too."""
     return (
         f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
         "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
@@ -25,12 +26,12 @@ def needs_decoupled(model: str) -> str:
 
 
 class ResponseIterator:
-    """The responses to one request, in their order; the last one may be empty. Once complete they can be iterated
-    again."""
+    """The responses to one request, in their order; the last one may be empty. Once all have come, they can be iterated
+    over again."""
 
     def __init__(self, server: runtime.Runtime) -> None:
         self._server = server
-        # Changed by the runtime's threads under the lock; the position by the reader.
+        # Changed by the runtime's threads under the lock: the responses. Changed by the reader: its position in them.
         self._changed = threading.Condition()
         self._responses: list[InferenceResponse] = []
         self._is_complete = False
@@ -51,8 +52,8 @@ class ResponseIterator:
         return responses
 
     def add(self, response: InferenceResponse | None, is_final: bool) -> None:
-        """Add a response; called by the runtime. None is the end without a response, which becomes an empty
-        response, as in Triton."""
+        """Add a response; called by the runtime. If the responses end without a last one, `response` is None,
+        and an empty response is added, as in Triton."""
         with self._changed:
             self._responses.append(InferenceResponse() if response is None else response)
             self._is_complete = is_final
@@ -93,8 +94,8 @@ class ResponseIterator:
             return self._take()
 
     async def wait(self) -> None:
-        """Wait until there is a next response, or none can come."""
-        import asyncio  # here: coroutines alone need it, and it takes 6 MB
+        """Wait until there is a next response, or until none can come any more."""
+        import asyncio  # here: only coroutines need it, and it takes 6 MB of memory
 
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
@@ -135,8 +136,8 @@ def execute(request: ModelRequest, decoupled: bool) -> InferenceResponse | Respo
 
 
 async def execute_async(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator is returned no
-    earlier, because Triton's models iterate without `async for`, which would block the event loop until then."""
+    """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator, too, is returned
+    only then: Triton's models iterate by a plain `for`, which would block the event loop until the first response."""
     responses = ResponseIterator.of(request, decoupled)
     await responses.wait()
     return responses if decoupled else responses.next()

@@ -1,4 +1,4 @@
-"""Triton's datatypes and numpy's: by number, by name, and the wire form of strings."""
+"""Triton's datatypes and numpy's types, by numbers and by names; and the wire form of strings."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype:
-    """The datatype of arrays of this dtype. Raises TritonModelException if there is none."""
+    """The datatype of arrays of this dtype. Raises TritonModelException if Triton has none for it."""
     found = _BY_DTYPE.get(dtype)
     if found is not None:
         return found
@@ -49,7 +49,8 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
 
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
-    """The wire form of an array of strings; () of an empty one, None of any other array, as in Triton."""
+    """The wire form of an array of strings; as in Triton, () for an empty array and None for an array of other
+    elements."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype.kind not in "OSU":
@@ -58,7 +59,7 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[Any]:
-    """The wire form of strings → a 1-D array of bytes."""
+    """A 1-D array of bytes objects from strings in wire form."""
     return object_array(decode_bytes_tensor(memoryview(encoded_tensor).cast("B")))
 
 
@@ -71,7 +72,7 @@ def string_elements(array: NDArray[Any]) -> list[bytes]:
 
 
 def object_array(elements: list[bytes]) -> NDArray[Any]:
-    """A 1-D array of these objects themselves."""
+    """A 1-D array that has these objects as its elements."""
     array: NDArray[Any] = np.empty(len(elements), np.object_)
     array[:] = elements
     return array

@@ -1,6 +1,7 @@
 """Tensors to and from other frameworks without a copy, by the DLPack protocol.
 
-numpy has no BF16: such a tensor passes through numpy as its 16-bit words, and the type in its capsule is set to BF16.
+numpy has no BF16: such a tensor passes through numpy as 16-bit words, and then the type in the tensor's DLPack capsule
+is set to BF16.
 """
 
 import ctypes
@@ -14,13 +15,13 @@ from shoal.datatypes import BF16, Datatype
 from triton_python_backend_utils.datatypes import datatype_of
 from triton_python_backend_utils.errors import TritonModelException
 
-#: DLDeviceType.
+#: Values of DLPack's enumeration DLDeviceType.
 CPU, CUDA, CUDA_HOST = 1, 2, 3
-_UNSIGNED, _BFLOAT = 1, 4  # DLDataTypeCode
+_UNSIGNED, _BFLOAT = 1, 4  # values of DLPack's enumeration DLDataTypeCode
 
 
 class _Tensor(ctypes.Structure):
-    """The head of a DLTensor, with which a DLManagedTensor begins."""
+    """The first fields of DLPack's struct DLTensor, with which a DLManagedTensor begins."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -36,7 +37,8 @@ class _Tensor(ctypes.Structure):
 
 
 class _Given:
-    """A wrapper that numpy accepts, around a capsule, which numpy does not accept."""
+    """A capsule in an object with the methods `__dlpack__` and `__dlpack_device__`, since numpy accepts no bare
+    capsule."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -60,7 +62,7 @@ def export_cuda(address: int, nbytes: int, shape: tuple[int, ...], datatype: Dat
     """A capsule of memory on GPU 0, which this process never touches; `keep` is referenced as long as the capsule or a
     tensor made of it exists."""
     memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    memory._keep = keep  # the array refers to the memory
+    memory._keep = keep  # the array, and so the capsule, refers to `memory`
     array: NDArray[Any] = np.frombuffer(memory, datatype.dtype).reshape(shape)
     capsule = export(array, datatype)
     head = _head(capsule)
@@ -89,7 +91,7 @@ def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
 
 
 class TensorOnGpu:
-    """A tensor of another framework on a GPU, contiguous; or the capsule of one, which is consumed here. Raises
+    """A tensor of another framework on a GPU, contiguous. It may be given as a capsule, which is then used up. Raises
     TritonModelException as `take` does."""
 
     def __init__(self, tensor: Any) -> None:
@@ -97,8 +99,8 @@ class TensorOnGpu:
         self._device = device_of(tensor)
         capsule = tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor
         head = _head(capsule)
-        head.device_type, head.device_id = CPU, 0  # for numpy, which refuses others; nothing reads the elements here
-        #: An array over the memory on the GPU, which this process must not touch, and keeps.
+        head.device_type, head.device_id = CPU, 0  # numpy refuses tensors on a GPU; nothing here reads the elements
+        #: An array over the memory on the GPU, which keeps that memory; its elements must not be read or written.
         self._there, self.datatype = take(capsule)
         self.shape = self._there.shape
 
@@ -124,7 +126,7 @@ class TensorOnGpu:
         return self._device
 
     def _again(self) -> Any:
-        """A new capsule of the memory."""
+        """A new capsule of the memory, since each can be used only once."""
         return export_cuda(self.address, self.nbytes, self.shape, self.datatype, self._there)
 
 
@@ -144,7 +146,7 @@ def to_host(tensor: Any) -> Any:
     framework has no known method for that."""
     if type(tensor).__name__ == "PyCapsule" and "torch" in sys.modules:
         tensor = sys.modules["torch"].from_dlpack(tensor)
-    for method in ("cpu", "get"):  # PyTorch's and CuPy's
+    for method in ("cpu", "get"):  # of PyTorch, of CuPy
         if hasattr(tensor, method):
             return getattr(tensor, method)()
     raise TritonModelException(

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 class TritonEnum(IntEnum):
     """An enumeration like those of Triton's Python backend, which pybind11 makes: a member has a name and a value,
-    equals its number, is true whatever its number, and is written as `LogLevel.INFO`."""
+    equals its number, is true even if its number is 0, and is written as `LogLevel.INFO`."""
 
     def __bool__(self) -> bool:
         return True

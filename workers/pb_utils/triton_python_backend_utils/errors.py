@@ -20,7 +20,7 @@ class ErrorCode(TritonEnum):
     CANCELLED = 7
 
 
-ErrorCode.__name__ = "__ErrorCode"  # Triton's name of the class, which is in the text of a code
+ErrorCode.__name__ = "__ErrorCode"  # Triton's name of the class, which repr of a code shows
 
 
 class TritonError:
@@ -66,7 +66,8 @@ class TritonModelException(Exception):
         return str(self)
 
 
-#: Triton's codes → the server's error classes, whose numbers in records are the codes plus one: 0 is success there.
+#: Triton's codes → the server's error classes, whose numbers in records are these codes plus one,
+#: since 0 means success in a record.
 _KINDS = {wire - 1: kind for wire, kind in errors.BY_WIRE.items()}
 _CODES = {kind: ErrorCode(code) for code, kind in _KINDS.items()}
 

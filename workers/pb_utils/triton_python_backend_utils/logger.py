@@ -53,7 +53,7 @@ def _write(level: TritonEnum, message: str | bytes) -> None:
     if not isinstance(level, LogLevel):
         raise TypeError(f"the level must be one of Logger's, found {level!r}")
     message = text("the message", message)
-    frame = sys._getframe(2)  # the frame of the model that called a method of Logger
+    frame = sys._getframe(2)  # the stack frame of the model's code that has called a method of Logger
     file, line = frame.f_code.co_filename, frame.f_lineno
     if runtime.current is not None:
         runtime.current.log(level.name, message, file, line)

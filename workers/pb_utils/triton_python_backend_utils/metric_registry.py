@@ -16,8 +16,8 @@ from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
 
-#: Most series that one process reports (ours): a label that never repeats must not fill the server's memory. Further
-#: series work as any other, and are not reported.
+#: Most series that one process reports (ours): a label with ever new values must not fill the server's memory.
+#: Further series work like any other in the model, but are not reported.
 MAX_SERIES = 1000
 
 NO_FAMILY = "Error when creating MetricFamily: "
@@ -39,10 +39,10 @@ class MetricKind(TritonEnum):
 
 
 class Series:
-    """The figures of one set of labels: their values, and their changes since the last report."""
+    """The figures of a family's metric with one set of labels: value, and change since the last report."""
 
     def __init__(self) -> None:
-        # Changed under the registry's lock.
+        # Changed under the registry's lock, by each kind of metric.
         self.value = 0.0
 
     def take(self) -> Any:
@@ -55,7 +55,7 @@ class Series:
 class _Counted(Series):
     def __init__(self) -> None:
         super().__init__()
-        self._change = 0.0  # since the last report, or since a gauge was set
+        self._change = 0.0  # sum of the changes since the last report or, later, since the gauge was set
 
     def increment(self, value: float) -> None:
         self.value += value
@@ -104,17 +104,18 @@ class RegisteredFamily:
         self.name, self.kind, self.description = name, kind, description
         # Changed by the registry, under its lock.
         self.series: dict[Labels, Series] = {}
-        self.num_handles: Counter[Labels] = Counter()  # number of MetricFamily objects with metrics of these labels
+        self.num_handles: Counter[Labels] = Counter()  # number of MetricFamily objects with a metric of the labels
         self.num_objects = 0
 
 
 class FamilyHandle:
-    """The part of one MetricFamily object in a family, by which the object's metrics know whether the object was
-    deleted."""
+    """What one MetricFamily object has made in a family of that name. By it, the object's metrics know whether the
+    object was deleted."""
 
     def __init__(self, family: RegisteredFamily) -> None:
         self.family = family
-        # Changed by the registry, under its lock; at the end by the deletion of the MetricFamily object, in any thread.
+        # `labels` is changed by the registry, under its lock; `is_deleted` by the deletion of the MetricFamily object,
+        # which may happen in any thread.
         self.labels = set[Labels]()
         self.is_deleted = False
 
@@ -123,18 +124,18 @@ class MetricRegistry:
     """The families of one process, and which of their series have changed."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # reentrant, since a handler of the log may count, too
-        #: Called by the first change after `take_changes`, and when a family with metrics is deleted; the latter in a
-        #: finalizer, so once it has been called for a change it must never wait.
+        self.lock = threading.RLock()  # reentrant: a handler of the log may count under it
+        #: Called by the first change after `take_changes`, and when a family with metrics is deleted; the latter by a
+        #: finalizer, so that from its second call on this function must never wait.
         self.on_change: Callable[[], None] = lambda: None
-        # Changed under the lock.
+        # The fields below are changed under the lock.
         self._families: dict[str, RegisteredFamily] = {}
         self._num_series = 0
         self._has_warned = False
-        # Last changes of ended series, each followed by None.
+        # The last changes of series that have ended; for each series, a change None comes last.
         self._ended: list[tuple[RegisteredFamily, Labels, Any]] = []
         self._changed: dict[tuple[str, Labels], Series] = {}
-        # Changed by finalizers, without the lock.
+        # Handles of deleted MetricFamily objects; added by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
 
     def register(self, name: str, kind: MetricKind, description: str) -> FamilyHandle:
@@ -152,8 +153,8 @@ class MetricRegistry:
             return FamilyHandle(family)
 
     def delete(self, handle: FamilyHandle) -> None:
-        """End the series that only this MetricFamily object, which was deleted, has made. For finalizers: never
-        waits."""
+        """End the series that only this MetricFamily object, which was deleted, has made. Finalizers call this, so
+        it never waits."""
         handle.is_deleted = True
         self._deleted.append(handle)
         if handle.labels:
@@ -216,8 +217,8 @@ class MetricRegistry:
             self.on_change()
 
     def take_changes(self) -> list[list[Any]]:
-        """[name, kind, description, [[labels, change], …]] of each family with changes since the last call, in their
-        order; the change None is the end of a series."""
+        """[name, kind, description, [[labels, change], …]] of each family with changes since the last call, oldest
+        first; the change None is the end of a series."""
         with self.lock:
             self._end_deleted()
             ended, self._ended = self._ended, []

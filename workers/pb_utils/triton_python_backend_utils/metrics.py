@@ -1,7 +1,7 @@
 """Metrics of a model's own: `pb_utils.MetricFamily`.
 
-Real in any interpreter: the values are this process's. A server that runs the model takes the changes and adds them up
-over instances (supervisor/questions/custom_metrics.py).
+They work in any interpreter, with the values of this process. A server that runs the model takes their changes and adds
+them up over the model's instances (supervisor/questions/custom_metrics.py).
 """
 
 import math
@@ -17,7 +17,8 @@ from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metric_registry import NO_FAMILY, FamilyHandle, Labels, MetricRegistry
 from triton_python_backend_utils.metric_registry import MetricKind as Kind
 
-#: Most buckets of a histogram; most characters of one series' labels, and of a family's name and description (ours).
+#: The most buckets of a histogram; the most characters of one metric's labels, and of a family's name and description
+#: (ours).
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -43,14 +44,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_registry(other: MetricRegistry) -> None:
-    """Register families that are made from now on in another registry."""
+    """Use `other` as the registry of families that are made from now on."""
     global registry
     registry = other
 
 
 class MetricFamily:
-    """Metrics of one name, by their labels. Families of one name share their series, which end with the last of
-    them."""
+    """Metrics of one name, by their labels. MetricFamily objects of one name share their metrics, which end when the
+    last of these objects is deleted."""
 
     MetricKind = Kind
     COUNTER: ClassVar[Kind] = Kind.COUNTER
@@ -90,7 +91,8 @@ class MetricFamily:
 
 
 class Metric:
-    """One metric of a family, usable as long as the family. Metrics of equal labels share their figures."""
+    """One metric of a family, usable as long as its MetricFamily object exists. Metrics of equal labels share their
+    figures."""
 
     def __init__(self, registry: MetricRegistry, handle: FamilyHandle, labels: Labels, bounds: Sequence[float]) -> None:
         self._registry = registry
@@ -158,8 +160,8 @@ def _check_labels(labels: Mapping[str, str], kind: Kind) -> Labels:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, as one read with surrogateescape may have: such text cannot be
-    sent."""
+    """Whether a text has no half of a surrogate pair, as a text read with surrogateescape may have: such a
+    text cannot be sent."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -176,7 +178,7 @@ def _check_buckets(buckets: Sequence[float] | None, kind: Kind) -> tuple[float, 
         raise TritonModelException("Failed to create metric. Missing required buckets.")
     if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
-    bounds = tuple(bound for bound in map(float, buckets) if bound != math.inf)  # infinity is always a bound
+    bounds = tuple(bound for bound in map(float, buckets) if bound != math.inf)  # infinity is a bound of each histogram
     if not all(lower < upper for lower, upper in pairwise((*bounds, math.inf))):
         raise TritonModelException(f"{_NO_METRIC}Bucket Boundaries must be strictly sorted")
     if len(bounds) > MAX_BUCKETS:

@@ -10,7 +10,7 @@ _OUTPUT_PROPERTIES = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A configuration in `auto_complete_config`. Configured values are never overwritten.
+    """A model's configuration, as `auto_complete_config` gets it. The methods never overwrite what is configured.
 
     Methods raise ValueError with Triton's sentences.
     """

@@ -10,7 +10,8 @@ def get_model_dir() -> str:
 
 
 def load_model(model_name: str | bytes, config: str | bytes = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model, and wait for it. `config` is a ModelConfig in JSON, `files` has contents by name in the repository.
+    """Load a model, and wait for it. `config` is a ModelConfig in JSON; `files` has the contents of files, by their
+    names in the repository.
 
     Raises TritonModelException if the model does not load, or without a server.
     """

@@ -13,7 +13,7 @@ TRITONSERVER_MEMORY_GPU: Final = 2
 
 
 class PreferredMemory:
-    """The kind of memory in which a model prefers the outputs of a request that it makes."""
+    """The kind of memory in which a model prefers to get the outputs of a request that it makes."""
 
     def __init__(self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
@@ -23,7 +23,7 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace that a request belongs to; a model passes it on in requests that it makes."""
 
-    #: Key of the request whose trace this is (shm/layout.py); 0 for a trace that a model made itself.
+    #: The key, i.e. the name in every process, of the request whose trace this is; 0 for a trace that a model has made.
     _key = 0
 
     def __init__(self, context: str | None = None) -> None:
@@ -34,14 +34,14 @@ class InferenceTrace:
         return self._context
 
 
-#: Defaults of requests that are made without memory or trace.
+#: The defaults for requests that are made without `preferred_memory` or `trace`.
 _CPU_MEMORY, _NO_TRACE = PreferredMemory(), InferenceTrace()
 _Argument = TypeVar("_Argument")
 
 
 class ModelRequest:
-    """The checked contents of a request: a client's to this model, or this model's to another. Raises TypeError for
-    an argument of another type or out of range, TritonModelException for an empty name or input."""
+    """The checked contents of a request: that of a client to this model, or of this model to another. Raises TypeError
+    for an argument of another type or out of range, TritonModelException for an empty name or input."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ModelRequest:
         return self._correlation_id
 
     def flags(self) -> int:
-        """The request's TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
+        """The request's flags: TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, …_SEQUENCE_END, both, or 0."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
@@ -111,7 +111,7 @@ class ModelRequest:
         self._flags = integer("flags", flags, 0, UINT32_MAX)
 
     def timeout(self) -> int:
-        """The time in microseconds that the request may wait in a queue; 0 if the called model decides."""
+        """The time in microseconds that the request may wait in a queue; 0: the called model's default."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -131,7 +131,7 @@ class ModelRequest:
 
 
 def _of(what: str, value: Any, kind: type[_Argument]) -> _Argument:
-    """The value itself. Raises TypeError if it is not of this kind."""
+    """The `value` itself. Raises TypeError if it is no object of the class `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, found type {type(value)}")
     return value

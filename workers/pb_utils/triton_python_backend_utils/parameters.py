@@ -9,7 +9,7 @@ from triton_python_backend_utils.errors import TritonModelException
 Parameters = dict[str, "str | int | float | bool"]
 
 
-#: The range of integers that msgpack has.
+#: The range of integers that msgpack can represent.
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 

@@ -17,9 +17,9 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
 
 
 class InferenceRequest(ModelRequest):
-    """One request: made by a model, or by a server, which also has the channel for its answers."""
+    """One request: made by a model, or by the server for a client's request; the latter has a channel for responses."""
 
-    #: The server's request behind this one; None if a model has made this request.
+    #: The worker's object for the client's request; None if a model has made this request.
     _request: Any = None
     _is_decoupled = False
     # Changed by get_response_sender and set_release_flags.
@@ -33,7 +33,7 @@ class InferenceRequest(ModelRequest):
         return False
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The sender that answers the request in place of execute's result; one per request. Raises
+        """The sender that answers the request in place of execute's result; the same at each call. Raises
         TritonModelException for a request that a model has made."""
         if self._sender is None:
             self._sender = InferenceResponseSender(self._open_channel(), self._is_decoupled)

@@ -1,4 +1,4 @@
-"""InferenceResponseSender: responses to one request, any number if the model is decoupled, from any thread."""
+"""InferenceResponseSender: responses to one request, sent from any thread, any number if the model is decoupled."""
 
 import threading
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ class ResponseChannel(Protocol):
         ...
 
     def fail_later(self, error: ShoalError) -> None:
-        """Send an error in place of the last response, from another thread: never waits, whatever locks are held."""
+        """Send an error in place of the last response, by another thread. Never waits, and may be called whatever locks
+        are held."""
         ...
 
     def finish(self) -> None:
@@ -46,7 +47,7 @@ class ResponseChannel(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the last answer is still to come."""
+        """Whether the request's last response has yet to be sent."""
         ...
 
 
@@ -60,11 +61,12 @@ class InferenceResponseSender:
         self._lock = threading.Lock()
         self._num_sent = 0
         self._is_closed = False
-        # Set before the model has the sender: the request's error if the model drops the sender unused.
+        # The error that the client gets if the model drops the sender unused; set before the model gets the sender.
         self._if_dropped: ShoalError | None = None
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send one response; the last has the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, or the flag is sent alone.
+        """Send one response; the last one has the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, or that flag is sent
+        afterwards without a response.
 
         Raises TritonModelException for a wrong use, and if the response cannot be delivered, TypeError for anything but
         a response; a response that was refused does not count as sent.
@@ -77,11 +79,11 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        is_final = bool(flags)  # numpy's integers would compare to numpy's bool, which the compiled build refuses
+        is_final = bool(flags)  # a bool, as the compiled build demands, for numpy's integers, too
         self._count(response is not None, is_final)
         try:
             if response is not None:
-                # The first response of a model that is not decoupled is its last; a final flag may still come, without
+                # The first response of a model that is not decoupled is its last; a final flag that comes later has no
                 # effect.
                 self._deliver(response, is_final or not self._is_decoupled)
             elif self._is_decoupled:
@@ -94,7 +96,8 @@ class InferenceResponseSender:
         return self._channel.is_cancelled
 
     def __del__(self) -> None:
-        # Without its sender the request would never be answered. May run in any thread, at any point.
+        # If the sender is deleted before the request's end, nothing would ever answer the request. This may run in any
+        # thread, at any point.
         if self._channel.is_open:
             self._channel.fail_later(self._if_dropped or InternalError(_DROPPED))
 

@@ -1,4 +1,4 @@
-"""The interface of a server to its models: BLS, model control and the log, behind one object.
+"""The interface of a server to its models: BLS, model control and the log, as the methods of one object.
 
 A worker sets a runtime, and so does a test that runs a model without a server. In a plain interpreter there is none,
 and functions that need one raise an error.
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from triton_python_backend_utils.model_request import ModelRequest
     from triton_python_backend_utils.response import InferenceResponse
 
-#: Called once per response, from any thread: the response and whether it is the last; (None, True) is the end without a
-#: response.
+#: Called once per response, from any thread: the response and whether it is the last; (None, True)
+#: says that the responses have ended without a further one.
 OnResponse: TypeAlias = "Callable[[InferenceResponse | None, bool], None]"
 
 _log = logging.getLogger("shoal.model")
@@ -32,20 +32,21 @@ class Runtime(ABC):
 
     #: The version directory of the model that runs here.
     model_dir: str = ""
-    #: Whether the model may call others: from the end of its initialize to the beginning of its finalize.
+    #: Whether the model may call other models: it may between the end of its initialize and the start of its finalize.
     can_call_models: bool = False
-    #: Requests to other models so far.
+    #: The number of requests that were made to other models so far.
     num_calls: int = 0
 
     @abstractmethod
     def submit(self, request: ModelRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
         """Send `request` to another model; returns a function that cancels the request.
 
-        Errors come as responses with an error. Raises TritonModelException only for a wrong use.
+        Failures come as responses with an error. Raises TritonModelException only for a wrong use.
         """
 
     def wait(self, changed: Condition, has_come: Callable[[], bool]) -> None:
-        """Wait until `has_come`, in a thread of the model that holds `changed`; each response notifies `changed`."""
+        """Wait, in a thread of the model that holds `changed`, until `has_come` returns True; each response notifies
+        `changed`."""
         changed.wait_for(has_come)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Tensor: a named array, made by a model, or a view of one that a client or another model sent."""
+"""Tensor: a named array that a model has made, or a view of a tensor that a client or another model has sent."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -17,9 +17,9 @@ class TensorSource(NamedTuple):
     """The place of a tensor in the server's memory, by which it can be passed on without a copy."""
 
     ref: int  # reference to the block
-    offset: int  # in the block, in bytes
+    offset: int  # of the tensor in the block, in bytes
     nbytes: int
-    keep: object  # while this object is referred to, the block is held
+    keep: object  # as long as this object exists, the block is not freed
 
 
 def _checked_name(name: str | bytes) -> str:
@@ -40,13 +40,13 @@ def _array_of(given: Any) -> NDArray[Any]:
 class Tensor:
     """A named tensor. A tensor that the server made is a read-only view; strings are decoded on first use."""
 
-    # Changed by as_numpy and to_dlpack: the array, once it is used, and a copy that may be written to.
+    # Changed by as_numpy and to_dlpack: the array, once it was used; a writable copy, if one was made.
     _array: NDArray[Any] | None = None
     _private: NDArray[Any] | None = None
-    # The source of an array that has not been made yet: the wire form of strings, or a tensor on a GPU.
+    # What the array will be made from, if it is not made yet: strings in wire form, or a tensor on a GPU.
     _data: memoryview | None = None
     _device: Any = None
-    #: The tensor's place in the server's memory, if it lies there.
+    #: The tensor's place in the server's memory; None if it lies elsewhere.
     _source: TensorSource | None = None
 
     def __init__(self, name: str | bytes, numpy_array: NDArray[Any]) -> None:
@@ -120,7 +120,7 @@ class Tensor:
         return array
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule. A view is copied, once: the protocol knows no read-only tensors. Raises
+        """A DLPack capsule of the tensor. A view is copied first, only once: DLPack has no read-only tensors. Raises
         TritonModelException for strings."""
         if self._device is not None:
             return self._device.__dlpack__()
@@ -136,8 +136,8 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> "Tensor":
-        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied. One on a GPU is read when the
-        response that has it is sent. Raises TritonModelException for an object that is no such tensor."""
+        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied. A tensor on a GPU is
+        read when the response that has it is sent. Raises TritonModelException for an object that is no such tensor."""
         name = _checked_name(name)
         if isinstance(tensor, Tensor) and tensor._device is not None:
             return Tensor._on_gpu(name, tensor._datatype, tensor._shape, tensor._device)
@@ -148,14 +148,15 @@ class Tensor:
         return Tensor._made(name, datatype, array.shape, array)
 
     def _host(self) -> NDArray[Any]:
-        """The array as it is sent: BF16 as its 16-bit words, and a tensor on a GPU as its copy."""
+        """The array in the form in which it is sent: BF16 as 16-bit words, a tensor on a GPU as a copy in host
+        memory."""
         array = self._private if self._private is not None else self._array
         if array is None and self._device is not None:
             array = self._array = self._device.host()
         return self._decoded() if array is None else array
 
-    #: Makes the array of an output for the server; an instance whose outputs may stay on its GPU has another function
-    #: than `_host` here, set by its backend.
+    #: A function that makes an output's array for the server. The backend of an instance whose outputs may stay on its
+    #: GPU sets another function than `_host`.
     _outgoing: ClassVar[Callable[[Any], Any]] = _host
 
     def _decoded(self) -> NDArray[Any]:
@@ -165,7 +166,7 @@ class Tensor:
         return array
 
     def _own(self) -> NDArray[Any]:
-        """A writable array, which is this tensor's from now on."""
+        """A writable array of the elements, which this tensor uses from now on."""
         if self._private is None:
             array = self._host()
             self._private = array if array.flags.writeable else array.copy()
