@@ -147,7 +147,7 @@ class BatchDriftAuditor:
         self._share = share
         self._counts = counts
         self._chance = chance
-        # Changed by note and run.
+        # These fields are changed by note and run.
         self._waiting = deque[_Sample]()
         self._nbytes = 0
         self._due_ns = 0

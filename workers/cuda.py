@@ -24,7 +24,7 @@ class DeviceMemory:
     _ALLOCATE, _FREE = "cudaMalloc", "cudaFree"  # names of CUDA's functions
 
     def __init__(self) -> None:
-        # Changed by reserve.
+        # These fields are changed by reserve.
         self.address = self.nbytes = 0
 
     def reserve(self, nbytes: int) -> None:
@@ -62,7 +62,7 @@ class Buffers(Generic[_Memory]):
 
     def __init__(self, kind: Callable[[], _Memory]) -> None:
         self._kind: Callable[[], _Memory] = kind
-        # Changed by reserve.
+        # These fields are changed by reserve.
         self._buffers: dict[str, _Memory] = {}
         self.num_moves = 0  # how often a buffer has moved, or was lost as there was no larger one
 

@@ -26,7 +26,7 @@ class InstanceThreads:
         """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped;
         it may raise the errors in GONE, and DeviceLostError."""
         self._serve = serve
-        # Changed by start.
+        # This field is changed by start.
         self._threads: list[threading.Thread] = []
 
     def start(self, number: int) -> None:

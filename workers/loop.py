@@ -56,7 +56,7 @@ class ReadyCheck:
         #: cleared by `answer`.
         self.is_asked = False
         # Changed by answer: the error that the last check raised, which is not logged again if the next check raises
-        # it.
+        # the same.
         self._complaint = ""
 
     def answer(self, channel: Channel) -> None:
@@ -130,10 +130,11 @@ class Loop:
         self.auditor: BatchDriftAuditor | None = None
         #: Starts the instance of the given number of the model, in a thread of this process; set before `run`.
         self.start_instance: Callable[[int], None] = lambda _number: None
-        # Changed by run.
+        # This field is changed by run.
         self._reporter: MetricsReporter | None = None
-        # Changed by step: whether each of the last batches had one request. If not, the loop does not
-        # spin: that would cost 3 to 5 % more CPU per request and gain nothing (docs/performance.md).
+        # Changed by step: whether each of the last batches had one request. If one had
+        # several, the loop does not spin: that would cost 3 to 5 % more CPU per request and gain nothing
+        # (docs/performance.md).
         self._has_lone_requests = True
         # Changed by obey and, at the end of run, by _has_open_requests: the supervisor's connection;
         # whether the instance is stopping; the time (monotonic s) until which it then waits for response senders

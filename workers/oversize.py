@@ -26,7 +26,7 @@ from shoal.workers.segments import listen_until
 #: Seconds that the supervisor and all front ends may take to make and map a segment; then the result fails with status
 #: 503 (ours).
 SEGMENT_WAIT_S = 10.0
-#: The readers of the segments, in a request for one: the batcher and all front ends.
+#: Stands for the readers of results, the batcher and all front ends, in calls of `_slabs`.
 _ALL = 0
 
 

@@ -62,7 +62,7 @@ class OutputLayouts:
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
         # Makes the same bytes as shoal.request.pack_response, but makes no TensorRef, and uses one packer for all.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
-        # Changed by plan.
+        # This field is changed by plan.
         self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], OutputLayout]("batch_plan", MAX_PLANS)
 
     def of_another_thread(self) -> "OutputLayouts":

@@ -93,7 +93,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """By ragged input: where each row ends, as indices (int64) among the input's elements."""
+        """Ragged input → where each request's row ends, as indices (int64) among the input's elements."""
         ends = {}
         for name in self.inputs.intersection(requests[0].parsed.inputs):
             shapes = [_shape(request, name) for request in requests]

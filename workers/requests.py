@@ -274,7 +274,7 @@ class RequestReader:
         self._is_guests = is_guests
         self._is_key_cancelled = is_key_cancelled
         self._open_block = open_block
-        # Changed by open.
+        # These fields are changed by open.
         self._parsed = Memo[bytes, ParsedRequest]("parsed_request", MAX_PARSED)
         self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
         #: The layout that was found last, with which the next header is compared first. A layout begins with its size,
@@ -398,7 +398,8 @@ def parse_request(
 
 
 def _check_rows(name: str, shape: Any, rows: int, signature: Signature) -> None:
-    """Raise InternalError if an input has not `rows` rows, as the inputs before it; -1 for the first input."""
+    """Raise InternalError if an input has not `rows` rows, as the inputs before it have; `rows` is -1 for the first
+    input."""
     if not (shape and rows in (-1, shape[0])):
         raise InternalError(
             f"input '{name}' of model '{signature.name}' has shape {format_shape(shape)}, expected a "

@@ -32,7 +32,7 @@ from shoal.workers.tensors import Output
 WINDOW = 32
 #: The number of responses that a client must read within `block_wait_s` while its request keeps the instance from other
 #: requests. With 10 s that is a response every 1.25 s, and other requests wait no longer than 10 s for a client that
-#: stops to read (ours).
+#: stops reading (ours).
 READ_IN_TIME = 8
 #: The most batches whose requests are answered after `execute` has returned; an instance with more gets no further
 #: batch. It is the number of streams of a model that one front end has by default (ours).
@@ -222,7 +222,7 @@ class OpenBatch:
         self.input_end_ns = 0
         self.number = number
         self.batches = batches
-        # Changed by opened and ended.
+        # This field is changed by opened and ended.
         self._num_open = 0
         #: The time (monotonic ns) at which `execute` returned; 0 before. Changed by executed.
         self.executed_ns = 0

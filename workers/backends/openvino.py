@@ -39,10 +39,10 @@ _NAME_OF = {type_.get_type_name(): datatype for datatype, type_ in _TYPE_OF.item
 
 
 class OpenvinoBackend(BatchedBackend):
-    """One infer request of one compiled model."""
+    """One instance of a model: its compiled model, and one infer request, by which OpenVINO runs it."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # These fields are changed by describe and load.
         self._core: Any = None
         self._model: Any = None  # the model as read; None once it is compiled
         self._request: Any = None

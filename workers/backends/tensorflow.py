@@ -51,7 +51,7 @@ class TensorflowBackend(BatchedBackend):
     """One TensorFlow session."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # These fields are changed by describe and load.
         self._session: Any = None
         self._graph_def: Any = None  # the graph as read; None once it is loaded
         self._run: Any = None

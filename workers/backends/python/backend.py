@@ -46,14 +46,14 @@ class PythonBackend(Backend):
     """One instance of a TritonPythonModel."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # These fields are changed by describe and load.
         self._model = PythonModel(InstanceIdentity("", 0, "", "", ""), {})
         self._served = ModelTraits("", 0, (), False)
         self._event_loop = ModelEventLoop("execute")
         self._runtime = WorkerRuntime("")
         #: The backend of the process's first instance; None if this is the first.
         self._first: PythonBackend | None = None
-        # Changed by load, and by execute if the model turns out to write into its inputs.
+        # These fields are changed by load, and by execute if the model turns out to write into its inputs.
         self._has_copies = False
         self._takes_gpu_tensors = False
 

@@ -52,7 +52,7 @@ class Parents:
     """The requests of the batch in execution: calls that are made during the execution inherit from them."""
 
     requests: Sequence[Request]
-    can_lend: bool  # whether these requests are answered only after the calls made for them
+    can_lend: bool  # whether these requests stay unanswered until the calls made for them are answered
     is_watched: bool  # whether any thread may ask whether the requests are cancelled
     watch: Callable[[], None] = lambda: None  # makes cancellation visible to any thread; called by the executing thread
     thread: int = 0  # ident of the executing thread
@@ -131,7 +131,7 @@ class BlsCall:
         self._parents.begin_call()
         timeout_ns = int(client.request_timeout_s * 1e9)
         self._deadline_ns = self._parents.deadline_ns(client.now_ns(), timeout_ns)
-        # Changed by attempt.
+        # These fields are changed by attempt.
         self._entry: ModelEntry | None = None
         self._number = 0
         self._num_attempts = 0
@@ -140,7 +140,7 @@ class BlsCall:
         self._kept: list[object] = []
         # Changed by the first attempt and the last response: the blocks that are lent for the call meanwhile.
         self._refs: frozenset[int] = frozenset()
-        # Changed by cancel.
+        # This field is changed by cancel.
         self._is_cancelled = False
 
     def attempt(self) -> None:

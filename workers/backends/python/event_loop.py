@@ -20,7 +20,7 @@ class ModelEventLoop:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Changed by begin and stop.
+        # These fields are changed by begin and stop.
         self.is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -67,7 +67,7 @@ class PythonModel:
         first."""
         self.identity = identity
         self._is_first = first is None
-        # Changed by configure and load.
+        # These fields are changed by configure and load.
         self.config = config
         self.is_decoupled = using_decoupled_model_transaction_policy(config)
         self.is_async = False

@@ -41,7 +41,7 @@ class ServedRequest(InferenceRequest):
         self._is_decoupled = model.is_decoupled
         self._model_name = model.name
         self._model_version = model.version
-        # Changed by the methods.
+        # These fields are changed by the methods.
         self._has_copies = has_copies
         self._tensors: list[Tensor] | None = None
         self._channel: ResponseSender | None = None

@@ -55,7 +55,7 @@ class PytorchBackend(BatchedBackend):
         #: Whether this instance shares its process with others, and so has a CUDA stream of its own: its work on the
         #: GPU must not wait for that of the others.
         self._has_own_stream = False
-        # Changed by load.
+        # These fields are changed by load.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs

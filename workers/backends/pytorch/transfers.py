@@ -27,7 +27,7 @@ class Transfers:
         self._device = device
         self._make_pinned = make_pinned
         self._synchronize = synchronize
-        # Changed by stage.
+        # This field is changed by stage.
         self._staged: dict[str, torch.Tensor] = {}
 
     @classmethod

@@ -76,7 +76,7 @@ class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # tensorr
     def __init__(self, buffers: cuda.Buffers[cuda.DeviceMemory]) -> None:
         tensorrt.IOutputAllocator.__init__(self)
         self._buffers = buffers
-        # Changed by TensorRT while the engine executes.
+        # These fields are changed by TensorRT while the engine executes.
         self.shape: tuple[int, ...] = ()
         self.error: cuda.CudaError | None = None  # why there was no memory: TensorRT does not pass on exceptions
 
@@ -103,7 +103,7 @@ class TensorrtBackend(BatchedBackend):
     """One engine, with an execution context for each of the optimization profiles that the instance group names."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # These fields are changed by describe and load.
         self._log = Log()
         self._runtime: Any = None  # must outlive the engine
         self._engine: Any = None
@@ -116,7 +116,7 @@ class TensorrtBackend(BatchedBackend):
         self._datatypes: dict[str, Any] = {}
         self._graph_batch_sizes: frozenset[int] | None = None
         self._stream: Any = None
-        # Changed by run.
+        # These fields are changed by run.
         self._here = cuda.Buffers(cuda.PinnedMemory)
         self._there = cuda.Buffers(cuda.DeviceMemory)
         self._growing: dict[str, GrowingOutput] = {}  # outputs whose shapes depend on the data

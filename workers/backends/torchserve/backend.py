@@ -50,10 +50,10 @@ _STREAMED = "ts_stream_next"
 
 
 class TorchserveBackend(Backend):
-    """One worker of a TorchServe model."""
+    """One instance of a model of TorchServe."""
 
     def __init__(self) -> None:
-        # Changed by load.
+        # These fields are changed by load.
         self._archive: Archive
         self._context: Context
         self._entry: EntryPoint

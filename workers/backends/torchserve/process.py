@@ -67,7 +67,7 @@ class HandlerMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by add.
+        # These fields are changed by add.
         self._families: dict[str, MetricFamily] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric | None] = {}
 

@@ -56,11 +56,11 @@ class Ranks:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        # Changed by start and close.
+        # These fields are changed by start and close.
         self._processes: list[_Process] = []
         self._connections: list[Connection] = []
         self._is_closing = False
-        # Changed by the watching thread, and by wait_until_loaded.
+        # These fields are changed by the watching thread, and by wait_until_loaded.
         self._fault = ""  # why a rank could not load
         self._all_loaded, self._is_reported = threading.Event(), threading.Event()
 

@@ -117,7 +117,7 @@ class Context:
         #: In TorchServe a worker's socket to TorchServe's front end; always None here, since handlers only pass it on.
         self.cl_socket: Any = None
         self.send_intermediate: Callable[[Sequence[Any], str, int], None] | None = None
-        # Set for each batch.
+        # These fields are set for each batch.
         self.request_ids: dict[int, str] | None = None
         self.request_processor: list[RequestProcessor] | None = None
 

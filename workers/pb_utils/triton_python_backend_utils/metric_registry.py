@@ -42,7 +42,7 @@ class Series:
     """The figures of a family's metric with one set of labels: value, and change since the last report."""
 
     def __init__(self) -> None:
-        # Changed under the registry's lock, by each kind of metric.
+        # This field is changed under the registry's lock, by each kind of metric.
         self.value = 0.0
 
     def take(self) -> Any:
@@ -102,7 +102,7 @@ class RegisteredFamily:
 
     def __init__(self, name: str, kind: MetricKind, description: str) -> None:
         self.name, self.kind, self.description = name, kind, description
-        # Changed by the registry, under its lock.
+        # These fields are changed by the registry, under its lock.
         self.series: dict[Labels, Series] = {}
         self.num_handles: Counter[Labels] = Counter()  # number of MetricFamily objects with a metric of the labels
         self.num_objects = 0

@@ -22,7 +22,7 @@ class InferenceRequest(ModelRequest):
     #: The worker's object for the client's request; None if a model has made this request.
     _request: Any = None
     _is_decoupled = False
-    # Changed by get_response_sender and set_release_flags.
+    # These fields are changed by get_response_sender and set_release_flags.
     _sender: InferenceResponseSender | None = None
     _release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 

@@ -57,7 +57,7 @@ class InferenceResponseSender:
     def __init__(self, channel: ResponseChannel, is_decoupled: bool) -> None:
         self._channel = channel
         self._is_decoupled = is_decoupled
-        # Changed by send, in any thread.
+        # These fields are changed by send, in any thread.
         self._lock = threading.Lock()
         self._num_sent = 0
         self._is_closed = False

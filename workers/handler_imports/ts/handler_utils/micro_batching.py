@@ -34,7 +34,7 @@ class MicroBatching:
         self._parallelism = {**dict.fromkeys(STAGES, 1), **(parallelism or {})}
         self._local = threading.local()
         self._lock = threading.Lock()
-        # Changed by `_start` and `shutdown`.
+        # These fields are changed by `_start` and `shutdown`.
         self._queues: list[queue.SimpleQueue[_Part | None]] = []
         self._threads: list[tuple[int, threading.Thread]] = []
 
