@@ -1,8 +1,8 @@
 """The functions of CUDA's runtime that Shoal itself uses: for page-locked memory and a GPU's own, streams, copies,
 graphs, and handles of other processes' memory on a GPU.
 
-The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); it runs in a worker
-whose instance has a GPU, which has number 0 in that process, or whose clients' tensors are on a GPU. Every failure is a
+The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); it runs in a worker whose
+instance has a GPU, which has number 0 in that process, or whose clients' tensors are on a GPU. Every failure is a
 CudaError with a text that faults.py recognises. Memory here grows and never shrinks; it is freed when the process ends.
 """
 
@@ -133,8 +133,8 @@ class CudaStream:
 
 
 class CudaGraph:
-    """Work that was captured in a stream: one call repeats all of it, with the addresses and sizes that it had when
-    it was captured."""
+    """Work that was captured in a stream: one call repeats all of it, with the addresses and sizes that it had when it
+    was captured."""
 
     def __init__(self, executable: Any, stream: CudaStream) -> None:
         self._executable = executable

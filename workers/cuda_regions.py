@@ -2,10 +2,9 @@
 memory), and pools of other workers, whose models have left a tensor there for this one (gpu_pool.py).
 
 Where on a GPU a tensor lies, its place, stands in the request's header, or in a block that the header names
-(shm/cuda_regions.py). A region's handle is
-opened with the first request that names it, once for each registration, and closed when the client has unregistered the
-region. A pool's handle is opened once for each segment whose blocks name it, and closed when the segment's owner has
-gone. All handles are closed with the process.
+(shm/cuda_regions.py). A region's handle is opened with the first request that names it, once for each registration, and
+closed when the client has unregistered the region. A pool's handle is opened once for each segment whose blocks name
+it, and closed when the segment's owner has gone. All handles are closed with the process.
 
 A backend that takes tensors on its own GPU reads an input in the other process's memory there. All other inputs are
 copied from the GPU when the request is opened, so the model gets what the client had written before; outputs are copied
@@ -58,8 +57,8 @@ class OpenHandle:
 
 
 class GpuTensor(NamedTuple):
-    """An input that stays on the worker's own GPU: the model reads the memory of the client or of another
-    worker, which stays that process's. `handle` keeps the memory mapped. Valid until the request is answered."""
+    """An input that stays on the worker's own GPU: the model reads the memory of the client or of another worker, which
+    stays that process's. `handle` keeps the memory mapped. Valid until the request is answered."""
 
     address: int
     nbytes: int
@@ -127,8 +126,8 @@ class CudaRegions:
                     stream.synchronize()
 
     def forget(self, number: int) -> None:
-        """Close the handle of a registration that has ended, or of a pool, once no model reads the memory behind
-        it. A request that still names the region opens the handle again, only for that request."""
+        """Close the handle of a registration that has ended, or of a pool, once no model reads the memory behind it. A
+        request that still names the region opens the handle again, only for that request."""
         with self._lock:
             self._ended[number] = None
             while len(self._ended) > _MAX_ENDED:

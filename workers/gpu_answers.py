@@ -51,8 +51,8 @@ class GpuAnswers(WrittenAnswers):
     """WrittenAnswers to which outputs on the GPU can be added, too."""
 
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
-        """Like Answers.add_outputs; an array may be a DeviceOutput, which is dropped without a copy if
-        the request does not want it."""
+        """Like Answers.add_outputs; an array may be a DeviceOutput, which is dropped without a copy if the request does
+        not want it."""
         settled: list[Output] = []
         for name, datatype, given in outputs:
             array: Any = given

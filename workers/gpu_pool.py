@@ -37,8 +37,8 @@ class Extents:
         self.free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
 
     def take(self, nbytes: int) -> int | None:
-        """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns the part's start; None if no free
-        part is large enough."""
+        """Take a part of `nbytes` bytes, a multiple of ALIGNMENT. Returns the part's start; None if no free part is
+        large enough."""
         for number, (start, end) in enumerate(self.free):
             if end - start >= nbytes:
                 self.free[number : number + 1] = [(start + nbytes, end)] if end - start > nbytes else []
@@ -140,8 +140,7 @@ class GpuPool:
         self._returned.append((offset, nbytes))
 
     def _make(self) -> bool:
-        """Allocate the memory and export its handle. Returns False if that fails; there is no
-        further attempt then."""
+        """Allocate the memory and export its handle. Returns False if that fails; there is no further attempt then."""
         try:
             from shoal.workers import cuda
 

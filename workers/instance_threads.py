@@ -1,8 +1,8 @@
-"""The threads of a worker process for the instances of its model except the first instance, which runs in
-the main thread.
+"""The threads of a worker process for the instances of its model except the first instance, which runs in the main
+thread.
 
-Each thread works like a worker process: it has a connection to the supervisor, a segment, rings and a loop of
-its own, and shares only the loaded model with the other threads. The end of the process ends all of its instances.
+Each thread works like a worker process: it has a connection to the supervisor, a segment, rings and a loop of its own,
+and shares only the loaded model with the other threads. The end of the process ends all of its instances.
 """
 
 import logging
@@ -23,8 +23,8 @@ class InstanceThreads:
     """The threads that have been started. Only the main thread uses this object."""
 
     def __init__(self, serve: Callable[[Channel], None]) -> None:
-        """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped;
-        it may raise the errors in GONE, and DeviceLostError."""
+        """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped; it
+        may raise the errors in GONE, and DeviceLostError."""
         self._serve = serve
         # This field is changed by start.
         self._threads: list[threading.Thread] = []

@@ -104,8 +104,8 @@ class Loop:
         gpu: int = NO_GPU,
         spin_ns: int = 0,
     ) -> None:
-        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` is how long the loop
-        looks for work, at most, before it sleeps; 0: it sleeps at once."""
+        """`gpu` is the server's number of the GPU of an instance of KIND_GPU; `spin_ns` is how long the loop looks for
+        work, at most, before it sleeps; 0: it sleeps at once."""
         self._sequences = sequences
         self._backend = backend
         self._signature = signature
@@ -132,13 +132,12 @@ class Loop:
         self.start_instance: Callable[[int], None] = lambda _number: None
         # This field is changed by run.
         self._reporter: MetricsReporter | None = None
-        # Changed by step: whether each of the last batches had one request. If one had
-        # several, the loop does not spin: that would cost 3 to 5 % more CPU per request and gain nothing
-        # (docs/performance.md).
+        # Changed by step: whether each of the last batches had one request. If one had several, the loop does not spin:
+        # that would cost 3 to 5 % more CPU per request and gain nothing (docs/performance.md).
         self._has_lone_requests = True
-        # Changed by obey and, at the end of run, by _has_open_requests: the supervisor's connection;
-        # whether the instance is stopping; the time (monotonic s) until which it then waits for response senders
-        # whose clients have gone, 0 before it waits.
+        # Changed by obey and, at the end of run, by _has_open_requests: the supervisor's connection; whether the
+        # instance is stopping; the time (monotonic s) until which it then waits for response senders whose clients have
+        # gone, 0 before it waits.
         self._channel: Channel
         self._is_stopping = False
         self._abandons_at_s = 0.0
@@ -170,8 +169,8 @@ class Loop:
         """Work until the supervisor sends StopWorker, and then until all requests that were taken are answered.
         `reporter` sends the model's metrics, None for a model without.
 
-        Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that
-        this instance has not begun go to other instances.
+        Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that this
+        instance has not begun go to other instances.
         """
         poller = select.epoll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
@@ -327,8 +326,8 @@ class Loop:
         return num
 
     def _execute(self, records: Sequence[Record]) -> int:
-        """Execute these requests together and publish their answers. Returns the time of the end (monotonic ns), or
-        0 if they have to be executed again in smaller parts."""
+        """Execute these requests together and publish their answers. Returns the time of the end (monotonic ns), or 0
+        if they have to be executed again in smaller parts."""
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.begin(records[0][_BATCH], start_ns)

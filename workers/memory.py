@@ -95,8 +95,8 @@ class Memory:
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
         self._num_reserved = segment.header.ring_capacity // 2
-        # Fields that `share` and `leave` replace: while one thread uses the memory, these functions neither
-        # lock nor test `use`.
+        # Fields that `share` and `leave` replace: while one thread uses the memory, these functions neither lock nor
+        # test `use`.
         #: Apply all records of the batcher. Raises LayoutError for an invalid one.
         self.drain: Callable[[], None] = self._apply_records
         #: Return a writable block of the slab, of at least the given number of bytes, without waiting; None if none is
@@ -120,8 +120,8 @@ class Memory:
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
-        # Changed by response senders: the key of each request that a sender answers → that sender's `end_if_over`;
-        # each block of a sender's responses that is not freed yet → the sender's set of such blocks.
+        # Changed by response senders: the key of each request that a sender answers → that sender's `end_if_over`; each
+        # block of a sender's responses that is not freed yet → the sender's set of such blocks.
         self.open_requests: dict[int, Callable[[int, int], None]] = {}
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
@@ -134,8 +134,8 @@ class Memory:
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
 
     def keep_on_gpu(self, pool: GpuPool) -> None:
-        """Let outputs stay in this pool on the instance's GPU; a part of the pool is freed with the
-        block that names it."""
+        """Let outputs stay in this pool on the instance's GPU; a part of the pool is freed with the block that names
+        it."""
         self.gpu_pool = pool
         pool.made = lambda: self.cuda_regions().add_own(pool.handle, pool.address, pool.nbytes)
         self.free = self._free_with_parts
@@ -259,8 +259,8 @@ class Memory:
             return not self._cancelled.issuperset(self.open_requests)
 
     def find_block(self, nbytes: int) -> Block:
-        """A writable block for a result of `nbytes` bytes for which `allocate` has found none, from the slab or
-        else in an oversize segment. The block belongs to whoever calls this, until `free`.
+        """A writable block for a result of `nbytes` bytes for which `allocate` has found none, from the slab or else in
+        an oversize segment. The block belongs to whoever calls this, until `free`.
 
         Clients that read slowly are first asked to release blocks. If no block is freed soon, the result gets an
         oversize segment; so do the results that follow, without waiting, until a block of the slab has been freed.
@@ -285,8 +285,8 @@ class Memory:
         return block
 
     def _wait_for_slab(self, nbytes: int) -> Block | None:
-        """A block of the slab that slow readers release soon; None if none is freed, or if an earlier wait was in
-        vain and no block has been freed since then."""
+        """A block of the slab that slow readers release soon; None if none is freed, or if an earlier wait was in vain
+        and no block has been freed since then."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
             self._try_send(want_record(ROOM))
@@ -343,16 +343,15 @@ class Memory:
                 if result is not None or now_s >= deadline_s:
                     return result
                 if now_s >= want_s:
-                    # Clients' RELEASEs wait in their rings until the batcher reads them. If the supervisor dies,
-                    # a signal ends this process, and so this wait.
+                    # Clients' RELEASEs wait in their rings until the batcher reads them. If the supervisor dies, a
+                    # signal ends this process, and so this wait.
                     self._try_send(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 
     def send_record(self, record: Record) -> bool:
         """Publish a record to the batcher at once, from any thread but the loop's; half of the ring is reserved for the
-        loop's records. May wait for room in the ring; returns False if there is none for too
-        long."""
+        loop's records. May wait for room in the ring; returns False if there is none for too long."""
         return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
     def _try_send(self, record: Record) -> bool | None:
@@ -387,8 +386,7 @@ class Memory:
             return self.slab.allocate(nbytes)
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes` bytes at once: an ordinary block, else the spare one, else
-        None."""
+        """A block of at least `nbytes` bytes at once: an ordinary block, else the spare one, else None."""
         with self.lock:
             block = self.allocate(nbytes)
             if block is None and nbytes <= UNIT:

@@ -31,8 +31,8 @@ _ALL = 0
 
 
 class WorkerOversizeBlocks:
-    """The oversize segments of this worker. `listen` applies the supervisor's next message; the loop sets it,
-    since it has the handlers of all messages."""
+    """The oversize segments of this worker. `listen` applies the supervisor's next message; the loop sets it, since it
+    has the handlers of all messages."""
 
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:
         self._channel = channel
@@ -45,8 +45,7 @@ class WorkerOversizeBlocks:
         self._slabs = WholeSlabs()
         #: Segments by owner id that hold a result or are kept for the next one; while there are any, `look` is called.
         self.segments = self._slabs.segments
-        # Changed by allocate and receive: the number of the last request for a segment, and the supervisor's
-        # answers.
+        # Changed by allocate and receive: the number of the last request for a segment, and the supervisor's answers.
         self._request = 0
         self._is_waiting = False
         self._segment: Segment | None = None
@@ -60,8 +59,8 @@ class WorkerOversizeBlocks:
             return self._slabs.allocate(nbytes, _ALL) or self._allocate(nbytes)
 
     def allocate_kept(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes` bytes in a kept segment, without waiting; None if none is free and
-        large enough."""
+        """A block of at least `nbytes` bytes in a kept segment, without waiting; None if none is free and large
+        enough."""
         return self._slabs.allocate(nbytes, _ALL)
 
     def _allocate(self, nbytes: int) -> Block:

@@ -151,8 +151,8 @@ class PaddedBatches(RaggedBatches):
 
 
 def ragged_batches(config: Config) -> RaggedBatches | None:
-    """The assembler of batches of a model whose requests differ in length; None for all other models, whose batches
-    are the concatenated rows of their requests."""
+    """The assembler of batches of a model whose requests differ in length; None for all other models, whose batches are
+    the concatenated rows of their requests."""
     known = lengths(config)
     if known is not None and known.strategy is not Strategy.PACK:
         return PaddedBatches(config)

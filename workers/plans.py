@@ -1,5 +1,5 @@
-"""The places of a batch's outputs in its block, and the headers that name these places. Such a plan is kept
-for the next batch of equal shapes.
+"""The places of a batch's outputs in its block, and the headers that name these places. Such a plan is kept for the
+next batch of equal shapes.
 
 Pure. Runs in a worker. Batches of equal shapes get equal headers, byte for byte, so packing them once is enough. For a
 model `identity` with 16 floats this saves 12k of 44k instructions per request in batches of 32, and 29k of 124k for

@@ -52,8 +52,8 @@ Stage: TypeAlias = Callable[[str, int], memoryview]
 #: A function from a block's reference to its memory, for one request; None if the reference is stale.
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
-#: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy in
-#: host memory or, for a backend that takes GpuTensors, a GpuTensor.
+#: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy in host memory
+#: or, for a backend that takes GpuTensors, a GpuTensor.
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
 #: A value in `ParsedRequest.on_gpu`: the input lies in a worker's pool on a GPU, and its place stands in a block.
 PLACED_IN_BLOCK = b""
@@ -113,8 +113,8 @@ class ParsedRequest:
         return tensors
 
     def open_here(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a request all of whose tensors lie in its own block. Raises InternalError if
-        the block is too small."""
+        """The inputs of a request all of whose tensors lie in its own block. Raises InternalError if the block is too
+        small."""
         return self.open_lent(block, lambda _ref: None, _never_read)
 
 
@@ -420,9 +420,8 @@ def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
 
 
 def _placed(name: str, ref: int, offset: int, block: memoryview | None, open_lent: OpenLent) -> tuple[bytes, int]:
-    """The place and offset on a GPU of an input that another worker, or the caller, has left there. Place
-    and offset stand at `offset` in the block `ref`; `block` is that block's memory, or None if it is yet to be
-    opened."""
+    """The place and offset on a GPU of an input that another worker, or the caller, has left there. Place and offset
+    stand at `offset` in the block `ref`; `block` is that block's memory, or None if it is yet to be opened."""
     placed = unpack_placed(_open_lent(name, ref, open_lent) if block is None else block, offset)
     return place_in_pool(placed, ref_owner(ref)), placed.offset
 
@@ -437,11 +436,11 @@ def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:
 
 
 def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str, Array]:
-    """The inputs of a batch: the requests' tensors, concatenated along the first dimension; a single request's
-    tensors are not copied.
+    """The inputs of a batch: the requests' tensors, concatenated along the first dimension; a single request's tensors
+    are not copied.
 
-    `why_not_joined` must be "" for all requests. With `stage`, all tensors except strings, even those of
-    a single request, are copied into the memory that `stage` returns.
+    `why_not_joined` must be "" for all requests. With `stage`, all tensors except strings, even those of a single
+    request, are copied into the memory that `stage` returns.
     """
     first = requests[0]
     is_alone = len(requests) == 1

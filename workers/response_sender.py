@@ -55,8 +55,8 @@ _OVER_LIMIT = (
 
 
 class ResponseSender(ABC):
-    """The sender of the responses to one request. Any thread may use it; responses are sent in the
-    order in which `send` is called."""
+    """The sender of the responses to one request. Any thread may use it; responses are sent in the order in which
+    `send` is called."""
 
     @abstractmethod
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
@@ -174,8 +174,8 @@ class OpenBatches:
             threading.Thread(target=self._run, name="senders", daemon=True).start()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have another thread do this work. Never waits. A finalizer may call this while the same thread is in
-        this call."""
+        """Have another thread do this work. Never waits. A finalizer may call this while the same thread is in this
+        call."""
         self._later.put(work)
 
     def send_record(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
@@ -235,8 +235,8 @@ class OpenBatch:
             self.batches.num_open += self._num_open == 1
 
     def executed(self, times: tuple[int, ...]) -> None:
-        """Report that `execute` has returned, so that the instance gets the next batch; if too many batches are
-        open, the report waits until fewer are."""
+        """Report that `execute` has returned, so that the instance gets the next batch; if too many batches are open,
+        the report waits until fewer are."""
         batches = self.batches
         self.executed_ns = times[-1]
         with batches.memory.lock:

@@ -2,9 +2,9 @@
 that the worker requests.
 
 Front ends' segments are announced, but no front end waits until this worker, which may be executing a batch, has mapped
-them. So the worker requests each unknown segment that a request names, be it a front end's, one of a
-large payload, a guest's, or that of a worker whose model lends tensors to other models. Runs in a worker; the loop's
-thread opens blocks, any thread that receives messages adds segments.
+them. So the worker requests each unknown segment that a request names, be it a front end's, one of a large payload, a
+guest's, or that of a worker whose model lends tensors to other models. Runs in a worker; the loop's thread opens
+blocks, any thread that receives messages adds segments.
 """
 
 import select
@@ -64,8 +64,8 @@ class Segments:
         self._settle(owner)
 
     def add_guests(self, owner: int, guest: int, fd: int) -> None:
-        """Let requests of a guest lie in a segment; takes over the descriptor. A guest may have damaged the
-        segment's header: then no request that lies in it can be read."""
+        """Let requests of a guest lie in a segment; takes over the descriptor. A guest may have damaged the segment's
+        header: then no request that lies in it can be read."""
         self._guests[owner] = guest
         try:
             self.add(owner, SegmentView.attach(fd))
@@ -79,15 +79,15 @@ class Segments:
         self._settle(owner)
 
     def open(self, ref: int) -> memoryview | None:
-        """A block of another process, as read-only bytes; None if the reference is stale or the block's owner is
-        gone. The block still belongs to its owner, which may free it."""
+        """A block of another process, as read-only bytes; None if the reference is stale or the block's owner is gone.
+        The block still belongs to its owner, which may free it."""
         owner = ref >> OWNER_SHIFT
         view = self._views.get(owner) or self._borrow(owner)
         return view.open(ref) if view is not None else None
 
     def open_lent(self, ref: int, borrower: int) -> memoryview | None:
-        """A block that a request in the block `borrower` names; None if it is gone, or if the request is a guest's
-        and the named block is not the same guest's."""
+        """A block that a request in the block `borrower` names; None if it is gone, or if the request is a guest's and
+        the named block is not the same guest's."""
         block = self.open(ref)
         guest = self._guests.get(ref_owner(borrower), 0)
         return block if not guest or self._guests.get(ref_owner(ref)) == guest else None

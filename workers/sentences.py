@@ -11,8 +11,8 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # not line feeds 
 
 
 def sentence_bytes(error: ShoalError) -> bytes:
-    """An error's sentence in UTF-8, cut at MAX_SENTENCE_BYTES; control characters except tab and line feed
-    are escaped."""
+    """An error's sentence in UTF-8, cut at MAX_SENTENCE_BYTES; control characters except tab and line feed are
+    escaped."""
     data = _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], str(error)).encode(errors="replace")
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 

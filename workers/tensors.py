@@ -13,8 +13,7 @@ from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import TensorSpec
 
 Array: TypeAlias = NDArray[Any]
-#: Name, datatype and array of an output: the array of BYTES has bytes or str as elements, that of
-#: BF16 uint16.
+#: Name, datatype and array of an output: the array of BYTES has bytes or str as elements, that of BF16 uint16.
 Output: TypeAlias = tuple[str, Datatype, Array]
 
 

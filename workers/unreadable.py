@@ -1,5 +1,5 @@
-"""The reason why a framework cannot read a model's file: the server lacks permission to read it, or a pointer of
-Git LFS lies in its place.
+"""The reason why a framework cannot read a model's file: the server lacks permission to read it, or a pointer of Git
+LFS lies in its place.
 
 Frameworks themselves only say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has
 failed, and in `shoal check`, before one.

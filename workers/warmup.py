@@ -73,8 +73,8 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
 
 
 def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel, sample: str) -> None:
-    """Run one batch of a sample or a recording. Raises InvalidArgumentError with the errors of its requests
-    if any request fails."""
+    """Run one batch of a sample or a recording. Raises InvalidArgumentError with the errors of its requests if any
+    request fails."""
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
@@ -109,8 +109,8 @@ def _requests(sample: Config, model: BackendModel, signature: Signature) -> list
 def _packed(
     request: InferRequest, tensors: Iterable[tuple[str, int, tuple[int, ...], bytes]]
 ) -> tuple[memoryview, bytes]:
-    """A block with these tensors (name, datatype's number in records, shape, bytes), and the header of a request
-    that has them."""
+    """A block with these tensors (name, datatype's number in records, shape, bytes), and the header of a request that
+    has them."""
     body, refs = bytearray(), list[TensorRef]()
     for name, wire, shape, data in tensors:
         body += bytes(-len(body) % 64)
@@ -200,8 +200,8 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> 
 
 
 def _inside(filename: str, what: str, model: BackendModel) -> Path:
-    """The path of a file in the model's directory of samples. Raises InvalidArgumentError for a path outside
-    that directory."""
+    """The path of a file in the model's directory of samples. Raises InvalidArgumentError for a path outside that
+    directory."""
     directory = Path(model.version_dir).parent / DIRECTORY
     return files.inside(directory, filename, f"{what} is outside directory '{DIRECTORY}' of the model")
 
@@ -221,8 +221,8 @@ def run_zeros(run: Callable[[dict[str, Array]], object], inputs: dict[str, Array
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
-    """One row of zeros per required input, with each variable dimension 1; None if such an input has strings,
-    whose contents would have to be guessed."""
+    """One row of zeros per required input, with each variable dimension 1; None if such an input has strings, whose
+    contents would have to be guessed."""
     required = [spec for spec in signature.inputs.values() if not spec.optional]
     if any(spec.datatype is BYTES for spec in required):
         return None

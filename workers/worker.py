@@ -1,12 +1,12 @@
 """The entry file of a worker process, which serves one model instance: it joins the supervisor, pins itself to cores,
 loads and warms up the model, maps the shared memory, and runs the loop.
 
-If instances share a process, the first runs in its main thread; each other instance gets a thread once the
-model is loaded, and goes through the same steps there, with a connection of its own (instance_threads.py).
+If instances share a process, the first runs in its main thread; each other instance gets a thread once the model is
+loaded, and goes through the same steps there, with a connection of its own (instance_threads.py).
 
 A worker is forked by a zygote, or started as `python -m shoal.workers.worker`; all settings come over the control
-socket. The process exits with 0 after StopWorker or a failed load that it has reported, and at once
-when the supervisor has gone or this process has lost its GPU.
+socket. The process exits with 0 after StopWorker or a failed load that it has reported, and at once when the supervisor
+has gone or this process has lost its GPU.
 """
 
 import faulthandler
@@ -58,7 +58,7 @@ from shoal.workers.warmup import warm_up
 if TYPE_CHECKING:
     from shoal.workers.batch_drift import BatchDriftAuditor
 
-# Not __name__: started with -m, this module is __main__, and the log is configured for names that begin with shoal.
+# Not __name__, which is __main__ if the worker is started with -m: the log is configured for names below shoal.
 _log = logging.getLogger("shoal.workers.worker")
 
 
@@ -155,8 +155,8 @@ def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = Tr
     )
 
 
-#: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor if
-#: its batch drift is measured.
+#: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor if its
+#: batch drift is measured.
 Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, "BatchDriftAuditor | None"]
 
 
@@ -191,8 +191,7 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
 
 
 def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | None) -> Loaded | None:
-    """Load the model and report the outcome to the supervisor; returns None if it failed or
-    StopWorker came."""
+    """Load the model and report the outcome to the supervisor; returns None if it failed or StopWorker came."""
     try:
         loaded = load(channel, order, device, first)
     except GONE:

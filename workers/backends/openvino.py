@@ -54,8 +54,8 @@ class OpenvinoBackend(BatchedBackend):
         self._pads_batches = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The inputs and outputs of the file. max_batch_size is derived from them only if the layout of each
-        names its batch dimension."""
+        """The inputs and outputs of the file. max_batch_size is derived from them only if the layout of each names its
+        batch dimension."""
         self._read(model, openvino_settings(model, device))
         ports = (*self._model.inputs, *self._model.outputs)
         layouts = [openvino.layout_helpers.get_layout(port) for port in ports]

@@ -30,8 +30,8 @@ def whole_number(
     expected: str = "a whole number",
     refusal: Refusal = invalid,
 ) -> int:
-    """A parameter's value, or the text given in its place, as a number; 0 if there is none. Raises the error that
-    `refusal` returns if the text has other characters than digits."""
+    """The value of the parameter `key` as a whole number, or that of `value`, if it is given; 0 if the text is missing
+    or empty. Raises the error that `refusal` returns if the text has other characters than digits."""
     value = model.parameter(key) if value is None else value
     if not value:
         return 0
@@ -60,8 +60,8 @@ def flag(
     *,
     default: _Default,
 ) -> bool | _Default:
-    """The meaning of a parameter's value by `words`; `default` if it is not set. Raises the error that `refusal`
-    returns for other words."""
+    """True or False, as `words` says for the parameter's value; `default` if the parameter is not set. Raises the error
+    that `refusal` returns for a value that is not in `words`."""
     if not value:
         return default
     if value not in words:

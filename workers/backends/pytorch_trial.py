@@ -102,8 +102,8 @@ def _described(module: Any, base: Candidate, names: Sequence[str], first: Mappin
 
 
 def _changed(module: Any, base: Candidate, count: int, position: int, size: int) -> dict[str, torch.Tensor] | None:
-    """The module's results when one dimension of its inputs has another size; None if the module
-    fails with that size."""
+    """The module's results when one dimension of its inputs has another size; None if the module fails with that
+    size."""
     shape = (*base.shape[:position], size, *base.shape[position + 1 :])
     try:
         return _run(module, Candidate(base.dtype, shape), count)

@@ -240,8 +240,7 @@ def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_bat
 
 
 def _init_ops(model: BackendModel, name: str) -> list[str]:
-    """The operations that initialise a graph, listed in a file of the version's or the model's
-    directory."""
+    """The operations that initialise a graph, listed in a file of the version's or the model's directory."""
     for directory in (Path(model.version_dir), Path(model.version_dir).parent):
         try:
             content = files.read(directory / name, _INIT_OPS_NBYTES)

@@ -121,8 +121,8 @@ class PythonBackend(Backend):
             raise InternalError(describe(error)) from error
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Call the model's end_sequence for a sequence, if the model has that method (ours: Triton
-        calls no such method)."""
+        """Call the model's end_sequence for a sequence, if the model has that method (ours: Triton calls no such
+        method)."""
         try:
             self._model.end_sequence(correlation_id)
         except Exception as error:  # noqa: BLE001 - no request's fault: only the log reports it

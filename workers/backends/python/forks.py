@@ -24,8 +24,8 @@ os.register_at_fork(after_in_child=_descend)
 
 @contextmanager
 def end_here() -> Iterator[None]:
-    """A context for running a model's code: a process that the code forks ends when it leaves the context, with
-    the exit status and output of a Python program that ends there."""
+    """A context for running a model's code: a process that the code forks ends when it leaves the context, with the
+    exit status and output of a Python program that ends there."""
     before = depth
     try:
         yield

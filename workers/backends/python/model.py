@@ -29,8 +29,8 @@ CLASS = "TritonPythonModel"
 #: Longest time that is_ready may take (Triton's).
 IS_READY_S = 5.0
 
-#: The result of execute, one element per request; None for a request that
-#: a response sender answers, or that returns to its queue.
+#: The result of execute, one element per request; None for a request that a response sender answers, or that returns to
+#: its queue.
 Responses = Sequence[InferenceResponse | None]
 
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
@@ -115,8 +115,8 @@ class PythonModel:
     # -- while it serves --
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
-        """Run one batch, for a model whose execute is no coroutine. Exceptions of the model are raised
-        unchanged, to be turned into errors by `as_failure`; raises TritonModelException for a wrong result."""
+        """Run one batch, for a model whose execute is no coroutine. Exceptions of the model are raised unchanged, to be
+        turned into errors by `as_failure`; raises TritonModelException for a wrong result."""
         depth = forks.depth  # does what `with forks.end_here()` does, in 1k instructions less per execution
         try:
             returned = self._instance.execute(list(requests))

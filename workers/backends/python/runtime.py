@@ -37,8 +37,8 @@ class WorkerRuntime(Runtime):
         self.gpu: GpuCalls | None = None
 
     def follow_forks(self) -> None:
-        """Let processes that the model forks from now on, as multiprocessing does, call models, too. This
-        method is to be called once."""
+        """Let processes that the model forks from now on, as multiprocessing does, call models, too. This method is to
+        be called once."""
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
@@ -54,8 +54,8 @@ class WorkerRuntime(Runtime):
     # --- the requests for which calls are made ---
 
     def begin(self, requests: Sequence[Request], answers: Answers, *, can_lend: bool) -> Parents:
-        """Make these requests the parents of this thread's calls from now on. Called by the thread of
-        the worker's loop. `can_lend` says that `end` will be called before the requests are answered."""
+        """Make these requests the parents of this thread's calls from now on. Called by the thread of the worker's
+        loop. `can_lend` says that `end` will be called before the requests are answered."""
         if self._client is not None:
             answers.watch()  # only once the model has called another model: watching for cancellation costs time
         parents = Parents(requests, can_lend, self._client is not None, answers.watch, threading.get_ident())
@@ -105,8 +105,8 @@ class WorkerRuntime(Runtime):
             return False
 
     def _join(self) -> StarClient:
-        """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot join;
-        the next call of this method tries again."""
+        """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot join; the
+        next call of this method tries again."""
         with self._lock:
             if self._client is None:
                 try:

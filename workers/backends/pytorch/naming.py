@@ -4,9 +4,8 @@
     by index   NAME__INDEX
     by order   the order of the configuration, with a warning
 
-One convention holds for all inputs, and one for all outputs: the first, from the top, that suits every name.
-The inputs of a model in a Python file are paired by order only, as in Triton; names that indicate another order are
-refused.
+One convention holds for all inputs, and one for all outputs: the first, from the top, that suits every name. The inputs
+of a model in a Python file are paired by order only, as in Triton; names that indicate another order are refused.
 """
 
 import logging
@@ -33,9 +32,8 @@ def path(name: str) -> tuple[str, Steps] | None:
 
 
 def positions(model: str, role: str, names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """The position of each of the configuration's tensors; `known` has the names that the model declares, with
-    their positions.
-    Raises InvalidArgumentError if two names have one position."""
+    """The position of each of the configuration's tensors; `known` has the names that the model declares, with their
+    positions. Raises InvalidArgumentError if two names have one position."""
     if all(name in known for name in names):
         found = {name: known[name] for name in names}
     else:

@@ -1,5 +1,5 @@
-"""The forms that PyTorch saves models in, each loaded into a Program, which takes and returns tensors by
-the configuration's names.
+"""The forms that PyTorch saves models in, each loaded into a Program, which takes and returns tensors by the
+configuration's names.
 
     TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
     torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known

@@ -1,10 +1,9 @@
-"""Page-locked memory for transfers to and from a worker's GPU: the GPU copies by itself, and a batch
-waits once for all copies of its outputs.
+"""Page-locked memory for transfers to and from a worker's GPU: the GPU copies by itself, and a batch waits once for all
+copies of its outputs.
 
 Inputs are gathered in page-locked memory that is kept and grows; outputs arrive in page-locked memory from PyTorch's
-own cache.
-All copies go into the stream in which the model runs, so an instance's copies and executions follow each other and
-overlap those of other instances. Runs in a worker.
+own cache. All copies go into the stream in which the model runs, so an instance's copies and executions follow each
+other and overlap those of other instances. Runs in a worker.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,8 +39,8 @@ class Transfers:
         )
 
     def stage(self, name: str, nbytes: int) -> memoryview:
-        """The memory in which an input of a batch is gathered, `nbytes` bytes with undefined contents; it
-        stays this object's, and the next batch overwrites it."""
+        """The memory in which an input of a batch is gathered, `nbytes` bytes with undefined contents; it stays this
+        object's, and the next batch overwrites it."""
         staged = self._staged.get(name)
         if staged is None or staged.nbytes < nbytes:
             self._staged.pop(name, None)  # freed first: there may be no room for the old and the larger memory at once

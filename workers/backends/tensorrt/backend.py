@@ -54,8 +54,8 @@ _Captured: TypeAlias = tuple[cuda.CudaGraph, dict[str, Array], Any]
 
 
 class Log(tensorrt.ILogger):  # type: ignore[misc]  # tensorrt has no type hints
-    """A logger for TensorRT that writes to the server's log; it keeps the last error, which the backend reports as
-    the reason when a call of TensorRT fails."""
+    """A logger for TensorRT that writes to the server's log; it keeps the last error, which the backend reports as the
+    reason when a call of TensorRT fails."""
 
     def __init__(self) -> None:
         tensorrt.ILogger.__init__(self)
@@ -125,8 +125,8 @@ class TensorrtBackend(BatchedBackend):
         self._num_moves = 0  # how often buffers had moved when the graphs were captured
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        """The engine's tensors, and the configuration that follows from them; the largest batch is the largest
-        that a profile allows."""
+        """The engine's tensors, and the configuration that follows from them; the largest batch is the largest that a
+        profile allows."""
         inputs, outputs = self._open(model)
         supported = check_max_batch_size(model.config, self._profiles, "autofill failed for")
         completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
@@ -290,8 +290,8 @@ class TensorrtBackend(BatchedBackend):
         return self._here.reserve(name, nbytes).memory[:nbytes]
 
     def _prepare(self, context: Any, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Set the shapes and addresses of this batch in a context. Returns the batch's output arrays. Raises
-        ShoalError if TensorRT refuses a shape or an output."""
+        """Set the shapes and addresses of this batch in a context. Returns the batch's output arrays. Raises ShoalError
+        if TensorRT refuses a shape or an output."""
         for name, array in inputs.items():
             if not context.set_input_shape(name, array.shape):
                 raise InvalidArgumentError(

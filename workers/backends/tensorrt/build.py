@@ -83,8 +83,8 @@ def cache_key(order: Order, device: str, version: str) -> str:
 
 
 def weight_files(onnx: Path) -> Iterator[Path]:
-    """The paths of the files of weights that an ONNX file names, relative to the ONNX file's directory; a file
-    that is named repeatedly comes repeatedly."""
+    """The paths of the files of weights that an ONNX file names, relative to the ONNX file's directory; a file that is
+    named repeatedly comes repeatedly."""
     data = onnx.read_bytes()  # at most 2 GiB, as an ONNX file is a protobuf message
     for match in _LOCATION.finditer(data):
         nbytes = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1]))
@@ -94,9 +94,8 @@ def weight_files(onnx: Path) -> Iterator[Path]:
 
 
 def build(order: Order, target: Path, cache: Path, report: Callable[[str], None]) -> None:
-    """Write the engine to `target`, taken from the cache or built now. `report` is called with each line for the
-    user. Raises
-    InvalidArgumentError for an order or file that cannot be built, UnsupportedError without TensorRT or a GPU,
+    """Write the engine to `target`, taken from the cache or built now. `report` is called with each line for the user.
+    Raises InvalidArgumentError for an order or file that cannot be built, UnsupportedError without TensorRT or a GPU,
     InternalError if TensorRT fails."""
     if order.max_batch_size < 1:
         raise InvalidArgumentError(f"--max-batch-size must be at least 1, got {order.max_batch_size}")

@@ -1,7 +1,7 @@
 """The backend `torchserve`: a handler of a TorchServe archive, with TorchServe's data, context, results and errors.
 
-A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function,
-the handler is called for each request by itself, on an event loop, and the calls overlap. With continuous batching, a
+A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function, the
+handler is called for each request by itself, on an event loop, and the calls overlap. With continuous batching, a
 request that is not finished, by the handler's stopping criterion, is executed again with the next batch.
 """
 

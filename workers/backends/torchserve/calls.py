@@ -31,8 +31,8 @@ _PREFIX_NBYTES = 4  # each element of a BYTES tensor begins with its length
 
 
 class Kind(NamedTuple):
-    """The kind of a request: a prediction, a description or an explanation. Requests of different kinds
-    are not executed together."""
+    """The kind of a request: a prediction, a description or an explanation. Requests of different kinds are not
+    executed together."""
 
     is_description: bool
     is_explanation: bool
@@ -49,8 +49,8 @@ class Call(NamedTuple):
 
 
 def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Call]:
-    """The rows of a request; `id_header` names the header with the id of the request's sequence. Raises
-    InternalError if the tensor or the parameter `ts` is damaged."""
+    """The rows of a request; `id_header` names the header with the id of the request's sequence. Raises InternalError
+    if the tensor or the parameter `ts` is damaged."""
     about = _about(parameter_of(request))
     headers: dict[str, Any] = about.get("headers") or {}
     if not about and id_header and request.correlation_id:

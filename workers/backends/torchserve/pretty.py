@@ -1,5 +1,5 @@
-"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: to indent, `json.dumps` uses generators in
-Python in place of its C code. Pure. Runs in a worker.
+"""JSON as `json.dumps(value, indent=2)` writes it, in half the time: to indent, `json.dumps` uses generators in Python
+in place of its C code. Pure. Runs in a worker.
 """
 
 import json

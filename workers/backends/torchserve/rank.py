@@ -76,8 +76,8 @@ def pack(value: object) -> bytes:
 
 def _close_sockets(kept: int) -> None:
     """Close the worker's sockets, among them its connection to the supervisor, but not this process's output, which may
-    be a socket, nor the descriptor `kept`. Objects of the worker that have such a socket are neither used nor
-    finalised any more."""
+    be a socket, nor the descriptor `kept`. Objects of the worker that have such a socket are neither used nor finalised
+    any more."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         try:

@@ -86,8 +86,8 @@ class Ranks:
         threading.Thread(target=self._watch, name="shoal-ranks", daemon=True).start()
 
     def wait_until_loaded(self) -> None:
-        """Wait until all other ranks have loaded. Raises InternalError with the reason of a rank that
-        could not load."""
+        """Wait until all other ranks have loaded. Raises InternalError with the reason of a rank that could not
+        load."""
         self._all_loaded.wait()
         if self._fault:
             self._is_reported.set()

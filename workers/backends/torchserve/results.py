@@ -76,8 +76,8 @@ class WrongReturnError(Exception):
 
 
 def checked(returned: object, num_calls: int) -> Sequence[Any]:
-    """The list that a handler has returned. Raises WrongReturnError if the value is no list, or has another number
-    of elements than `num_calls`."""
+    """The list that a handler has returned. Raises WrongReturnError if the value is no list, or has another number of
+    elements than `num_calls`."""
     if not isinstance(returned, list):
         raise WrongReturnError(
             NO_LIST, f"'handle' must return a list with one element per request, got {type(returned).__name__}"

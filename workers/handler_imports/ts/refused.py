@@ -70,8 +70,8 @@ class RefusedModule(importlib.abc.Loader):
 
 
 class RefusedFinder(importlib.abc.MetaPathFinder):
-    """The finder of refused modules. Python asks it after all other finders, so that it gets only modules
-    that do not exist."""
+    """The finder of refused modules. Python asks it after all other finders, so that it gets only modules that do not
+    exist."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

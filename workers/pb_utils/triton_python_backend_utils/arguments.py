@@ -1,5 +1,5 @@
-"""Checks of arguments from models: text and numbers, as Triton's C++ binding takes them; a TypeError for
-anything else."""
+"""Checks of arguments from models: text and numbers, as Triton's C++ binding takes them; a TypeError for anything
+else."""
 
 import operator
 from typing import Any

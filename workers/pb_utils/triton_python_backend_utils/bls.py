@@ -52,8 +52,8 @@ class ResponseIterator:
         return responses
 
     def add(self, response: InferenceResponse | None, is_final: bool) -> None:
-        """Add a response; called by the runtime. If the responses end without a last one, `response` is None,
-        and an empty response is added, as in Triton."""
+        """Add a response; called by the runtime. If the responses end without a last one, `response` is None, and an
+        empty response is added, as in Triton."""
         with self._changed:
             self._responses.append(InferenceResponse() if response is None else response)
             self._is_complete = is_final
@@ -136,8 +136,8 @@ def execute(request: ModelRequest, decoupled: bool) -> InferenceResponse | Respo
 
 
 async def execute_async(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator, too, is returned
-    only then: Triton's models iterate by a plain `for`, which would block the event loop until the first response."""
+    """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator, too, is returned only
+    then: Triton's models iterate by a plain `for`, which would block the event loop until the first response."""
     responses = ResponseIterator.of(request, decoupled)
     await responses.wait()
     return responses if decoupled else responses.next()

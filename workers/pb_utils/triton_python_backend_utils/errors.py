@@ -66,8 +66,8 @@ class TritonModelException(Exception):
         return str(self)
 
 
-#: Triton's codes → the server's error classes, whose numbers in records are these codes plus one,
-#: since 0 means success in a record.
+#: Triton's codes → the server's error classes, whose numbers in records are these codes plus one, since 0 means success
+#: in a record.
 _KINDS = {wire - 1: kind for wire, kind in errors.BY_WIRE.items()}
 _CODES = {kind: ErrorCode(code) for code, kind in _KINDS.items()}
 

@@ -16,8 +16,8 @@ from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
 
-#: Most series that one process reports (ours): a label with ever new values must not fill the server's memory.
-#: Further series work like any other in the model, but are not reported.
+#: Most series that one process reports (ours): a label with ever new values must not fill the server's memory. Further
+#: series work like any other in the model, but are not reported.
 MAX_SERIES = 1000
 
 NO_FAMILY = "Error when creating MetricFamily: "
@@ -153,8 +153,8 @@ class MetricRegistry:
             return FamilyHandle(family)
 
     def delete(self, handle: FamilyHandle) -> None:
-        """End the series that only this MetricFamily object, which was deleted, has made. Finalizers call this, so
-        it never waits."""
+        """End the series that only this MetricFamily object, which was deleted, has made. Finalizers call this, so it
+        never waits."""
         handle.is_deleted = True
         self._deleted.append(handle)
         if handle.labels:

@@ -160,8 +160,8 @@ def _check_labels(labels: Mapping[str, str], kind: Kind) -> Labels:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, as a text read with surrogateescape may have: such a
-    text cannot be sent."""
+    """Whether a text has no half of a surrogate pair, as a text read with surrogateescape may have: such a text cannot
+    be sent."""
     try:
         text.encode()
     except UnicodeEncodeError:

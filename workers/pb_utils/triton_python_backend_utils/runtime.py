@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from triton_python_backend_utils.model_request import ModelRequest
     from triton_python_backend_utils.response import InferenceResponse
 
-#: Called once per response, from any thread: the response and whether it is the last; (None, True)
-#: says that the responses have ended without a further one.
+#: Called once per response, from any thread: the response and whether it is the last; (None, True) says that the
+#: responses have ended without a further one.
 OnResponse: TypeAlias = "Callable[[InferenceResponse | None, bool], None]"
 
 _log = logging.getLogger("shoal.model")

@@ -136,8 +136,8 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> "Tensor":
-        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied. A tensor on a GPU is
-        read when the response that has it is sent. Raises TritonModelException for an object that is no such tensor."""
+        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied. A tensor on a GPU is read
+        when the response that has it is sent. Raises TritonModelException for an object that is no such tensor."""
         name = _checked_name(name)
         if isinstance(tensor, Tensor) and tensor._device is not None:
             return Tensor._on_gpu(name, tensor._datatype, tensor._shape, tensor._device)

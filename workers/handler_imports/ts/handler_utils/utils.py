@@ -25,8 +25,8 @@ def send_intermediate_predict_response(
     code: int,
     context: Context | None = None,
 ) -> None:
-    """Send one part of a streamed response to each request of the batch: `ret` has an element per request, in the
-    forms that a handler may return. The last part is what the handler returns.
+    """Send one part of a streamed response to each request of the batch: `ret` has an element per request, in the forms
+    that a handler may return. The last part is what the handler returns.
 
     Raises ValueError without a context, or if `ret` has another number of elements; RuntimeError outside of a server.
     """

@@ -50,8 +50,8 @@ class CachingMetric:
 
     def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
         """Record a value, with the values of the dimensions in the order of their names; those that the server knows
-        itself, ModelName and Level, may be left out. Raises ValueError for another number of values, and for a
-        negative one of a counter."""
+        itself, ModelName and Level, may be left out. Raises ValueError for another number of values, and for a negative
+        one of a counter."""
         del request_id  # TorchServe only logs it
         values = list(dimension_values)
         left = self.dimension_names[len(values) :]
@@ -68,8 +68,8 @@ class CachingMetric:
             self._sink(Sample(self.metric_name, self.unit, self.metric_type, dimensions, value))
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
-        """Record a value with dimensions that are given as objects, in any order. Raises ValueError for
-        dimensions that the metric does not have, and if one of its dimensions is missing."""
+        """Record a value with dimensions that are given as objects, in any order. Raises ValueError for dimensions that
+        the metric does not have, and if one of its dimensions is missing."""
         given = {dimension.name: dimension.value for dimension in dimensions}
         known = {**self._own_values, **given}
         if not given.keys() <= {*self.dimension_names} <= known.keys():

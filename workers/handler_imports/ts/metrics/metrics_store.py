@@ -8,8 +8,8 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 
 class MetricsStore:
-    """The metrics of one model by kind and name. `add_metric_to_cache` makes a metric, and so does
-    `add_metric` with a metric's first value."""
+    """The metrics of one model by kind and name. `add_metric_to_cache` makes a metric, and so does `add_metric` with a
+    metric's first value."""
 
     def __init__(
         self, request_ids: Mapping[int, str] | None = None, model_name: str = "", sink: Sink | None = None

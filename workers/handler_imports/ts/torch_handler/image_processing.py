@@ -92,6 +92,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet() -> Compose:
-    """The preprocessing of ImageNet's classifiers: scaled to 256 pixels on the shorter side, cut to the
-    middle 224 × 224 pixels, normalized."""
+    """The preprocessing of ImageNet's classifiers: scaled to 256 pixels on the shorter side, cut to the middle 224 ×
+    224 pixels, normalized."""
     return Compose([Resize(256), CenterCrop(224), ToTensor(), Normalize(MEAN, STD)])

@@ -12,8 +12,8 @@ from ts.utils.util import map_class_to_label
 
 class TextClassifier(TextHandler):
     """A handler for batches of one text, which it answers with {label: probability} of all classes. The model takes the
-    numbers of the text's words and pairs of words, and the offset 0; its layer `embedding` turns these
-    numbers into vectors."""
+    numbers of the text's words and pairs of words, and the offset 0; its layer `embedding` turns these numbers into
+    vectors."""
 
     ngrams = 2
 

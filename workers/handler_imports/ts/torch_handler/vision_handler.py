@@ -34,8 +34,8 @@ class VisionHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """The images of a batch as one tensor: an image is a file's bytes, a base64 text of such bytes, or nested
-        lists of the tensor's values."""
+        """The images of a batch as one tensor: an image is a file's bytes, a base64 text of such bytes, or nested lists
+        of the tensor's values."""
         import torch
 
         images = []
