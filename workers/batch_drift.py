@@ -170,7 +170,7 @@ class BatchDriftAuditor:
     def _keep(self, request: Request, answers: Answers) -> None:
         parsed = request.parsed
         answer = None if parsed.lent else answers.outputs_of(request.position)
-        if answer is None:  # the request failed, a response sender answers it, or its tensors are lent
+        if answer is None:  # it failed, a response sender answers it, or inputs lie outside of its block
             self._counts.skipped()
             return
         nbytes = parsed.end + sum([len(output.data) for output in answer.values()])

@@ -95,8 +95,8 @@ class Memory:
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
         self._num_reserved = segment.header.ring_capacity // 2
-        # Fields that `share` and `leave` replace: while one thread uses the memory, these functions neither lock nor
-        # test `use`.
+        # Functions, most of which `share` and `leave` replace, so that they need no lock as long as one thread uses the
+        # memory.
         #: Apply all records of the batcher. Raises LayoutError for an invalid one.
         self.drain: Callable[[], None] = self._apply_records
         #: Return a writable block of the slab, of at least the given number of bytes, without waiting; None if none is

@@ -331,8 +331,8 @@ class RequestReader:
         self, spec: TensorSpec, shape: tuple[int, ...], place: bytes, offset: int, nbytes: int
     ) -> Array | memoryview:
         """An input in a client's memory on a GPU: a copy, or a GpuTensor if the backend takes those. Raises
-        InvalidArgumentError for strings that do not fit the shape (front ends do not check them), InternalError for a
-        shape that does not fit the size, and what CudaRegions.read raises."""
+        InvalidArgumentError for strings that do not fit the shape (no front end reads a GPU's memory), InternalError
+        for a shape that does not fit the size, and what CudaRegions.read raises."""
         regions, datatype = self._cuda_regions(), spec.datatype
         if datatype is not BYTES and self._kept_gpu != NO_GPU and not offset % datatype.itemsize:
             is_whole = prod(shape) * datatype.itemsize == nbytes > 0
