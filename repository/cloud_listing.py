@@ -42,7 +42,7 @@ class CloudModel:
         return self.subtree_tag("")
 
     def subtree_tag(self, directory: str) -> str:
-        """A digest like `tag`, of all files below one of the model's directories; "" for the whole model."""
+        """A digest like `tag`, of all files below `directory`, one of the model's directories; "" means the model's."""
         top = f"{directory}/" if directory else ""
         facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
         facts += [path for path in self.directories if path.startswith(top)]

@@ -114,8 +114,8 @@ class RegionSlice:
 
 
 def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegion:
-    """Open the object that `key` names and check that the region, in bytes, lies within the object. Whoever opens the
-    region owns it.
+    """Open the object that `key` names and check that the region, in bytes, lies within the object. The caller owns
+    the region.
 
     Raises InvalidArgumentError for a key that is not allowed and for wrong bounds, InternalError if there is no such
     object; the sentences are Triton's.

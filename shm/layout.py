@@ -6,7 +6,7 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     0           8          magic                               supervisor → all, before it is handed out
     8           8          layout version | kind << 32         supervisor → all
     16          8          owner id                            supervisor → all
-    24          8          epoch                               supervisor → all
+    24          8          epoch (always 1)                    supervisor → all
     32          8          ring capacity             records   supervisor → all
                            | the small ring's << 32
     40          8          slab offset               bytes     supervisor → all
@@ -259,7 +259,7 @@ SEQUENCE_END: Final = 18
 class R:
     """Words of REQUEST, and of the other records about a request, which all have its NUMBER. Times are monotonic ns.
 
-    CANCEL: MORE is 1 if the client may still read the answer; then only a worker that has the request is notified.
+    CANCEL: MORE is 1 if the client may still read the answer: the request stays, and a worker that has it is notified.
     TRACE (words of X) stands behind the REQUEST, and asks for the times in the reply.
     RELEASE of a final reply may have the numbers of further final replies from HEADER on, up to the first 0.
     RELEASE of a reply that is not final has the reply's BLOCK.
@@ -444,8 +444,8 @@ class D:
 
 
 class W:
-    """Words of WANT: a worker wants to be rung when memory is freed. URGENCY says which record or memory the worker
-    waits for: any record of the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else
+    """Words of WANT: a worker waits, and is to be rung soon. URGENCY says what the worker waits for: any record of the
+    batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else
     (ROOM_NOW)."""
 
     URGENCY: Final = 3

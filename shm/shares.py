@@ -15,7 +15,7 @@ MODELS_AT_ONCE = 4
 #: busy models 2 / (2 k + 1), and 1 / (2 k + 1) stays free.
 WEIGHT = 2
 #: Replies that a client may hold, per request that one model may have in flight (ours). With the default of 1024 such
-#: requests these are 8192 replies: 256 streams may stall at once, since each has up to 32 replies that nobody has read.
+#: requests these are 8192 replies: 256 streams may stall at once, since each has up to 32 unread replies.
 HELD_PER_REQUEST = 8
 #: Records of a client's ring per request that one model may have in flight. Each request in flight may need five: its
 #: REQUEST, its TRACE, two CANCELs and, for a successor, the REQUEST once more. Each held reply needs one: its RELEASE

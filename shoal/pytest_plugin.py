@@ -4,9 +4,9 @@
         server = shoal_server("model_repository", models=["simple"])
         …
 
-A conftest.py enables the fixture with `pytest_plugins = ["shoal.pytest_plugin"]`. This is no entry point: pytest would
-rewrite the assertions of all of Shoal in every run on a machine where it is installed. Nothing is imported that a run
-does not use.
+A conftest.py enables the fixture with `pytest_plugins = ["shoal.pytest_plugin"]`. The plugin is no entry point of
+the package: pytest would rewrite the assertions of all of Shoal in every run on a machine where Shoal is installed.
+Nothing is imported that a run does not use.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,5 @@
-"""`--trace-config [MODE,]SETTING=VALUE` and the flags before it: their values, checked and put together. Pure."""
+"""`--trace-config [MODE,]SETTING=VALUE` and the older flags for single settings, such as --trace-rate: their values,
+checked and put together. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ SETTINGS = {
     TRITON: ("file", "log-frequency"),
     OPENTELEMETRY: ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"),
 }
-#: Settings of OpenTelemetry's batch span processor: spans that wait, ms between exports, spans per export. Triton's.
+#: Settings of OpenTelemetry's batch span processor: spans that wait, ms between exports, spans per export. Each
+#: with its environment variable and Triton's default.
 _BATCHES = {
     "bsp_max_queue_size": ("OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
     "bsp_schedule_delay": ("OTEL_BSP_SCHEDULE_DELAY", "5000"),

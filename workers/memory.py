@@ -260,7 +260,7 @@ class Memory:
 
     def find_block(self, nbytes: int) -> Block:
         """A writable block for a result of `nbytes` bytes for which `allocate` has found none, from the slab or else in
-        an oversize segment. The block belongs to whoever calls this, until `free`.
+        an oversize segment. The block is the caller's until `free`.
 
         Clients that read slowly are first asked to release blocks. If no block is freed soon, the result gets an
         oversize segment; so do the results that follow, without waiting, until a block of the slab has been freed.

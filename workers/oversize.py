@@ -53,8 +53,8 @@ class WorkerOversizeBlocks:
         self._refusal: ShoalError | None = None
 
     def allocate(self, nbytes: int) -> Block:
-        """A writable block of at least `nbytes` bytes, in whole pages, which belongs to whoever calls this, until
-        `free`. Raises InvalidArgumentError if there is never room, UnavailableError if there is none now."""
+        """A writable block of at least `nbytes` bytes, in whole pages, which is the caller's until `free`. Raises
+        InvalidArgumentError if there is never room, UnavailableError if there is none now."""
         with self._allocating:
             return self._slabs.allocate(nbytes, _ALL) or self._allocate(nbytes)
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 _SHIFT = 14
 #: Number of spans: the last one ends after eight seconds.
 _NUM_SPANS = 20
-#: How much more an occurrence counts than the one before (ours): the last sixteen occurrences have two thirds of the
-#: weight.
+#: How much more an occurrence counts than the one before (ours): the last sixteen occurrences have 62 % of the weight.
 _GROWTH = 1 + 1 / 16
-#: Weights are scaled down beyond this, before floats lose precision.
+#: Weights are scaled down beyond this, long before a float would be infinite.
 _MAX_WEIGHT = 1e100
 #: The time in ns over which a rate is learned (ours).
 RATE_NS = 500_000_000

@@ -1,12 +1,12 @@
-"""ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. A lane's; calls
-that must wait are in road_inference.py.
+"""ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. Runs in
+a lane; calls that must wait are in road_inference.py.
 
 gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
 messages are equal, byte for byte. The result of parsing and validating a message is kept (a MessageTemplate), and so
 are the bytes around the tensors of its response. Both are used again for a message that is equal but for id and
 tensors, as long as the models and the tensors' sizes are equal. Each message's own id (perf_analyzer sends a new one
-each time) is put in between. Templates of messages whose tensors lie in regions are kept until regions change. BYTES
-tensors, typed contents and everything else that depends on the data are parsed each time.
+each time) is inserted into the kept bytes. Templates of messages whose tensors lie in regions are kept until regions
+change. BYTES tensors, typed contents and everything else that depends on the data are parsed each time.
 """
 
 import time
@@ -90,8 +90,8 @@ class RegionTemplate:
 def make_region_template(
     prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
 ) -> RegionTemplate | None:
-    """The template of a request that has been prepared in full; None if one of the request's inputs cannot be copied
-    from a region unread (regions.py)."""
+    """The template of a request that has been prepared in full; None if an input cannot be copied from its region
+    unchecked: strings cannot, nor can tensors on a GPU (regions.py)."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
@@ -99,7 +99,7 @@ def make_region_template(
     return RegionTemplate(kept, pattern, num_changes, inputs, around_id(kept.pack_header(inputs.refs)), {})
 
 
-#: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
+#: A template is kept only of a message of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_NBYTES = 4096
 _MAX_TEMPLATES = 512
 _MAX_RESPONSES = 256
@@ -331,7 +331,7 @@ class GrpcSubmission:
             prepared = with_sticky_key(prepared, metadata)
         if headers:
             prepared = replace(prepared, headers=headers)
-        is_unlike = bool(fields or headers or entry.sticky_header)  # templates are kept without metadata
+        is_unlike = bool(fields or headers or entry.sticky_header)  # then no template is kept
         template = None if is_unlike else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:
@@ -393,7 +393,8 @@ class GrpcSubmission:
                 around = known.around
                 if stream or around.nbytes > JOIN_BYTES or not known.spans:
                     return _sent(around, asked.id, [block[start:end] for start, end in known.spans], stream=stream)
-                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # a fifth of `_sent`'s instructions
+                # `_sent` would take five times as many instructions.
+                chunks: wire.Chunks = [around.model, wire.named(asked.id)]
                 for part, (start, end) in zip(around.parts, known.spans, strict=False):
                     chunks += (part, block[start:end])
                 return chunks

@@ -24,7 +24,7 @@ BODY_S_PER_MIB = 1.0
 
 
 class ReceivedBody(NamedTuple):
-    """The received part of a body and the block in which it lies; whoever gets this object has to free the block."""
+    """The received part of a body and the block in which it lies; the code that gets this object has to free it."""
 
     head: Head
     block: Block

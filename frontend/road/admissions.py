@@ -33,7 +33,7 @@ class AdmissionServer:
         self._admitted: dict[socket.socket, dict[int, ApiKey]] = {}
 
     def take_over(self, accepted: socket.socket, data: bytes) -> bool:
-        """Serve a socket that a lane has handed over for these messages; False for any other connection."""
+        """Serve a socket over which a lane will ask for admission; False for any other connection."""
         if not is_of_lane(accepted) or data != GREETING:
             return False
         accepted.setblocking(False)

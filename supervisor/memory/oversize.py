@@ -2,7 +2,7 @@
 
     asked ─► made ─► mapped by its writer ─► sealed, announced to its readers ─► used ─► gone ─► let go by all, closed
 
-The writer may keep a used segment for its next payload (shm/whole_slabs.py): until then the segment counts.
+The writer may keep a used segment for its next payload (shm/whole_slabs.py): as long as it is kept, it counts.
 
 Runs in the supervisor. This file has the table and the bounds; star.py and payloads.py announce segments.
 """
@@ -148,9 +148,9 @@ class OversizeSegments:
             )
 
     def _check_askers_share(self, asker: int, model_id: int, payload_nbytes: int) -> None:
-        """Requests of front ends to one model, and those of one model that calls others, take more only while they hold
-        less than a multiple of what is free (shm/shares.py), or one segment of any size: a slow model holds the memory
-        of its requests for long, and must leave some to other models."""
+        """Requests of front ends to one model, and those of one model that calls others, may always have one segment,
+        and get a further one only while they hold less than a multiple of what is free (shm/shares.py). A slow model
+        holds the memory of its requests for long, and must leave some to other models."""
         if model_id == ASKED_FOR:
             own = [each.nbytes for each in self.written_by(asker)]
         else:

@@ -82,8 +82,8 @@ class Registrations:
         return row
 
     def _mark_default(self, name: str) -> None:
-        """Announce the default version of a model, if it has changed, to clients. The configuration is not
-        changed: a version with a changed configuration would be loaded again."""
+        """Announce the default version of a model, if it has changed, to clients. The mark is not written into
+        a version's configuration: a version whose configuration changes is loaded again."""
         changed = []
         for row in self._rows.get(name, {}).values():
             served, is_default = self._serving(name, row), row.text == self._defaults[name]
@@ -174,7 +174,8 @@ class Registrations:
         try:
             await self._load(name)
         except ShoalError:
-            row.config, row.directory = before.config, before.directory  # tried again when the archive changes again
+            # The load is tried again only when the archive changes again.
+            row.config, row.directory = before.config, before.directory
             self._repository.withdraw(found.directory, "")
             raise
         if text != row.text:
@@ -196,7 +197,8 @@ class Registrations:
     # --- upgrades ---
 
     def carried(self) -> list[dict[str, Any]]:
-        """All registered versions, as `_restore` takes them; nodes of workflows come with their workflows."""
+        """All registered versions as `_restore` takes them, but for the nodes of workflows: an upgrade carries these
+        with their workflows."""
         rows = [(name, row) for name, versions in self._rows.items() for row in versions.values() if not row.workflow]
         return [
             {
@@ -270,7 +272,8 @@ class Registrations:
         self.snapshots.save("snapshot")
 
     async def _unregister(self, arguments: Arguments) -> None:
-        """Unregister a version; answered when it has ended. Only the last one may be the default version."""
+        """Unregister a version; answered when it has ended. The default version can be
+        unregistered only if the model has no other."""
         name, text = arguments["model"], arguments.get("version")
         row = self.find(name, text)
         if len(self._rows[name]) > 1 and self._defaults[name] == row.text:

@@ -72,8 +72,8 @@ def forest_settings(model: BackendModel, device: Device) -> ForestSettings:
 
 
 def _is_classifier(model: BackendModel) -> bool:
-    """Whether the forest is a classifier, which no file says for certain: as in Triton, the parameter is required.
-    Its name is `output_class` in releases before 25.09."""
+    """Whether the forest is a classifier, which no file says for certain: as in Triton, the parameter
+    `is_classifier` is required, which releases before 25.09 call `output_class`."""
     for key in ("is_classifier", "output_class"):
         if model.parameter(key) is not None:
             return _switch(model, key)

@@ -2,8 +2,8 @@
 inputs. Pure.
 
 A dimension that the configuration leaves open (-1) often has a name in the file, such as `sequence`, that a dimension
-of an input has, too: the two dimensions then have the same size. A file may be wrong about this, so whoever uses these
-shapes must check the real sizes.
+of an input has, too: the two dimensions then have the same size. A file may be wrong about this, so the caller must
+check the real sizes.
 """
 
 import math

@@ -28,7 +28,7 @@ class Order(NamedTuple):
     """The description of an engine to be built."""
 
     onnx: Path
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, largest; others: the file's
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, largest; else the file's
     max_batch_size: int  # largest first dimension of inputs without `shapes`, where it is dynamic
     fp16: bool
     workspace_mib: int  # memory for building; 0: TensorRT's default, all of the GPU's memory
