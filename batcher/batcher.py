@@ -385,6 +385,8 @@ class Batcher:
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
         if self._limiter is not None:
             self._limiter.remove(owner)
+        if message.is_repeated:
+            self._exchange.succession.expect_repeated_death(owner)
         self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message.reason), message.detail)
         # The dead worker's last answers are sent before the acknowledgement, after which its segment may be unmapped.
         self._exchange.step(time.monotonic_ns())

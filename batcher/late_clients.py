@@ -14,7 +14,7 @@ other clients meanwhile, and
 Changed by the exchange; lives in the batcher.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from shoal.batcher.holders import Holders
@@ -42,6 +42,8 @@ class LateClients:
         #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
         self._listed_replies: set[int] = set()
         self._has_begun = False
+        #: Keys of late clients' requests that the dead batcher may have refused, because their worker died.
+        self._doubted: set[int] = set()
         #: Blocks that guests claim to hold, and that no worker has named yet.
         self._claimed: set[int] = set()
         #: Whether there are late clients or claimed blocks; otherwise no method need be called.
@@ -72,7 +74,11 @@ class LateClients:
     def may_have_answer(self, key: int) -> bool:
         """Whether a late client may have had the answer to this request from the dead batcher. The client then has the
         request's block back, which may hold another request by now."""
-        return not self._has_begun and key >> NUMBER_BITS in self._clients
+        return (not self._has_begun or key in self._doubted) and key >> NUMBER_BITS in self._clients
+
+    def doubt(self, keys: Iterable[int]) -> None:
+        """Note that the dead batcher may have refused these requests of a worker whose death it was told of."""
+        self._doubted.update(key for key in keys if self.has(key))
 
     def note_in_hand(self, key: int) -> None:
         """Note that a worker has this request of a late client, given by the dead batcher."""
@@ -158,6 +164,7 @@ class LateClients:
     def settle(self, owner: int) -> set[int]:
         """End a client's lateness. Returns the blocks that turn out to have no holder, to be freed."""
         self._in_hand.pop(owner, None)
+        self._doubted = {key for key in self._doubted if self.has(key)}
         self._listed_replies.clear()
         unheld, self._unheld = self._unheld or set(), None
         if not self._clients:

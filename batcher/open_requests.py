@@ -162,7 +162,8 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
-        self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
+        if not self._late.may_have_answer(key):
+            self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
         if model.split_id and self._fail_in_split(key, request, reason, now_ns, cell):
             return model
         self._forget(key, model)
@@ -399,7 +400,9 @@ class OpenRequests(dict[int, OpenRequest]):
         begun = _batch_begun(worker, reason)
         if model.recording is not None:
             for key, running in worker.missing.items():
-                if running.number <= begun and (request := self.get(key)) is not None:
+                if running.number > begun or self._late.may_have_answer(key):
+                    continue
+                if (request := self.get(key)) is not None:
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             poison.note_death(worker, begun, reason, detail, now_ns)

@@ -131,6 +131,18 @@ class Succession:
         if worker is not None and worker.reader.has_unread():
             self._busy[owner] = worker
 
+    def expect_repeated_death(self, owner: int) -> None:
+        """Note, before the removal of a dead worker, that a dead batcher was told of that death, too: the dead batcher
+        may have refused the worker's requests, and other instances keep those that it gave to them."""
+        worker = self._workers.get(owner)
+        if worker is None:
+            return
+        for other in self._workers.values():
+            if other is not worker:
+                for key in worker.missing.keys() & other.missing.keys():
+                    del worker.missing[key]
+        self._late.doubt(worker.missing)
+
     def remove_late(self, owner: int, now_ns: int) -> ClientPeer | None:
         """Forget a dead client. Returns the client if it was late, else None."""
         client = self._late.pop(owner)

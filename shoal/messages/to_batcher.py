@@ -180,6 +180,7 @@ class WorkerDied(Message):
     owner: int
     reason: int  # a Reason and its detail, for replies
     detail: int
+    is_repeated: bool  # whether a dead batcher was sent this, too, and may have answered the requests
 
 
 class ExplainModel(Message):

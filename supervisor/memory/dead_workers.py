@@ -42,7 +42,7 @@ class DeadWorkers:
 
     def add(self, worker: Participant, reason: Reason, detail: int) -> None:
         """Announce a worker's death to the batcher, or to its successor where none serves now."""
-        gone = WorkerDied(worker.owner, int(reason), detail)
+        gone = WorkerDied(worker.owner, int(reason), detail, is_repeated=False)
         self._dead[worker.owner] = worker, gone
         if self._batcher is not None:
             self._report(worker.owner, self._batcher)
@@ -67,6 +67,7 @@ class DeadWorkers:
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
         passed_on = self._star.acknowledgements.announce([(batcher, gone)])
+        self._dead[owner] = worker, WorkerDied(owner, gone.reason, gone.detail, is_repeated=True)
         self._star.loop.start(self._close_when_read(worker, batcher, passed_on))
 
     async def _close_when_read(self, worker: Participant, batcher: Member, passed_on: Future[None]) -> None:

@@ -162,9 +162,11 @@ class Star:
         self._workers.append((end, model.id))
         return end
 
-    def remove_worker(self, owner: int, now_ns: int) -> None:
-        """A worker dies; no successor hears of it."""
+    def remove_worker(self, owner: int, now_ns: int, *, is_repeated: bool = False) -> None:
+        """A worker dies; no successor hears of it. `is_repeated`: a dead batcher was told so, too."""
         self._workers = [(end, model_id) for end, model_id in self._workers if end.owner != owner]
+        if is_repeated:
+            self.exchange.succession.expect_repeated_death(owner)
         self.exchange.remove_worker(owner, now_ns)
 
     def reports(self) -> list[Message]:

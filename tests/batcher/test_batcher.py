@@ -41,7 +41,7 @@ def test_a_worker_that_makes_way_is_reported_when_it_has_answered() -> None:
         answer(first, item)
         assert supervisor.receive() == WorkerRetired(FIRST)
         assert client.receive()[:2] == (REPLY, 1)
-        supervisor.send_message(to_batcher.WorkerDied(owner=FIRST, reason=5, detail=0))
+        supervisor.send_message(to_batcher.WorkerDied(FIRST, 5, 0, is_repeated=False))
 
 
 def test_a_model_that_makes_way_first_serves_what_stands_in_rings() -> None:

@@ -21,7 +21,7 @@ from shoal.shm.layout import (
 )
 from tests.batcher.last_store import dying
 from tests.batcher.late_play import LATE, LatePlay, star_of_two
-from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, replies
+from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, replies
 from tests.batcher.takeover_play import BATCHING, answer, output_block
 
 ORDERED = {
@@ -260,6 +260,44 @@ def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
     star.exchange.step(now_ns=800)
     assert [record[B.KEY] for record in other.received()] == [item[B.KEY]] * may_run_again
     assert replies(late) == [(1, Reason.INSTANCE_DIED)] * (not may_run_again)
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_a_request_that_the_dead_one_may_have_refused_is_not_read(is_repeated: bool) -> None:
+    """Its client may have had the refusal, and have another request in the block by now."""
+    star, client, late, worker = star_of_two(BATCHING)
+    items = begun(star, client, late)
+    worker.begin(items[0][B.BATCH])
+    if is_repeated:
+        star.exchange.remove_worker(WORKER, now_ns=550)
+        with dying(3):  # both have their replies; the death is not acknowledged
+            star.exchange.step(now_ns=560)
+        assert (replies(client), replies(late)) == ([(1, Reason.INSTANCE_DIED)],) * 2
+    star.succeed(late=[CLIENT, LATE])
+    star.exchange.resume(now_ns=600)
+    star.remove_worker(WORKER, now_ns=700, is_repeated=is_repeated)
+    _, failed, num_others = star.model(MODEL).finished.recent(700)
+    assert (len(failed), num_others) == (0 if is_repeated else 2, 0)
+
+
+def test_a_request_that_the_dead_one_gave_to_another_instance_is_executed_once() -> None:
+    star, _, late, _ = star_of_two(SINGLE)
+    begun(star, late)  # given to the worker, which does not begin it
+    other = star.add_worker(WORKER + 1, star.model(MODEL))
+    star.exchange.remove_worker(WORKER, now_ns=550)
+    with dying(1):  # the other one has it; the death is not acknowledged
+        star.exchange.step(now_ns=560)
+    (item,) = other.received()
+    star.succeed(late=[CLIENT, LATE])
+    star.exchange.resume(now_ns=600)
+    star.remove_worker(WORKER, now_ns=700, is_repeated=True)
+    answer(other, item, pack_ref(WORKER + 1, 1, 1))
+    star.exchange.step(now_ns=800)
+    assert replies(late) == [(1, Reason.NONE)]
+    ask(late, 1)  # sent before it had the reply
+    star.exchange.succession.receive_late(LATE, now_ns=900)
+    star.exchange.step(now_ns=900)
+    assert other.received() == []
 
 
 def test_one_that_dies_leaves_nothing() -> None:

@@ -228,7 +228,7 @@ def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(rig: Star
 
 def test_batcher_hears_how_a_worker_ended(rig: StarRig) -> None:
     rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 77)
-    assert rig.batcher.heard() == [WorkerDied(owner=rig.worker_of_3.owner, reason=5, detail=77)]
+    assert rig.batcher.heard() == [WorkerDied(rig.worker_of_3.owner, 5, 77, is_repeated=False)]
 
 
 def test_owner_ids_come_round_and_skip_who_is_there(rig: StarRig) -> None:

@@ -95,7 +95,7 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
     """Else it would have what they had begun executed a second time."""
     result = rig.make(rig.third, rig.worker_of_3)
     third = rig.worker_of_3.owner
-    gone = WorkerDied(owner=third, reason=5, detail=77)
+    gone = WorkerDied(third, 5, 77, is_repeated=False)
     rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 77)
     assert rig.batcher.heard() == [gone]
     rig.star.leave_batcher(rig.batcher.member)
@@ -118,7 +118,10 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
             assert process.heard() == [BatcherReplaced()]
             rig.acknowledge(process)
         expected = [Resume, WorkerDied, WorkerDied, ClientCaughtUp, ClientCaughtUp]
-        assert [type(message) for message in successor.heard()] == expected
+        heard = successor.heard()
+        assert [type(message) for message in heard] == expected
+        # Whether the batcher before it was told of a death; none had been told of the second one.
+        assert [message.is_repeated for message in heard[1:3]] == [True, successor is second]
         if successor is first:
             rig.star.leave_batcher(successor.member)
             assert rig.a.heard() == []
