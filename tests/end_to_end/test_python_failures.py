@@ -18,6 +18,7 @@ from tests.end_to_end.traffic import MODEL, Traffic
 
 #: Does what it is told to, and counts as authors of models do.
 CODE = """
+import asyncio
 import ctypes
 import os
 import resource
@@ -78,6 +79,12 @@ class TritonPythonModel:
 
     def fail(self):
         raise KeyError("nothing here")
+
+    def cancel(self):
+        raise asyncio.CancelledError("given up")
+
+    def interrupt(self):
+        raise KeyboardInterrupt
 
     def allocate(self):
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
@@ -189,6 +196,8 @@ def test_a_crash_shows_where_in_the_model_it_was(server: Server) -> None:
     ("word", "said"),
     [
         ("fail", r"KeyError: 'nothing here'.*At:.*/victim/1/model\.py\([0-9]+\): fail"),
+        ("cancel", r"CancelledError: given up.*At:.*/victim/1/model\.py\([0-9]+\): cancel"),
+        ("interrupt", r"KeyboardInterrupt: .*At:.*/victim/1/model\.py\([0-9]+\): interrupt"),
         ("allocate", r"MemoryError: .*At:.*/victim/1/model\.py\([0-9]+\): allocate"),
     ],
 )

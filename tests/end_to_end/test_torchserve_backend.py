@@ -115,6 +115,7 @@ class Counting:
 
 #: Does what it is asked to.
 FAILING = """
+import asyncio
 import os
 import sys
 
@@ -131,6 +132,8 @@ class Failing:
             return [ValueError("one alone") if bytes(row["body"]) == b"element" else "fine" for row in data]
         if word == "raise":
             raise ValueError("boom")
+        if word == "cancel":
+            raise asyncio.CancelledError("given up")
         if word == "memory":
             raise MemoryError
         if word == "cuda":
@@ -379,6 +382,7 @@ def test_metrics_of_a_handler_are_the_servers(server: Server) -> None:
 
 FAILURES = [
     ("raise", "503:InternalServerException:Prediction failed", "Prediction failed: ValueError: boom"),
+    ("cancel", "503:InternalServerException:Prediction failed", "Prediction failed: CancelledError: given up"),
     ("memory", "507:InternalServerException:Out of resources", "Out of resources: MemoryError"),
     ("cuda", "507:InternalServerException:Out of resources", "CUDA was mentioned"),
     ("prediction", "404:InternalServerException:no such thing", "no such thing"),

@@ -28,6 +28,7 @@ from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_paren
 from shoal.workers.backends.python.event_loop import ModelEventLoop
 from shoal.workers.backends.python.gpu_calls import GpuCalls, outgoing
 from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, Responses, describe
+from shoal.workers.backends.python.raised import original
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.cuda_regions import CudaRegions
@@ -172,20 +173,18 @@ class PythonBackend(Backend):
     async def _execute_async(self, batch: Sequence[ServedRequest], parents: Parents) -> None:
         try:
             self._answer(batch, await self._call_async(batch, parents))
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
-            self._fail(batch, error)
-            if fault_of(error) is Fault.DEVICE_LOST:
-                # The error of a coroutine does not reach the worker's loop, which otherwise ends the worker when its
-                # GPU is lost.
-                os._exit(EXIT_DEVICE_LOST)
-        except BaseException as error:
-            # A coroutine was cancelled or has called exit(): its requests have to be answered all the same.
-            if self._event_loop.is_stopping:
+        except BaseException as error:  # whatever a model raises is the answer to its requests
+            if self._event_loop.is_stopping and not isinstance(original(error), Exception):  # it was cancelled
                 for request in batch:
                     request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))
             else:
                 self._fail(batch, error)
-            raise
+            if fault_of(error) is Fault.DEVICE_LOST:
+                # The error of a coroutine does not reach the worker's loop, which otherwise ends the worker when its
+                # GPU is lost.
+                os._exit(EXIT_DEVICE_LOST)
+            if not isinstance(error, Exception):
+                raise
 
     async def _call_async(self, batch: Sequence[ServedRequest], parents: Parents) -> Responses:
         current_parents.set(parents)  # for calls that this coroutine makes in the event loop's thread

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shoal.workers.backends.python.raised import raise_as_exception
+
 #: The number of forks between the process that imported this module and this process.
 depth = 0
 
@@ -25,13 +27,13 @@ os.register_at_fork(after_in_child=_descend)
 @contextmanager
 def end_here() -> Iterator[None]:
     """A context for running a model's code: a process that the code forks ends when it leaves the context, with the
-    exit status and output of a Python program that ends there."""
+    exit status and output of a Python program that ends there. What the code raises is raised as an Exception."""
     before = depth
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - it is raised again
         end_if_forked(before, error)
-        raise
+        raise_as_exception(error)
     end_if_forked(before)
 
 

@@ -23,6 +23,7 @@ from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RES
 from shoal.errors import InternalError
 from shoal.model_config.messages import Config
 from shoal.workers.backends.python import forks
+from shoal.workers.backends.python.raised import original, raise_as_exception
 from shoal.workers.sentences import text_of
 
 CLASS = "TritonPythonModel"
@@ -120,10 +121,10 @@ class PythonModel:
         depth = forks.depth  # does what `with forks.end_here()` does, in 1k instructions less per execution
         try:
             returned = self._instance.execute(list(requests))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             forks.end_if_forked(depth, error)
             self._execute()  # raises if the model has no execute
-            raise
+            raise_as_exception(error)
         if forks.depth != depth:
             forks.end_if_forked(depth)
         return self._checked(requests, returned)
@@ -292,6 +293,7 @@ def import_model(file: str, version_dir: str) -> ModuleType:
 def describe(error: BaseException, caller: str = __file__) -> str:
     """An exception in Triton's form: type and text, then the model's frames, the innermost first. `caller` is the file
     whose code called the model: stack frames of that file, and those above them, are left out."""
+    error = original(error)
     text, lines = text_of(error), [f"  {file}({line}): {function}\n" for file, line, function in _frames(error, caller)]
     if isinstance(error, TritonModelException) and not lines:
         return text

@@ -26,6 +26,7 @@ from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import forks
 from shoal.workers.backends.python.event_loop import ModelEventLoop
 from shoal.workers.backends.python.model import describe
+from shoal.workers.backends.python.raised import original
 from shoal.workers.backends.torchserve import calls, entry_point, process, results
 from shoal.workers.backends.torchserve.archive import Archive, open_archive
 from shoal.workers.backends.torchserve.calls import INPUT, Call
@@ -181,7 +182,8 @@ class TorchserveBackend(Backend):
             self._fill(self._context, group)
             self._context.send_intermediate = lambda *_part: None
             try:
-                self._entry.handle([call.data for call, _, _ in group], self._context)
+                with forks.end_here():
+                    self._entry.handle([call.data for call, _, _ in group], self._context)
             except Exception as error:  # noqa: BLE001 - the first rank answers for all
                 _log.error("the handler of model '%s' failed: %s", self._archive.name, describe(error, __file__))
 
@@ -200,13 +202,12 @@ class TorchserveBackend(Backend):
         depth = forks.depth
         try:
             returned = self._entry.handle([call.data for call, _, _ in batch], context)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer to its requests
+        except BaseException as error:  # whatever a handler raises is the answer to its requests
             forks.end_if_forked(depth, error)
+            if isinstance(error, SystemExit):
+                raise  # sys.exit() ends the worker, as it ends a worker of TorchServe
             self._fail(batch, error)
             return
-        except BaseException as error:
-            forks.end_if_forked(depth, error)
-            raise  # sys.exit() ends the worker, as it ends a worker of TorchServe
         if forks.depth != depth:
             forks.end_if_forked(depth)
         self._record(start_ns)
@@ -221,13 +222,15 @@ class TorchserveBackend(Backend):
                 returned = self._entry.handle([call.data for call, _, _ in batch], context)
                 if inspect.isawaitable(returned):
                     returned = await returned
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer to its requests
-            self._fail(batch, error, may_raise=False)
+        except BaseException as error:  # whatever a handler raises is the answer to its requests
+            if self._event_loop.is_stopping and not isinstance(original(error), Exception):  # it was cancelled
+                for _, reply, _ in batch:
+                    reply.fail(UnavailableError(f"model '{self._archive.name}' is unloaded"))
+            else:
+                self._fail(batch, error, may_raise=False)
+            if not isinstance(error, Exception):
+                raise
             return
-        except BaseException:
-            for _, reply, _ in batch:
-                reply.fail(UnavailableError(f"model '{self._archive.name}' is unloaded"))
-            raise
         self._record(start_ns)
         self._answer(batch, returned)
 

@@ -1,7 +1,9 @@
 """model.py: how a user's class is imported, completed, initialized and asked; without a worker."""
 
+import asyncio
 import json
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from triton_python_backend_utils import InferenceRequest, InferenceResponse, Ten
 
 from shoal.errors import InternalError
 from shoal.workers.backends.python.model import IS_READY_S, InstanceIdentity, PythonModel, describe, import_model
+from shoal.workers.backends.python.raised import NoExceptionError
 
 CONFIG: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
 Write = Callable[..., PythonModel]
@@ -237,6 +240,58 @@ def test_an_exception_names_the_models_frames_from_the_inside(write: Write) -> N
         "TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n"
         f"  {file}(7): inner\n  {file}(5): execute\n"
     )
+
+
+NO_EXCEPTIONS = [
+    ("asyncio.CancelledError('late')", "CancelledError: late"),
+    ("GeneratorExit", "GeneratorExit: "),
+    ("KeyboardInterrupt", "KeyboardInterrupt: "),
+    ("type('OwnError', (BaseException,), {})", "OwnError: "),
+]
+METHODS = {
+    "execute": "def execute(self, requests)",
+    "coroutine": "async def execute(self, requests)",
+    "load": "def initialize(self, args)",
+    "end_sequence": "def end_sequence(self, correlation_id)",
+    "is_ready": "def is_ready(self)",
+    "finalize": "def finalize(self)",
+}
+
+
+def call(model: PythonModel, method: str) -> None:
+    """Call a method of a model whose only method is this one."""
+    if method != "load":
+        model.load()
+    if method == "execute":
+        model.execute([request()])
+    elif method == "coroutine":
+        asyncio.run(model.execute_async([request()]))
+    elif method == "end_sequence":
+        model.end_sequence(1)
+    else:
+        getattr(model, method)()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("raised", "sentence"), NO_EXCEPTIONS)
+def test_what_is_no_exception_is_raised_as_one(
+    write: Write, monkeypatch: pytest.MonkeyPatch, method: str, raised: str, sentence: str
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)  # as in a worker
+    model = write(f"import asyncio\nclass TritonPythonModel:\n    {METHODS[method]}:\n        raise {raised}")
+    with pytest.raises((NoExceptionError, InternalError)) as caught:
+        call(model, method)
+    said = str(caught.value) if caught.type is InternalError else describe(caught.value)
+    assert said.startswith(sentence)
+    assert f"At:\n  {model.identity.file}(4): " in said
+
+
+def test_a_model_ends_its_process_by_sys_exit_and_a_terminal_by_ctrl_c(write: Write) -> None:
+    for raised in (SystemExit, KeyboardInterrupt):
+        model = write(model_of(f"raise {raised.__name__}"))
+        model.load()
+        with pytest.raises(raised):
+            model.execute([request()])
 
 
 # -- is_ready and finalize --
