@@ -21,6 +21,9 @@ END_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.S
 #: Signals that have a meaning for the supervisor alone, beside SIGUSR1, which gunicorn's processes handle.
 SUPERVISORS_SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
 
+#: The signals of a group of processes that only the supervisor acts upon.
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS)
+
 #: From this size on a block of the heap is mapped on its own (ours): a road that parses bodies of 1 MB of JSON then
 #: takes 42 MiB of memory instead of 107.
 LARGE_BLOCK_BYTES = 512 * 1024
@@ -56,30 +59,43 @@ def ignore_group_signals() -> None:
     A terminal and systemd send them to the whole group of processes. So does systemd with the other signals that are
     meant for the supervisor alone, which are ignored, too.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
+    for number in _GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def end_forks_by_sigterm() -> None:
-    """Have processes that this one forks from now on end by SIGTERM, which this process ignores: multiprocessing sends
-    it to its children, and waits for their end. To be called once.
+def take_group_signals() -> None:
+    """Like `ignore_group_signals`, for a process with users' code: by handlers that do nothing.
 
-    A SIGTERM that comes right after the fork is blocked until its action is the default one: a blocked signal waits,
-    while an ignored one is discarded.
+    An exec resets handlers, while a signal that is ignored stays so in the new program: users' code could not end by
+    SIGTERM the programs that it starts.
     """
-    os.register_at_fork(before=_block_sigterm, after_in_parent=_restore_mask, after_in_child=_heed_sigterm)
+    for number in _GROUP_SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
+        signal.siginterrupt(number, False)
 
 
-def _block_sigterm() -> None:
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def give_forks_default_signals() -> None:
+    """Have processes that this one forks from now on take the signals of the group as any program does, while this one
+    ignores them or has handlers: multiprocessing sends SIGTERM to its children, and waits for their end. To be called
+    once.
+
+    A signal that comes right after the fork is blocked until its action is the default one: a blocked signal waits,
+    while any other would have no effect.
+    """
+    os.register_at_fork(before=_block_group_signals, after_in_parent=_restore_mask, after_in_child=_restore_signals)
+
+
+def _block_group_signals() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
 
 
 def _restore_mask() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-def _heed_sigterm() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _restore_signals() -> None:
+    for number in _GROUP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _restore_mask()
 
 

@@ -32,9 +32,9 @@ from shoal.placement import format_cores
 from shoal.process import (
     EXIT_DEVICE_LOST,
     die_with_parent,
-    end_forks_by_sigterm,
-    ignore_group_signals,
+    give_forks_default_signals,
     set_title,
+    take_group_signals,
     trim_heap,
 )
 from shoal.shm.doorbell import Doorbell
@@ -77,8 +77,8 @@ def main() -> int:
     die_with_parent()
     faulthandler.enable()
     fault.install("worker")
-    ignore_group_signals()
-    end_forks_by_sigterm()
+    take_group_signals()
+    give_forks_default_signals()
     os.register_at_fork(after_in_child=_leave_memory)
     try:
         with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:

@@ -23,6 +23,7 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 
 import triton_python_backend_utils as pb_utils
@@ -67,6 +68,10 @@ class TritonPythonModel:
     def hang(self):
         while True:
             signal.pause()
+
+    def start(self):
+        with subprocess.Popen(["sleep", "1000"]) as started:
+            started.terminate()
 
     def print(self):
         for number in range(20_000):
@@ -208,6 +213,10 @@ def test_an_exception_costs_its_request_only(server: Server, word: str, said: st
     assert re.match(beginning + said, sentence, re.DOTALL), sentence
     assert command(server, "echo") == "echo"
     assert worker_of(server, "victim_0_0") == worker
+
+
+def test_a_model_ends_a_program_that_it_has_started(server: Server) -> None:
+    assert command(server, "start") == "start"
 
 
 def test_who_prints_without_end_is_heard_for_a_while_and_answers(server: Server) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol, TypeAlias
 import msgpack
 
 from shoal.errors import ShoalError
-from shoal.process import die_with_parent, finish, set_title
+from shoal.process import die_with_parent, finish, set_title, take_group_signals
 from shoal.workers.backends.backend import BackendModel, Device
 
 #: A request as ranks get it: its tensor in wire form, its parameter `ts` or None, its id.
@@ -36,6 +36,7 @@ def become(
     status = 1
     try:
         die_with_parent(worker)
+        take_group_signals()
         set_title(f"worker {model.instance_name} rank {number}")
         _close_sockets(connection.fileno())
         numpy_random = sys.modules.get("numpy.random")  # Python's own generator is reseeded by a fork
