@@ -15,7 +15,7 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE, EXIT_NO_ANSWER, FailedError, VerbParser, run_verb
 from shoal.control import ADDRESS_PREFIX, GONE, Channel, join, peer_of
 from shoal.messages.message import Message, MessageError
-from shoal.messages.upgrade import TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
+from shoal.messages.upgrade import STOPPING, TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
 
 _HELP = """\
 Replace a running server by the version that is installed now. A new server is started with the command line and the
@@ -149,7 +149,8 @@ def _follow(pid: int, messages: Iterator[Message], *, as_json: bool) -> int:
             said = f"Process {message.pid} is started beside process {pid}, and has {message.limit_s:g} s."
             show_event(said, event="started", pid=message.pid, limit_s=message.limit_s)
         elif isinstance(message, UpgradeEnded) and message.reason:
-            raise FailedError(f"No upgrade: {message.reason}.", f"Process {pid} goes on as before.")
+            advice = [] if message.reason == STOPPING else [f"Process {pid} goes on as before."]
+            raise FailedError(f"No upgrade: {message.reason}.", *advice)
         elif isinstance(message, UpgradeEnded):
             said = f"Process {message.pid} (shoal {message.version}) serves in the place of process {pid}."
             show_event(said, event="serves", pid=message.pid, version=message.version)

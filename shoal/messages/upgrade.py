@@ -18,6 +18,9 @@ from shoal.messages.message import Kinds, Message
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
 
+#: Why a server that stops is not upgraded, as UpgradeEnded says it.
+STOPPING = "this server is stopping"
+
 
 class UpgradeWanted(Message):
     """Sent by the command: start the installed version in the server's place."""

@@ -202,7 +202,7 @@ class Upgrade:
     async def close(self) -> None:
         """Allow no upgrade any more, since the server stops; returns when a new server that was being brought up has
         ended, or has taken over in that very moment."""
-        new, self._why_not = self._new, "this server is stopping"
+        new, self._why_not = self._new, messages.STOPPING
         if new is not None and not self.handed_over.done():
             new.fail(self._why_not)
             await first(new.child.exited, self.handed_over, limit_s=self._options.exit_timeout_secs)
@@ -276,7 +276,7 @@ class Upgrade:
         try:
             await self._bring_up(new)
         except UpgradeError as error:
-            _log.error("upgrade: failed: %s. This server goes on as before", error)
+            _log.error("upgrade: failed: %s. %s", error, self._after_failure(new.child.pid))
             await new.end(self._options.exit_timeout_secs)
             self._carried.discard()
             for writer in self._state_writers:
@@ -299,6 +299,9 @@ class Upgrade:
         self.overtakes.set_result(True)
         if self._why_not:  # this server was told to stop meanwhile: that order is for the server that serves now
             new.child.signal(signal.SIGTERM)
+
+    def _after_failure(self, pid: int) -> str:
+        return f"Process {pid} is ended, too" if self._why_not else "This server goes on as before"
 
     async def _bring_up(self, new: NewServer) -> None:
         await new.reported(messages.NewServerConnected, "read its command line")

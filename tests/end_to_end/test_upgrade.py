@@ -208,6 +208,8 @@ def test_systemd_follows_the_new_server_and_ends_both(tmp_path: Path, gate: Gate
             newest = await_started(server, start)
             os.kill(new, signal.SIGTERM)
             read_until("STOPPING=1")
+            ending = f"upgrade: failed: this server is stopping. Process {newest} is ended, too"
+            assert server.read_log(ending.encode(), start=start)
             server.wait()
             assert wait_for_deaths([new, newest])
             assert said.count("STOPPING=1") == 1
