@@ -2,17 +2,18 @@
 they belong to the supervisor until no version needs them. At an upgrade the old server makes copies, and the new one
 adopts them.
 
-Every process that needs a directory holds a shared lock on it. A directory without a lock was left by a killed process,
-and the next `sweep`, by the poller of any server of this user, removes it. Names have the id of the machine's boot,
-since some file systems, NFS among them, do not show locks of directories to other machines.
+Every process that needs a directory holds a lock on it (shoal/temporary_folders.py). What a killed process leaves, the
+poller of this user's next server removes.
 """
 
-import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from shoal.temporary_folders import boot_id, hold
+from shoal.temporary_folders import sweep as sweep_folders
 
 #: Longer than `shoal-override-`, the prefix of versions of Shoal that did not lock their directories: a sweep must not
 #: remove those.
@@ -20,8 +21,6 @@ PREFIX = "shoal-override-files-"
 #: The prefix of a copy for a new server. A sweep does not remove it, since a version of Shoal that locks no directories
 #: may use it.
 _COPY_PREFIX = "shoal-override-copy-"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make() -> tuple[str, int]:
@@ -63,51 +62,14 @@ def adopt(copy: str) -> tuple[str, int]:
     return adopted, lock
 
 
-def hold(directory: Path | str) -> int:
-    """Lock a directory until the descriptor that is returned is closed, at the latest when the process ends; no effect
-    on a file system without such locks. Raises FileNotFoundError if the directory has been removed, BlockingIOError if
-    it is being removed, other OSErrors."""
-    lock = os.open(directory, _FLAGS)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise
-    except OSError:
-        return lock  # the file system has no locks, so a sweep cannot lock, and does not remove, the directory
-    try:
-        os.stat(directory)  # fails if it was removed; not every file system shows that in the number of links
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
 def sweep() -> None:
-    """Remove the directories of this user that no process has locked, if they were made since this machine's boot; no
-    effect where nothing can be listed."""
-    if not (prefix := _prefix()):
-        return
-    with suppress(OSError):  # tempfile, too, raises it, where no directory can be written to, as on a read-only disk
-        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            _remove_unlocked(path)
+    """Remove the directories of this user that no process has locked, if they were made since this machine's boot."""
+    if prefix := _prefix():
+        sweep_folders(prefix)
 
 
 def _prefix() -> str:
     """The prefix of the directories that a sweep may remove on this machine; "" where the system does not show the id
     of its boot."""
-    try:
-        return f"{PREFIX}{_BOOT_ID.read_text().strip()}-"
-    except OSError:
-        return ""
-
-
-def _remove_unlocked(path: Path) -> None:
-    with suppress(OSError):
-        lock = os.open(path, _FLAGS)
-        try:
-            if os.fstat(lock).st_uid == os.geteuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(lock)
+    boot = boot_id()
+    return f"{PREFIX}{boot}-" if boot else ""

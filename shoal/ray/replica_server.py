@@ -15,11 +15,13 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.temporary_folders import boot_id, hold, sweep
 
 #: The most seconds that the server's answer to a question about itself (health, metrics) may take (ours).
 _QUESTION_TIMEOUT_S = 5.0
@@ -108,10 +110,9 @@ class ReplicaServer:
         self._last_lines.clear()
         self._started.clear()
         self._ended.clear()
-        self._folder = folder = tempfile.TemporaryDirectory(prefix="shoal-replica-", ignore_cleanup_errors=True)
-        threading.Thread(
-            target=self._run, args=(self._command(address, port, grpc_port), folder), name="shoal server", daemon=True
-        ).start()
+        self._folder, lock = _make_folder()
+        arguments = self._command(address, port, grpc_port), self._folder, lock
+        threading.Thread(target=self._run, args=arguments, name="shoal server", daemon=True).start()
         if not self._started.wait(START_TIMEOUT_S):
             self.kill()
             self.wait(_STOP_MARGIN_S)
@@ -198,7 +199,7 @@ class ReplicaServer:
 
     # --- its thread ---
 
-    def _run(self, command: Sequence[str], folder: "tempfile.TemporaryDirectory[str]") -> None:
+    def _run(self, command: Sequence[str], folder: "tempfile.TemporaryDirectory[str]", lock: int) -> None:
         try:
             environment = {**os.environ, **self._plan.environment}
             process = subprocess.Popen(
@@ -218,6 +219,7 @@ class ReplicaServer:
             self._last_lines.append(repr(error))
         finally:
             folder.cleanup()
+            os.close(lock)
             self._started.set()
             self._ended.set()  # at the very end, since a waiting thread may then start another server
 
@@ -244,6 +246,20 @@ class ReplicaServer:
 
     def _log_end(self) -> str:
         return ":\n" + "\n".join(self._last_lines) if self._last_lines else ""
+
+
+def _make_folder() -> "tuple[tempfile.TemporaryDirectory[str], int]":
+    """A folder for the server's socket, and the descriptor of its lock. Those of replicas of this machine and user that
+    were killed are removed."""
+    boot = boot_id()
+    # A part of the id, since the path of a socket has 107 bytes at most.
+    prefix = f"shoal-replica-{boot[:8]}-"
+    if boot:
+        sweep(prefix)
+    while True:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        with suppress(FileNotFoundError, BlockingIOError):  # a sweep has removed it, or is about to
+            return folder, hold(folder.name)
 
 
 def _sentence(row: Mapping[str, Any]) -> str:

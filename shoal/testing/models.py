@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal import temporary_folders
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.response_order import keeps_order
@@ -24,7 +25,6 @@ from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.options import ServerOptions
 from shoal.placement import Machine, Placement, place
-from shoal.repository import override_files
 from shoal.repository.found import FoundModel
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
@@ -105,7 +105,7 @@ class SimulatedModels:
         if verb == "load":
             directory = arguments["directory"]
             if directory is not None:
-                self._directories.callback(os.close, override_files.hold(directory))
+                self._directories.callback(os.close, temporary_folders.hold(directory))
                 self._directories.callback(remove_files, directory)
             self.load(name, arguments["config"], None if directory is None else Path(directory))
         elif verb == "unload":

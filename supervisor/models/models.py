@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from shoal import errors
+from shoal import errors, temporary_folders
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError, UnavailableError
 from shoal.messages.message import Message
 from shoal.messages.shared import Ping, PoisonFound
@@ -20,7 +20,6 @@ from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.model_config.messages import Config
 from shoal.open_files import explain
-from shoal.repository import override_files
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
@@ -283,7 +282,7 @@ class Models:
         """Take over a directory made for one load, locked from now on; it is discarded when every version loaded from
         it has ended. Raises UnavailableError where it cannot be locked."""
         try:
-            self._locks[directory] = override_files.hold(directory)
+            self._locks[directory] = temporary_folders.hold(directory)
         except OSError as error:
             raise UnavailableError(f"the files that came with the load are not to be had: {explain(error)}") from error
         self._borrowed[directory] = 0

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from shoal import AsyncClient, Client
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.ray.load_figures import figures_between, read_sample
 from shoal.ray.relay import Relay
-from shoal.ray.replica_server import ReplicaServer, ServerPlan, closed_to_all
+from shoal.ray.replica_server import ReplicaServer, ServerPlan, _make_folder, closed_to_all
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, descendants, only
 
 DIGITS = (SAMPLES / "digits" / "request.json").read_bytes()
@@ -313,8 +314,10 @@ sys.stdin.read()
 """
 
 
-def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given(tmp_path: Path) -> None:
-    """A killed replica leaves the folder of its socket, which is therefore made in the test's own folder."""
+def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next replica removes the folder of its socket, and no other's: they are made in the test's own folder."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-c", REPLICA, str(SAMPLES), str(core)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -340,6 +343,17 @@ def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_
         asyncio.run(asyncio.wait_for(lose_the_server(), DEADLINE_S * 2))
         replica.wait()
     for fd in ends:
+        os.close(fd)
+    (left,) = tmp_path.glob("shoal-replica-*")
+    assert left == Path(client_socket).parent
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "shoal-replica-abcdefgh").mkdir()  # of a version that did not lock it
+    first, lock = _make_folder()
+    second, other_lock = _make_folder()
+    found = {str(each) for each in tmp_path.glob("shoal-replica-*")}
+    assert found == {first.name, second.name, str(tmp_path / "shoal-replica-abcdefgh")}
+    for folder, fd in ((first, lock), (second, other_lock)):
+        folder.cleanup()
         os.close(fd)
 
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from shoal import temporary_folders
 from shoal.repository import override_files
 
 
@@ -22,7 +23,7 @@ def test_what_no_process_has_locked_is_removed(temporary: Path) -> None:
     directory, lock = override_files.make()
     (Path(directory) / "1").mkdir()
     (Path(directory) / "1" / "model.py").touch()
-    second = override_files.hold(directory)
+    second = temporary_folders.hold(directory)
     os.close(lock)
     override_files.sweep()
     assert list(temporary.iterdir()) == [Path(directory)]
@@ -30,7 +31,7 @@ def test_what_no_process_has_locked_is_removed(temporary: Path) -> None:
     override_files.sweep()
     assert list(temporary.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        override_files.hold(directory)
+        temporary_folders.hold(directory)
 
 
 def test_other_directories_and_links_stay(temporary: Path) -> None:
@@ -75,7 +76,7 @@ def test_without_a_directory_for_temporary_files_nothing_is_swept(monkeypatch: p
 
 
 def test_where_the_boot_has_no_id_nothing_is_swept(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(override_files, "_BOOT_ID", temporary / "missing")
+    monkeypatch.setattr(temporary_folders, "_BOOT_ID", temporary / "missing")
     directory, lock = override_files.make()
     os.close(lock)
     override_files.sweep()
@@ -103,5 +104,5 @@ def test_a_directory_is_locked_on_a_file_system_that_counts_no_links(
     """It counted as removed, and `make` made one after the other without an end."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "fstat", lambda _fd: SimpleNamespace(st_nlink=0))
-        lock = override_files.hold(temporary)
+        lock = temporary_folders.hold(temporary)
     os.close(lock)
