@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from shoal.control import ADDRESS_VARIABLE, Channel
@@ -187,6 +188,7 @@ class Zygote:
         self.is_ready = False  # whether it takes orders
         self._is_over = False  # a zygote that cannot fork safely, or has been stopped
         self._waiting: list[Child] = []  # children to fork once the imports are done
+        self._num_urgent = 0  # children under way for which the priority is raised
         self._pauses = Pauses()
         self._forked_s = 0.0
 
@@ -352,28 +354,35 @@ class Zygote:
             return
         finally:
             theirs.close()
-        self._loop.start(self._await_fork(child, ours, was_raised=self._raise_priority(child)))
+        self._loop.start(self._await_fork(child, ours, is_urgent=self._raise_priority(child)))
 
     def _raise_priority(self, child: Child) -> bool:
         """Restore this zygote's priority if it has a lower one than the child that it is to fork; returns whether it
         had."""
-        has_lower = self._child is not None and self._has_low_priority and not child.program.has_low_priority
-        if has_lower and self._child is not None:
-            niceness.restore_priority(self._child.pid)
-        return has_lower
+        if self._child is None or not self._has_low_priority or child.program.has_low_priority:
+            return False
+        self._num_urgent += 1
+        niceness.restore_priority(self._child.pid)
+        return True
 
-    async def _await_fork(self, child: Child, link: socket.socket, *, was_raised: bool) -> None:
+    def _lower_again(self) -> None:
+        """Lower this zygote's priority again once it has forked the last of the children that need a higher one."""
+        self._num_urgent -= 1
+        if self._child is not None and not self._num_urgent:
+            niceness.lower_priority(self._child.pid)
+
+    async def _await_fork(self, child: Child, link: socket.socket, *, is_urgent: bool) -> None:
         """Begin a child once its pid is known. The zygote has FORK_S for the fork, from the order on or, since a zygote
         forks one child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote
-        killed. With `was_raised`, the zygote's priority is lowered again."""
+        killed. The zygote's priority was raised for an urgent child, and is lowered again."""
         ordered_s, is_forked = self._loop.now_s(), self._loop.future()
         self._loop.on_readable(link.fileno(), lambda: resolve(is_forked, None))
         while (left_s := max(ordered_s, self._forked_s) + FORK_S - self._loop.now_s()) > 0:
             if await first(is_forked, limit_s=left_s):
                 break
         self._loop.forget(link.fileno())
-        if was_raised and self._child is not None:
-            niceness.lower_priority(self._child.pid)
+        if is_urgent:
+            self._lower_again()
         with link:
             if not is_forked.done():
                 _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
@@ -385,15 +394,17 @@ class Zygote:
                 message, _ = Channel(link).receive(FROM_FORKED)
                 self._forked_s = self._loop.now_s()
                 child.began(message.pid)
+            except (EOFError, ProcessLookupError):
+                child.execute_instead()
+                return
+            except OSError:
+                return  # the child cannot be watched: `exited` says why, and it ends with its link
+            with suppress(ConnectionError):  # the child has ended since; its pidfd reports that
                 for variable, fds in child.passed.items():
                     for fd in fds:
                         Channel(link).send(Descriptor(variable, fd))
                 Channel(link).send(Begin())
-                child.close_passed()
-            except (EOFError, ProcessLookupError):
-                child.execute_instead()
-            except BrokenPipeError:
-                child.close_passed()  # the child has ended since; its pidfd reports that
+            child.close_passed()
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -1,5 +1,6 @@
 """Zygotes with real processes: each requested process starts, forked or exec'd, and a dead zygote is replaced."""
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.control import Channel
+from shoal.messages.message import Message
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes import zygotes as zygotes_module
-from shoal.supervisor.processes.children import Child, ChildProgram
+from shoal.supervisor.processes.children import Child, ChildProgram, reap_orphans
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import BASE, BASE_S, FORK_S, IMPORT_S, Zygotes
 from tests.end_to_end.server import wait_until
@@ -367,3 +370,68 @@ def test_processes_started_while_it_serves_have_low_priority(harness: Harness, m
     os.kill(zygote, signal.SIGKILL)
     harness.clock.until(lambda: len(told) == 9)
     assert told[8] == ("give way", harness.zygote_pid())
+
+
+def test_a_zygote_keeps_its_priority_until_the_last_urgent_child_is_forked(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(niceness, "lower_priority", lambda pid: told.append(("lower", pid)))
+    monkeypatch.setattr(niceness, "restore_priority", lambda pid: told.append(("restore", pid)))
+    monkeypatch.setattr(zygotes_module, "_WORKER", "child_of_zygote")  # its zygote is one for workers
+    harness.spawn()
+    assert harness.run() == FORKED
+    zygote = harness.zygote_pid()
+    harness.zygotes.lower_priority()
+    told.clear()
+    for _ in range(2):
+        harness.spawn()
+    assert [harness.run(), harness.run()] == [FORKED, FORKED]
+    assert [what for what, pid in told if pid == zygote] == ["restore", "restore", "lower"]
+
+
+def test_a_forked_child_that_cannot_be_watched_is_over_and_no_other_error_follows(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int]
+) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    before = num_descriptors()
+
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    child = harness.zygotes.spawn("test", ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": "7"}))
+    harness.clock.until(lambda: child.is_over)
+    assert isinstance(child.exited.exception(), OSError)
+    assert num_descriptors() == before
+    wait_until(lambda: reap_orphans() and len(harness.children()) == 1)  # the zygote alone
+
+
+def test_a_child_that_ends_before_it_has_all_descriptors_has_ended_like_any_other(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int]
+) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    before = num_descriptors()
+    began = Child.began
+
+    def end_early(child: Child, pid: int) -> None:
+        began(child, pid)
+        child.passed["SHOAL_FDS"] = [*child.passed["SHOAL_FDS"], os.dup(1)]
+        os.kill(pid, signal.SIGSTOP)  # so that it has not read the first descriptor when it ends
+        monkeypatch.setattr(Channel, "send", kill_after_first)
+
+    def kill_after_first(channel: Channel, message: Message, seq: int = 0) -> None:
+        send(channel, message, seq)
+        monkeypatch.setattr(Channel, "send", send)
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    send = Channel.send
+    monkeypatch.setattr(Child, "began", end_early)
+    program = ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": "7"}, {"SHOAL_FDS": [1]})
+    child = harness.zygotes.spawn("test", program)
+    harness.clock.until(child.exited.done)
+    assert child.exited.result() == -signal.SIGKILL
+    assert num_descriptors() == before
