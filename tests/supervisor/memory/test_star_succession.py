@@ -129,6 +129,19 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
     assert SegmentGone(third) in rig.a.heard()
 
 
+def test_a_successor_is_sent_a_worker_that_dies_between_the_end_of_a_batchers_connection_and_of_its_process(
+    rig: StarRig,
+) -> None:
+    rig.batcher.channel.shutdown()
+    rig.batcher.member.drain()
+    rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 0)
+    rig.clock.settle()
+    successor = rig.replace_batcher()
+    assert announced(rig.worker_of_3, 3) in successor.heard()
+    rig.settle()
+    assert WorkerDied(owner=rig.worker_of_3.owner, reason=5, detail=0, is_repeated=False) in successor.all_heard
+
+
 def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(rig: StarRig) -> None:
     successor = rig.replace_batcher()
     rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 0)
