@@ -94,8 +94,11 @@ class Member:
                 return
             except BlockingIOError:
                 self._loop.on_writable(self._channel.fileno(), self._flush)
-            except OSError:
+            except ConnectionError:
                 return  # the process has ended; the connection's end of file is already on the way
+            except OSError as error:  # no descriptor or memory for a large message, without which it could not go on
+                self._give_up(explain(error))
+                return
         if len(self._outbox) >= self._max_outbox:
             self._give_up(f"the process has not read {len(self._outbox)} messages")
             return
@@ -169,8 +172,11 @@ class Member:
                 self._channel.send_encoded(body, fds)
             except BlockingIOError:
                 return
-            except OSError:
+            except ConnectionError:
                 self.hang_up()
+                return
+            except OSError as error:
+                self._give_up(explain(error))
                 return
             self._outbox.popleft()
             _close_all(fds)

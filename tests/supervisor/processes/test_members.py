@@ -254,3 +254,35 @@ def test_without_a_descriptor_left_no_process_is_killed_and_the_caller_is_told(s
             assert not process.member.kill()
         assert process.member.kill()
         assert living.wait() == -signal.SIGKILL
+
+
+def test_a_large_message_for_which_there_is_no_descriptor_is_not_lost_in_silence(
+    start: Callable[[], Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    process = start()
+    with no_descriptors_left():
+        process.member.send(Said(1, "x" * 100_000))
+    assert process.is_gone
+    assert "the connection of process 1 is closed: no file descriptor is left" in caplog.text
+
+
+def test_a_large_message_that_waits_is_not_lost_in_silence_either(
+    loop: EventLoop, start: Callable[[], Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    process = start()
+    while not process.member._outbox:
+        process.member.send(Said(0, "x" * 50_000))
+    process.member.send(Said(1, "x" * 100_000))
+    with no_descriptors_left():
+        while process.member._outbox:
+            process.member._flush()
+            process.channel.receive(SAID)
+    assert process.is_gone
+    assert "the connection of process 1 is closed: no file descriptor is left" in caplog.text
+
+
+def test_a_message_to_a_process_that_has_ended_is_dropped(start: Callable[[], Process]) -> None:
+    process = start()
+    process.channel.close()
+    process.member.send(X)
+    assert not process.is_gone  # the end of file says so
