@@ -197,8 +197,8 @@ class Batchers:
                 self._num_refusals += 1
                 self._log_refusal(f"the batcher (pid {member.pid}) cannot have its memory: {explain(error)}", place)
                 member.hang_up()  # this batcher ends, and another is tried
-            else:
-                self._num_refusals = 0
+            else:  # a message for which no descriptor is left closes the connection
+                self._num_refusals = 0 if member.is_open else self._num_refusals + 1
 
     def _leave(self, place: Place, child: Child, code: int, cause: str) -> None:
         """Handle the end of a batcher's process; the standby has taken an active batcher's place when this returns."""

@@ -35,6 +35,7 @@ class Started:
         self.refusals: list[Exception] = []
         self.no_process: list[OSError] = []
         self.failing: list[list[str]] = []
+        self.num_unsent = 0  # of so many more, a message that makes it active cannot be sent
         self.joined: list[Process] = []
         self.oom_kills = OomKills()
         self.batchers = Batchers(
@@ -63,10 +64,14 @@ class Started:
     def _on_active(self, member: Member) -> None:
         assert self.star.batcher is None, "the star has let go of the one before"
         self.star.join_batcher(member)
-        if self.refusals:
+        if self.num_unsent:
+            self.num_unsent -= 1
+            member.hang_up()
+        elif self.refusals:
             self.said.append("refused")
             raise self.refusals.pop(0)
-        self.said.append("active")
+        else:
+            self.said.append("active")
 
     def children(self) -> int:
         return sum(each.child is not None and not each.child.is_over for each in self.batchers._places)
@@ -108,6 +113,13 @@ def test_one_for_which_there_is_no_memory_makes_room_for_the_next(
     assert started.said == ["refused", "refused", "active"]
     assert "cannot have its memory: no shared memory; it is tried again in 0 s" in caplog.text
     assert "cannot have its memory: no file descriptor is left, a process of the server's may have " in caplog.text
+
+
+def test_one_whose_messages_cannot_be_sent_is_followed_after_a_pause(started: Started) -> None:
+    started.num_unsent = 3
+    begun_s = started.loop.now_s()
+    started.until(lambda: started.said == ["active"], 0.0, 0.5, 1.0)
+    assert started.loop.now_s() - begun_s >= 1.5
 
 
 def test_one_whose_process_is_refused_is_tried_again(started: Started, caplog: pytest.LogCaptureFixture) -> None:
