@@ -28,22 +28,25 @@ class Silence:
 
     def __init__(self, now_s: float, busy_share: float = 1.0) -> None:
         self._busy_share = busy_share
-        # Changed by look and reset: the time of the last of these, the CPU time seen by then, and the silence so far.
+        # Changed by look and reset: the time of the last of these, the CPU time used by then (None: not known, so that
+        # none counts before the next observation), and the silence so far.
         self._since_s = now_s
-        self._cpu_s = 0.0
+        self._cpu_s: float | None = 0.0
         self._silent_s = 0.0
 
     def reset(self, now_s: float) -> None:
         """Count silence from now on: the process has shown progress, or could not run."""
-        self._since_s = now_s
+        if now_s != self._since_s:  # otherwise the process has just been observed
+            self._since_s, self._cpu_s = now_s, None
         self._silent_s = 0.0
 
     def look(self, now_s: float, observed: Observed | None) -> float:
         """Seconds of silence so far; time without an observation does not count."""
         if observed is None:
-            self._since_s = now_s
+            self._since_s, self._cpu_s = now_s, None
             return self._silent_s
-        elapsed_s, used_s = now_s - self._since_s, observed.cpu_s - self._cpu_s
+        elapsed_s = now_s - self._since_s
+        used_s = 0.0 if self._cpu_s is None else observed.cpu_s - self._cpu_s
         self._silent_s += min(elapsed_s, used_s) * self._busy_share if observed.is_runnable else elapsed_s
         self._since_s, self._cpu_s = now_s, observed.cpu_s
         return self._silent_s

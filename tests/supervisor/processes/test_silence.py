@@ -44,6 +44,16 @@ def test_of_what_computes_a_share_counts() -> None:
     assert silence.look(3.0, Observed(False, 1.5)) == pytest.approx(1.15)
 
 
+def test_what_a_process_computed_before_a_reset_or_unobserved_is_no_silence() -> None:
+    silence = Silence(0.0)
+    silence.look(1.0, Observed(True, 0.5))
+    silence.reset(20.0)
+    assert silence.look(21.0, Observed(True, 15.0)) == 0.0  # it waits for a core now
+    assert silence.look(22.0, None) == 0.0
+    assert silence.look(23.0, Observed(True, 16.0)) == 0.0
+    assert silence.look(24.0, Observed(True, 17.0)) == 1.0
+
+
 def test_a_process_is_runnable_if_one_of_its_threads_is() -> None:
     spin = "import signal, threading\ndef spin():\n    while True: pass\n"
     program = f"{spin}threading.Thread(target=spin, daemon=True).start()\nprint(flush=True)\nsignal.pause()"
