@@ -9,6 +9,7 @@ the machine. Runs in the supervisor.
 import functools
 import os
 import threading
+from contextlib import suppress
 
 from shoal.process import set_niceness
 
@@ -29,7 +30,8 @@ def restore_priority(pid: int) -> None:
 
 def _set(pid: int, steps: int) -> None:
     if _can_restore():
-        set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
+        with suppress(OSError):  # no descriptor is left to find its threads: it keeps its priority
+            set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.supervisor.processes import niceness
+from tests.scarcity import no_descriptors_left
 
 #: A process with a thread and a child; they end with their input.
 THREE = """
@@ -76,3 +77,13 @@ def test_trying_it_changes_nothing(process: "subprocess.Popen[bytes]") -> None:
 
 def test_no_priority_is_lowered_that_cannot_be_restored() -> None:
     subprocess.run([sys.executable, "-c", NO_RETURN], check=True)
+
+
+def test_without_a_descriptor_left_a_process_keeps_its_priority(
+    process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(niceness, "_can_restore", lambda: True)
+    before = of_all(process.pid)
+    with no_descriptors_left():
+        niceness.lower_priority(process.pid)
+    assert of_all(process.pid) == before
