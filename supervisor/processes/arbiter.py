@@ -82,7 +82,7 @@ class Arbiter:
         self._running = self._loop.start(self._run())
 
     def contain(self, _error: Exception) -> None:
-        """End the arbiter's process after an unexpected error; it is started again."""
+        """End the arbiter's process after an unexpected error, unless that has ended it; it is started again."""
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
@@ -99,11 +99,11 @@ class Arbiter:
 
     async def _run_process(self) -> str:
         """Start the process and wait for its end; returns the words for that end."""
+        self._pauses.started(self._loop.now_s())
         try:
             child = self._child = self._execute()
         except OSError as error:
             return self._not_started(error)
-        self._pauses.started(self._loop.now_s())
         if self._is_open:
             self._send_go()
         try:
@@ -112,6 +112,8 @@ class Arbiter:
         except OSError as error:  # no zygote has forked it, and the system refuses an exec
             return self._not_started(error)
         finally:
+            if not child.is_over:  # after an unexpected error
+                child.signal(signal.SIGKILL)
             self._child = None
             self._hang_up()
         return f"{self.title} (pid {child.pid}) {describe_exit(code)}"

@@ -1,15 +1,22 @@
 """arbiter.py: an arbiter whose loop stands still is killed, and another is started in its place."""
 
+import errno
 import logging
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.processes import arbiter
 from shoal.supervisor.processes.arbiter import Arbiter, FrontEndRole
+from shoal.supervisor.processes.children import Child
+from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S
+from shoal.supervisor.processes.silence import Observed
 from shoal.supervisor.processes.zygotes import Zygotes
+from tests.supervisor.clock import ClockLoop
 
 #: Stands in for gunicorn: it makes no pass. Those of the second one are counted by the test.
 PROGRAM = """
@@ -110,3 +117,64 @@ def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
     assert f"(pid {second}) has not moved" not in caplog.text
     assert watched._child is not None
     watched._child.signal(9)
+
+
+class Refusing(Zygotes):
+    """Zygotes of a system that refuses processes."""
+
+    num_refused = 0
+
+    def spawn(self, *_arguments: Any, **_options: Any) -> Child:
+        self.num_refused += 1
+        raise OSError(errno.EAGAIN, "Try again")
+
+
+def test_starts_that_the_system_refuses_to_a_server_that_has_long_run_are_followed_by_longer_and_longer_pauses(
+    clock: ClockLoop,
+) -> None:
+    loop = EventLoop(clock)
+    zygotes = Refusing(loop, "", {})
+    clock.pass_time(HEALTHY_AFTER_S)
+    refused = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, zygotes)
+    refused.start()
+    for pause_s in (0.0, 0.5, 1.0, 2.0, 2.0):
+        clock.pass_time(pause_s)
+    assert zygotes.num_refused == 6
+    clock.run(_done(refused.stop()))
+    os.close(refused._progress_fd)
+
+
+def test_one_with_which_an_error_of_ours_is_met_is_killed_before_the_next_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program_of_test.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(arbiter, "_GUNICORN", ("program_of_test",))
+    monkeypatch.setattr(arbiter, "LOOK_S", 0.05)
+    loop = EventLoop()
+    watched = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, Zygotes(loop, "", {}))
+    children = list[Child]()
+
+    def fails(_pid: int) -> Observed:
+        assert watched._child is not None
+        children.append(watched._child)
+        monkeypatch.setattr(arbiter, "observe", lambda _pid: None)
+        raise RuntimeError
+
+    def look(_late_s: float) -> None:
+        if children and children[0].is_over and watched._child is not None and watched._child.pid:
+            watched._child.signal(signal.SIGKILL)
+            loop.stop()
+
+    monkeypatch.setattr(arbiter, "observe", fails)
+    watched.start()
+    watched.open()
+    loop.every(0.01, look)
+    loop.call_after(20.0, loop.stop)
+    loop.run()
+    (first,) = children
+    assert first.is_over
+
+
+async def _done(future: Future[None]) -> None:
+    await shared(future)
