@@ -96,6 +96,9 @@ class RepositoryPoller:
 
     def join(self, member: Member) -> None:
         """Take in the process, which has connected, and send it the waiting orders."""
+        if self._child is None or member.pid != self._child.pid:
+            member.hang_up()
+            return
         self._member = member
         self._answered_s = self._loop.now_s()
         member.listen(self.handlers)
@@ -255,8 +258,11 @@ class RepositoryPoller:
 
     def _on_done(self, answer: Answer) -> None:
         self._answered(answer.order)
-        if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
-            order.result.set_result(order.read(answer, order.found))
+        order = self._orders.get(answer.order)
+        result = None if order is None else order.read(answer, order.found)  # an error ends the process: it fails, too
+        self._orders.pop(answer.order, None)
+        if order is not None and not order.result.done():
+            order.result.set_result(result)
 
     def _answered(self, number: int) -> None:
         """Note the process's last answer to an order, and end the process if no other order comes for a while."""

@@ -32,7 +32,8 @@ class FakeChild:
 class FakeMember:
     """The poller's connection: what it is sent, and whether it is still open."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.sent: list[Any] = []
         self.is_open = True
 
@@ -60,7 +61,7 @@ class Office:
         return self.children[-1]
 
     def join(self) -> FakeMember:
-        member = FakeMember()
+        member = FakeMember(self.children[-1].pid)
         self.poller.join(cast(Member, member))
         return member
 
@@ -143,6 +144,31 @@ def test_the_end_waits_for_the_removal_of_a_directory(clock: ClockLoop, monkeypa
     office.answer(2)
     clock.run(_result(closing))
     assert office.children[0].signals == [signal.SIGKILL]
+
+
+def test_an_order_whose_answer_cannot_be_read_fails_with_the_process(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(clock, monkeypatch)
+    registered = office.poller.register({})
+    office.join()
+    with pytest.raises(IndexError):  # no model has been found; the connection's failure domain ends the process
+        office.poller.handlers[to_poller.OrderDone](to_poller.OrderDone(1))
+    office.children[0].exited.set_result(0)
+    with pytest.raises(InternalError, match=r"\(pid 1\) exited with code 0"):
+        clock.run(_result(registered))
+
+
+def test_a_poller_that_joins_once_its_end_is_known_is_hung_up_on(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(clock, monkeypatch)
+    first = office.poller.poll(None)
+    office.children[0].exited.set_result(-9)
+    with pytest.raises(InternalError):
+        clock.run(_result(first))
+    late = office.join()
+    assert (late.is_open, late.sent) == (False, [])
 
 
 @pytest.mark.parametrize(
