@@ -170,16 +170,16 @@ def read_address(key: str, text: str, http_port: int, https_port: int) -> Addres
                 f"most {_MAX_PATH_BYTES} bytes"
             )
         return Address(UNIX + path, 0)
-    parts = urlsplit(text)
     try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.path not in ("", "/"):
+        parts = urlsplit(text)
+        host, port, path = parts.hostname, parts.port, parts.path
+    except ValueError:  # brackets without an IPv6 address, or a port that is no number
+        host, port, path = None, None, ""
+    if scheme not in ("http", "https") or not host or path not in ("", "/"):
         raise PropertiesError(f"{key} is '{text}', which is no address: write it as http://127.0.0.1:8080")
     is_https = scheme == "https"
     default_port = https_port if is_https else http_port
-    return Address(parts.hostname, default_port if port is None else port, is_https)
+    return Address(host, default_port if port is None else port, is_https)
 
 
 def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:

@@ -33,6 +33,7 @@ ADDRESSES = [
     ("https://127.0.0.1:8443", Address("127.0.0.1", 8443, True)),
     ("https://localhost", Address("localhost", 444, True)),
     ("unix:/tmp/socket", Address("unix:/tmp/socket", 0)),
+    ("http://[::1:8080", None),
     ("unix:socket", None),
     ("unix:/" + "x" * 107, None),
     ("", None),
