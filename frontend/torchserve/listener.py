@@ -15,7 +15,7 @@ from shoal.frontend.torchserve.api_description import description
 from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, RESOURCE_NOT_FOUND, error_response, refusal_response
 from shoal.frontend.torchserve.inference_api import INFERENCE_ROUTES, any_method
 from shoal.frontend.torchserve.management_api import MANAGEMENT_ROUTES
-from shoal.frontend.torchserve.metrics_api import METRICS_ROUTES
+from shoal.frontend.torchserve.metrics_api import METRICS_ROUTES, machine_cpu
 from shoal.frontend.torchserve.predictions import new_id
 from shoal.torchserve_settings import TORCHSERVE_VERSION, TorchServeSettings
 
@@ -103,6 +103,8 @@ class RoadEndpoint:
         self._has_cors = bool(state.torchserve.cors_allowed_origin)
         self._tokens = Tokens(state.torchserve.token_file)
         self._max_request_size = state.torchserve.max_request_size
+        if "metrics" in apis and state.torchserve.system_metrics:
+            machine_cpu()  # the first page shows the utilization since now
 
     def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
         """The handler for a request, or its refusal; a body that is too long is refused before anything else."""

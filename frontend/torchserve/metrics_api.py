@@ -183,8 +183,9 @@ def _version(call: HandlerCall, entry: ModelEntry) -> str:
 
 
 @cache
-def _cpu() -> Cpu:
-    """This process's reader of the CPU's utilization, which is the mean since the last reading."""
+def machine_cpu() -> Cpu:
+    """This process's reader of the CPU's utilization, which is the mean since the last reading or, at first, since the
+    listener was made."""
     return Cpu()
 
 
@@ -194,7 +195,7 @@ def system_metrics(
 ) -> Iterator[tuple[str, str, float]]:
     """The gauges of the machine and of its root directory's disk: name, unit and value. `read` is Cpu.read, `disk`
     returns the total, used and free bytes of a path's file system."""
-    figures = (read or _cpu().read)()
+    figures = (read or machine_cpu().read)()
     total, used = figures["memory_total_bytes"], figures["memory_used_bytes"]
     _, disk_used, disk_free = disk("/")
     yield ("CPUUtilization", "Percent", 100 * figures["utilization"])

@@ -9,7 +9,8 @@ import pytest
 from shoal.errors import UnavailableError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.metrics_api import RecentMeans, metrics
+from shoal.frontend.torchserve.listener import RoadEndpoint
+from shoal.frontend.torchserve.metrics_api import RecentMeans, machine_cpu, metrics
 from shoal.frontend.torchserve.metrics_api import system_metrics as gauges
 from shoal.torchserve_settings import TorchServeSettings
 from tests.messages import model_message
@@ -137,6 +138,13 @@ def test_the_machine_is_measured_in_torchserves_units() -> None:
         ("DiskUsage", "Gigabytes", 3.0),
         ("DiskAvailable", "Gigabytes", 1.0),
     ]
+
+
+@pytest.mark.parametrize(("api", "enabled"), [("metrics", True), ("metrics", False), ("inference", True)])
+def test_the_first_page_shows_the_cpus_utilization_since_the_listener_was_made(api: str, enabled: bool) -> None:
+    machine_cpu.cache_clear()
+    RoadEndpoint(ServerState(torchserve=TorchServeSettings(system_metrics=enabled)), [api], lambda _status: None)
+    assert machine_cpu.cache_info().currsize == (api == "metrics" and enabled)
 
 
 @pytest.mark.parametrize(("mode", "enabled"), [("prometheus", True), ("prometheus", False), ("legacy", True)])
