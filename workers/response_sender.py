@@ -70,7 +70,8 @@ class ResponseSender(ABC):
 
     @abstractmethod
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
-        """Send an error in place of a response. No effect on a sender that is closed."""
+        """Send an error in place of a response. No effect on a sender that is closed. One that is not final is sent, or
+        dropped, as a response is: this may wait, and raise UnavailableError, as `send` does."""
 
     @abstractmethod
     def fail_later(self, error: ShoalError) -> None:
@@ -327,12 +328,18 @@ class WrittenResponseSender(ResponseSender):
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         with self._turn:
-            if not self._is_open:
+            if not self._is_open or (not final and self.is_cancelled):
                 return
-            answers = self._make_answers()
-            answers.fail_all(error)
-            ref = answers.write_errors()
-            self._send_response(error.wire, ref, answers.spans[0], final=final)
+            try:
+                if not final:
+                    self._wait_for_window()
+                answers = self._make_answers()
+                answers.fail_all(error)
+                ref = answers.write_errors()
+                self._send_response(error.wire, ref, answers.spans[0], final=final)
+            except UnavailableError as refusal:  # of an error that is not final: the end can always be sent
+                self.fail(refusal)
+                raise
 
     def fail_later(self, error: ShoalError) -> None:
         self._batch.batches.later(functools.partial(self.fail, error))

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import InternalError, UnavailableError
 from shoal.shm.slab import taken_nbytes
-from shoal.workers.response_sender import ResponseSender, WrittenResponseSender
+from shoal.workers.response_sender import WINDOW, ResponseSender, WrittenResponseSender
 from tests.garbage import ids_of
 from tests.workers.sending import DONE, Sending, heard, output, rung, started, value
 from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
@@ -16,10 +16,10 @@ from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
 def fill_ring(batcher: Batcher) -> ResponseSender:
     """Half of the worker's ring is full, which is all that senders may use; this one did not help."""
-    first, second = started(batcher, num_requests=2).senders
-    for _ in range(127):  # and the news that the instance is free
-        first.fail(InternalError("no"), final=False)
-    return second
+    *others, last = started(batcher, num_requests=5).senders
+    for number in range(127):  # and the news that the instance is free
+        others[number // WINDOW].fail(InternalError("no"), final=False)
+    return last
 
 
 @pytest.mark.parametrize("how", ["send", "fail"])
@@ -30,8 +30,8 @@ def test_a_response_that_cannot_be_published_is_taken_back(make_batcher: Callabl
     attempt = {"send": partial(sender.send, output(1)), "fail": partial(sender.fail, InternalError("no"))}[how]
     with pytest.raises(UnavailableError, match="has not read the worker's ring for too long"):
         attempt(final=False)
-    assert taken_nbytes(batcher.worker_view) - before == (how == "send") * 4096  # of the error that ends the request
-    assert sender.is_open == (how == "fail")
+    assert taken_nbytes(batcher.worker_view) - before == 4096  # of the error that ends the request
+    assert not sender.is_open
 
 
 def test_the_end_of_a_request_waits_for_room_however_long(make_batcher: Callable[..., Batcher]) -> None:
@@ -44,7 +44,7 @@ def test_the_end_of_a_request_waits_for_room_however_long(make_batcher: Callable
     while not last:
         rung(batcher)
         last = heard(batcher)
-    assert [record[:5] for record in last] == [(DONE, 2, 0, 0, 0)]
+    assert [record[:5] for record in last] == [(DONE, 5, 0, 0, 0)]
 
 
 def test_a_sender_may_be_dropped_in_the_middle_of_anything(batcher: Batcher) -> None:
