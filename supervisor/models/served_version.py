@@ -78,7 +78,7 @@ class ServedVersion:
         self._poison: dict[tuple[int, int], PoisonFound] = {}  # by its sample's digest (suspects.py), latest last
         self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # the processes that instances share
         self._resizes: list[Future[None]] = []
-        self._previous_groups: list[Config] = []
+        self._previous_groups: list[Config] = []  # before the first of `_resizes`
         self.is_public = False  # clients know this copy; changed by its model
 
     def contain(self, error: Exception) -> None:
@@ -298,7 +298,8 @@ class ServedVersion:
         config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
         placements, started = self._enrol(config)
         wanted = {placement.identity: placement for placement in placements}
-        self._previous_groups = version.config["instance_group"]
+        if not self._resizes:
+            self._previous_groups = version.config["instance_group"]
         version.config = config
         version.name_groups()  # the death of an instance is described by its group's name
         self._context.star.send_to_batcher(InstanceGroupsChanged(version.model_id, version.groups))
@@ -329,16 +330,15 @@ class ServedVersion:
                 resolve(up, None)
 
     def _give_up_resize(self, error: ShoalError) -> None:
-        """Go back to the previous groups; new instances that have come up are retired."""
+        """Go back to the groups before the resizes under way; their instances that have come up are retired."""
         resizes, self._resizes = self._resizes, []
         if not resizes:
             return
         _log.error("model '%s' keeps its instances: %s", self.version.name, error)
-        others = set(self.instances)
         try:
             self.resize(self._previous_groups)
-            for instance in set(self.instances) - others:
-                instance.has_been_up = True  # so if it cannot load, it is tried again, and the version does not fail
+            for instance in self.instances:
+                instance.has_been_up = True  # a restored instance that cannot load is restarted, like one that died
             self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)

@@ -69,3 +69,17 @@ def test_a_resize_is_answered_where_the_version_ends_first(pair: Version) -> Non
     pair.served.retire()
     pair.served.on_drained()
     assert str(up.exception()) == "model 'm' version 1 is unloaded"
+
+
+@pytest.mark.parametrize("refused", [2, 3])
+def test_of_two_resizes_under_way_neither_outlives_an_instance_that_cannot_load(pair: Version, refused: int) -> None:
+    """The version goes back to the groups before both: those of the first resize have never been up."""
+    served = pair.served
+    old, before = list(served.instances), served.version.config["instance_group"]
+    resizes = [served.resize([{**before[0], "count": count}]) for count in (3, 4)]
+    pair.refuse(served.instances[refused])
+    assert [str(up.exception()) for up in resizes] == ["no such file"] * 2
+    pair.until(lambda: list(pair.roster) == old)
+    assert served.instances == old
+    assert served.version.config["instance_group"] == before
+    assert (served.version.num_instances_up, served.version.num_instances) == (2, 2)
