@@ -260,11 +260,15 @@ class ServedVersion:
         self._check_resized()
 
     def _on_failed(self, instance: Instance) -> None:
-        """Make a version all of whose instances are FAILED UNAVAILABLE, until one of them is up again."""
+        """If all instances are FAILED, fail the load of a version that is not published yet; make any other UNAVAILABLE
+        until an instance is up again."""
         version = self.version
-        if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
+        if not all(each.is_failed for each in self.instances):
             return
         error = UnavailableError(f"all instances died again and again; the last: {instance.worker.error}")
+        self.fail(error)  # a version that is not published yet
+        if version.state is not VersionState.READY:
+            return
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)

@@ -154,6 +154,25 @@ def test_a_version_that_is_stopped_before_it_is_published_says_so(num_up: int) -
     assert made.served.ended.done()
 
 
+def test_a_version_whose_instances_fail_before_it_is_published_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions of its model may still load, for minutes."""
+    monkeypatch.setattr(restarts, "MAX_DEATHS", 1)
+    made = Version("", OPTIONS)
+    try:
+        loaded = made.begin()
+        for instance in made.served.instances:
+            made.bring_up(instance)
+        loaded.result()
+        for instance in tuple(made.served.instances):
+            made.end(instance)
+        made.served.publish()
+        assert made.served.version.state is VersionState.UNAVAILABLE
+        assert "all instances died again and again; the last: model 'm' version 1: " in made.served.version.reason
+    finally:
+        made.close()
+    assert made.served.ended.done()
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, number: int) -> None:
     served, old = pair.served, pair.served.instances[number]
