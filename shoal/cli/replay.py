@@ -167,7 +167,7 @@ def _ask_locally(
         for batch in batches(requests) if exact else [[each] for each in requests]:
             for request, answer in zip(batch, local.replay_batch(batch), strict=True):
                 answers[request.number] = answer
-    return [answers[each.number] for each in requests], local.num_split
+    return [answers[each.number] for each in requests], local.num_split if exact else 0
 
 
 def _told(

@@ -114,7 +114,7 @@ class LocalModels:
     def __init__(self, server: "Server", version: int | None) -> None:
         self._server = server
         self._version = version
-        #: The number of batches whose requests the server has not executed as one batch again.
+        #: The number of recorded batches whose requests the server has not executed as one batch again.
         self.num_split = 0
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
@@ -132,15 +132,16 @@ class LocalModels:
             except (ShoalError, ValueError) as error:
                 answer.error = error if isinstance(error, ShoalError) else InvalidArgumentError(str(error))
                 futures.append(None)
+        start_ns = time.monotonic_ns()
         for future, answer in zip(futures, answers, strict=True):
             if future is None:
                 continue
-            start_ns = time.monotonic_ns()
             try:
                 answer.responses = [dict(each.outputs) for each in future.results()]
             except ShoalError as error:
                 answer.error = error
             answer.time_ns = time.monotonic_ns() - start_ns
-        executed = [each for each in self._server.batches[num_before:] if each.model == batch[0].model]
-        self.num_split += len(executed) != 1 or len(executed[0].request_ids) != len(batch)
+        if batch[0].execution is not None:
+            executed = [each for each in self._server.batches[num_before:] if each.model == batch[0].model]
+            self.num_split += len(executed) != 1 or len(executed[0].request_ids) != len(batch)
         return answers

@@ -1,5 +1,6 @@
 """`shoal replay`: where it asks, and mistakes that are said before anything is asked."""
 
+import json
 import socket
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 from shoal.cli import main, replay
 from shoal.cli.operate import client_at
 from shoal.cli.replay_comparison import Answer
-from shoal.cli.replay_targets import RunningServer
+from shoal.cli.replay_targets import LocalModels, RunningServer
 from shoal.client.remote_grpc import GrpcClient
 from shoal.client.request_arguments import RequestArguments
 from shoal.errors import ConnectionLostError
+from shoal.model_config import pbtxt
+from shoal.model_config.normalise import normalise
 from shoal.recorder.recorded import Recording
 from shoal.recorder.segment_file import file_head, pack_frame
 from tests.recorder.entries import made
@@ -95,3 +98,52 @@ def test_a_report_for_which_the_disk_has_no_room_costs_no_figures(
     printed = capsys.readouterr()
     assert "1 requests" in printed.out
     assert printed.err.startswith("'/dev/full' cannot be written: No space left on device\nUsage: shoal replay")
+
+
+IDENTITY = """
+name: "m" backend: "identity" max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--exact-batches"]])
+def test_only_recorded_batches_count_as_not_formed_again(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two requests that are refused now, one was executed; a request to an ensemble and one that a cache has
+    answered were not."""
+    executed = made(key=1, tensor="GONE", instance=7 << 32, worker=7, batch=1, num_requests=1)
+    folder, repo = tmp_path / "recorded", tmp_path / "models"
+    folder.mkdir()
+    (folder / "two.shoalrec").write_bytes(file_head() + pack_frame([executed, made(key=2, tensor="GONE")]))
+    (repo / "m" / "1").mkdir(parents=True)
+    (repo / "m" / "config.pbtxt").write_text(IDENTITY)
+    main(["replay", str(folder), "--repo", str(repo), "--json", *flags])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["requests"], told["failed"]) == (2, 2)
+    assert told["batches_not_as_recorded"] == len(flags)
+
+
+def test_each_request_of_a_batch_takes_as_long_as_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("shoal.cli.replay_targets.time.monotonic_ns", lambda: now_ns[0])
+
+    class Batch:
+        def results(self) -> list[Any]:
+            now_ns[0] = 5  # once: the second request is answered with the first
+            return []
+
+    class Local:
+        batches = ()
+
+        def config(self, *_: object) -> dict[str, Any]:
+            return normalise(pbtxt.parse(IDENTITY, Path("config.pbtxt")))
+
+        def submit(self, *_: object, **__: object) -> Batch:
+            return Batch()
+
+    (tmp_path / "two.shoalrec").write_bytes(file_head() + pack_frame([made(key=1), made(key=2)]))
+    server: Any = Local()
+    answers = LocalModels(server, None).replay_batch(list(Recording(tmp_path)))
+    assert [each.time_ns for each in answers] == [5, 5]
