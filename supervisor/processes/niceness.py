@@ -29,24 +29,25 @@ def restore_priority(pid: int) -> None:
 
 
 def _set(pid: int, steps: int) -> None:
-    if _can_restore():
-        with suppress(OSError):  # no descriptor is left to find its threads: it keeps its priority
-            set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
+    try:
+        can_restore = _can_restore()
+    except RuntimeError:  # no thread can be started now; not cached, so the next call tries again
+        return
+    if can_restore:
+        set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
 
 
 @functools.cache
 def _can_restore() -> bool:
-    """Whether the system lets a process that has lowered its priority raise it again.
+    """Whether the system lets a process that has lowered its priority raise it again. Raises RuntimeError if no thread
+    can be started to try it.
 
-    The system does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's.
-    Which holds is tried out in a thread, since a thread has a niceness of its own.
+    The system does where the limit "nice" is 20 or more, or with CAP_SYS_NICE; that of a user namespace does not count.
+    A thread tries it, since each thread has a niceness of its own.
     """
     tried: list[bool] = []
     thread = threading.Thread(target=lambda: tried.append(_try_to_restore()))
-    try:
-        thread.start()
-    except RuntimeError:  # no further thread may be started
-        return False
+    thread.start()
     thread.join()
     return tried == [True]
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,24 @@ def test_trying_it_changes_nothing(process: "subprocess.Popen[bytes]") -> None:
     niceness._can_restore.cache_clear()
     niceness.restore_priority(process.pid)
     assert [os.getpriority(os.PRIO_PROCESS, 0), *of_all(process.pid)] == [before] * 4
+
+
+def test_one_thread_that_cannot_be_started_does_not_end_priorities(
+    process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    monkeypatch.setattr(niceness, "_try_to_restore", lambda: True)
+    niceness._can_restore.cache_clear()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        niceness.lower_priority(process.pid)
+    assert of_all(process.pid) == [ours] * 3
+    niceness.lower_priority(process.pid)
+    niceness._can_restore.cache_clear()
+    assert of_all(process.pid) == [min(ours + 15, 19)] * 3
 
 
 def test_no_priority_is_lowered_that_cannot_be_restored() -> None:
