@@ -60,8 +60,9 @@ class Row:
 
 
 def slice_ratios(ours: Sample, theirs: Sample) -> tuple[float, float, float] | None:
-    """The quartiles of the ratio of our requests/s to theirs in the neighbouring slice; None without at least two."""
-    ratios = [mine / other for mine, other in zip(ours.slices, theirs.slices, strict=False)]
+    """The quartiles of the ratio of our requests/s to theirs in the neighbouring slice; None without at least two such
+    pairs. A slice in which theirs answered nothing has no ratio."""
+    ratios = [mine / other for mine, other in zip(ours.slices, theirs.slices, strict=False) if other]
     if len(ratios) < 2:
         return None
     first, middle, third = quantiles(ratios, n=4, method="inclusive")

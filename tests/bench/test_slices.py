@@ -107,6 +107,7 @@ def test_a_ratio_is_that_of_neighbouring_slices() -> None:
     ours, theirs = sample(800, 3200, 1600, 1600), sample(400, 1600, 800, 400)
     assert slice_ratios(ours, theirs) == (2.0, 2.0, 2.5)
     assert slice_ratios(ours, sample(400)) is None
+    assert slice_ratios(ours, sample(400, 0, 800, 0)) == (2.0, 2.0, 2.0)
     rows = [Row(peer(name, 1), BINARY_C1, [each]) for name, each in (("shoal", ours), ("other", theirs))]
     assert "| 1,800 | 2.00 (2.00–2.50) | 100 | 1.00 |" in table.summary(rows)
 
