@@ -3,6 +3,7 @@
 Booleans and integers are read as Triton reads them. A parser raises ValueError; serve.py adds the flag's name.
 """
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,9 +70,12 @@ def _config_name(text: str) -> str:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise ValueError(f"expected a number, got '{text}'") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"expected a number, got '{text}'")
+    return number
 
 
 def _repository(text: str) -> Path | CloudUrl:

@@ -62,6 +62,8 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
         (values.INTEGER, "8.0", "expected an integer, got '8.0'"),
         (values.INTEGER, "9" * 30, f"expected an integer, got '{'9' * 30}'"),
         (values.NUMBER, "six", "expected a number, got 'six'"),
+        (values.NUMBER, "nan", "expected a number, got 'nan'"),
+        (values.NUMBER, "inf", "expected a number, got 'inf'"),
         (values.integer(1), "0", "expected an integer of 1 or more, got 0"),
         (MODES, "some", "expected one of none, poll, ISO8601, got 'some'"),
         (values.TEXT, "", "expected a value, got nothing"),
