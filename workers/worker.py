@@ -174,6 +174,7 @@ def load(channel: Channel, order: LoadModel, device: Device, first: Backend | No
             return None
         config = finished.config
     model = _model(order, config)
+    backend.report_refusal_by(lambda error: _refuse(channel, error))
     backend.load(model, device)
     backend.pad_batches(padded_rows(config))
     tensors = SequenceTensors(config, model.version_dir) if "sequence_batching" in config else None
@@ -200,13 +201,16 @@ def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | N
         if not isinstance(error, ShoalError):
             _log.error("model '%s' cannot be loaded", order.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
-        error = explained(error, order.model_file)
-        channel.send(Refused(error.wire, str(error)))
+        _refuse(channel, explained(error, order.model_file))
         return None
     if loaded is not None:
         trim_heap()  # gives back 2 MiB after the load of a small ONNX model
         channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
+
+
+def _refuse(channel: Channel, error: ShoalError) -> None:
+    channel.send(Refused(error.wire, str(error)))
 
 
 def _model(order: LoadModel, config: Config) -> BackendModel:

@@ -9,7 +9,7 @@ import copy
 import inspect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ts import __version__
@@ -62,6 +62,7 @@ class TorchserveBackend(Backend):
         self._event_loop = ModelEventLoop("handle")
         self._metrics: process.HandlerMetrics
         self._has_senders = False  # whether response senders answer the requests
+        self._refuse: Callable[[ShoalError], None]  # set before `load`
         self._ranks: Ranks | None = None  # the handler's other processes; None if it has only this one
         # Changed by executions: the time of the last record of PredictionTime.
         self._recorded_ns = 0
@@ -75,6 +76,9 @@ class TorchserveBackend(Backend):
         del model, device
         return ModelIO((IOTensor(INPUT, "TYPE_STRING", (1,)),), (IOTensor(OUTPUT, "TYPE_STRING", (1,)),))
 
+    def report_refusal_by(self, refuse: Callable[[ShoalError], None]) -> None:
+        self._refuse = refuse
+
     def load(self, model: BackendModel, device: Device) -> None:
         """Import the handler and initialize it. Raises InvalidArgumentError for a configuration or an archive that is
         wrong, InternalError if the handler fails."""
@@ -85,7 +89,7 @@ class TorchserveBackend(Backend):
             from shoal.workers.backends.torchserve.ranks import Ranks  # here: few models need it, and it takes 1 MiB
 
             num_threads = archive.launch.num_threads
-            self._ranks = Ranks(archive.launch)
+            self._ranks = Ranks(archive.launch, self._refuse)
             self._ranks.start(model, device, TorchserveBackend())
         self._load(model, device, archive, num_threads)
         if self._ranks is not None:

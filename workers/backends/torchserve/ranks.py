@@ -17,14 +17,14 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import NamedTuple
 
 import msgpack
 
-from shoal.errors import InternalError
+from shoal.errors import InternalError, ShoalError
 from shoal.workers.backends.backend import BackendModel, Device
 from shoal.workers.backends.torchserve import rank
 from shoal.workers.backends.torchserve.archive import Launch
@@ -32,8 +32,8 @@ from shoal.workers.backends.torchserve.archive import Launch
 _log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0  # how long a rank may take to end when its model is unloaded; then it is killed (ours)
-#: Seconds in which this worker has to report that a rank could not load. If it has not reported that in time, it must
-#: be waiting for that rank in a collective operation, which never returns, and so it is ended (ours).
+#: How long the worker may take to load the handler after another rank could not. Then it may wait for that rank in a
+#: collective operation, which never returns: the rank's reason is reported in its place, and it is ended (ours).
 _REPORT_S = 5.0
 
 
@@ -54,8 +54,9 @@ class _Process(NamedTuple):
 class Ranks:
     """The companions of a worker: the handler's processes with ranks 1 and up."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, refuse: Callable[[ShoalError], None]) -> None:
         self._launch = launch
+        self._refuse = refuse
         # These fields are changed by start and close.
         self._processes: list[_Process] = []
         self._connections: list[Connection] = []
@@ -69,9 +70,10 @@ class Ranks:
         variables by which this process is rank 0. Raises InternalError if the system does not start a process."""
         port, worker = _free_port(), os.getpid()
         for number in range(1, self._launch.num_processes):
-            ours, theirs = Pipe()
             try:
+                ours, theirs = Pipe()
                 pid = _fork()
+                end = os.pidfd_open(pid) if pid else -1
             except OSError as error:
                 raise InternalError(f"rank {number} of the handler cannot be started: {error.strerror}") from error
             if not pid:
@@ -80,7 +82,7 @@ class Ranks:
                 os.environ.update(self._environment(number, port))
                 rank.become(number, worker, theirs, backend, model, device)
             theirs.close()
-            self._processes.append(_Process(pid, os.pidfd_open(pid)))
+            self._processes.append(_Process(pid, end))
             self._connections.append(ours)
         os.environ.update(self._environment(0, port))
         threading.Thread(target=self._watch, name="shoal-ranks", daemon=True).start()
@@ -120,9 +122,8 @@ class Ranks:
         }  # fmt: skip
 
     def _watch(self) -> None:
-        """Wait until the other ranks have loaded, in a thread of its own. Ends this worker if a rank cannot load and
-        this process does not report it, since it waits for that rank in a collective operation; later, if a rank
-        ends."""
+        """Wait until the other ranks have loaded, in a thread of its own. Ends this worker if a rank cannot load, and
+        `wait_until_loaded` has not reported that within _REPORT_S, or if a loaded rank ends."""
         missing = dict(zip(self._connections, range(1, self._launch.num_processes), strict=True))
         while missing and not self._fault:
             for connection in wait(list(missing)):
@@ -137,6 +138,8 @@ class Ranks:
         self._all_loaded.set()
         if self._fault:
             if not self._is_reported.wait(_REPORT_S):
+                with suppress(OSError):  # the supervisor has gone
+                    self._refuse(InternalError(self._fault))
                 self._end(self._fault)
             return
         ends = {process.end: number for number, process in enumerate(self._processes, 1)}
