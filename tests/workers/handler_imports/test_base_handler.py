@@ -10,6 +10,9 @@ import onnx
 import pytest
 import torch
 from ts.handler_utils.micro_batching import MicroBatching
+from ts.handler_utils.timer import timed
+from ts.metrics.caching_metric import Sample
+from ts.metrics.metrics_store import MetricsStore
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_processing import CenterCrop, Resize
 from ts.torch_handler.text_handler import TextHandler
@@ -49,6 +52,42 @@ def test_stages_are_timed_where_the_yaml_file_says_so(tmp_path: Path) -> None:
     assert context.metrics is not None
     names = {metric.metric_name for metric in context.metrics.store}
     assert names == {f"ts_handler_{stage}" for stage in ("preprocess", "inference", "postprocess")} | {"HandlerTime"}
+
+
+def test_the_gpus_work_counts_for_the_method_that_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method returns before the GPU has done its work, as by torch's own streams."""
+    now_ms, launched_ms = 0, 0
+    recorded: list[Sample] = []
+
+    def synchronize(device: torch.device) -> None:
+        nonlocal now_ms, launched_ms
+        assert device.type == "cuda"
+        now_ms, launched_ms = now_ms + launched_ms, 0
+
+    class Handler:
+        device = torch.device("cuda", 0)
+        context = MockContext()
+
+        @timed
+        def inference(self) -> None:
+            nonlocal launched_ms
+            launched_ms = 5
+
+        @timed
+        def postprocess(self) -> None:
+            """Launch nothing."""
+
+    Handler.context.model_yaml_config = {"handler": {"profile": True}}
+    Handler.context.metrics = MetricsStore({}, "m", recorded.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr("ts.handler_utils.timer.time.monotonic_ns", lambda: now_ms * 1_000_000)
+    handler = Handler()
+    handler.inference()
+    handler.postprocess()
+    assert [(each.name, each.value) for each in recorded] == [
+        ("ts_handler_inference", 5),
+        ("ts_handler_postprocess", 0),
+    ]
 
 
 def test_an_explanation_needs_get_insights(tmp_path: Path) -> None:

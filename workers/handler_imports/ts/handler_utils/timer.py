@@ -1,4 +1,5 @@
-"""The decorator `timed`: times of methods as metrics, for a YAML file with `handler: {profile: true}`."""
+"""The decorator `timed`: records the durations of a handler's methods as metrics if the model's YAML file has
+`handler: {profile: true}`."""
 
 import functools
 import time
@@ -19,14 +20,21 @@ def timed(method: Callable[..., Result]) -> Callable[..., Result]:
         settings = getattr(context, "model_yaml_config", None) or {}
         if not (settings.get("handler") or {}).get("profile", False):
             return method(self, *arguments, **options)
-        if getattr(getattr(self, "device", None), "type", "") == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device)  # work of earlier methods on the GPU must not count for this one
+        _finish_gpu_work(self)  # of earlier methods
         start_ns = time.monotonic_ns()
         result = method(self, *arguments, **options)
+        _finish_gpu_work(self)
         if context is not None and context.metrics is not None:
             context.metrics.add_time(name, (time.monotonic_ns() - start_ns) / 1e6)
         return result
 
     return measured
+
+
+def _finish_gpu_work(handler: Any) -> None:
+    """Wait until the GPU has done what the handler's methods have launched; it is done after a method has returned."""
+    device = getattr(handler, "device", None)
+    if getattr(device, "type", "") == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
