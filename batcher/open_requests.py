@@ -86,6 +86,8 @@ class OpenRequests(dict[int, OpenRequest]):
             model.recording.note_part(request, (status, ref, header, num_pieces), now_ns)
         if ref:
             self._holders.hold_part(ref, key)
+        if model.row.first_response_bounds:
+            self._count_first_response(key, request, now_ns)
         self._responded.add(key)
         part = records.part_record(number, status, ref, header, num_pieces)
         self._send(model, key, client, records.of_version(part, version) if version else part, is_last=False)
@@ -129,6 +131,8 @@ class OpenRequests(dict[int, OpenRequest]):
             statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
             count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
+        if model.row.first_response_bounds:
+            self._count_first_response(key, request, now_ns)
         if model.sharing is not None:
             is_only = bool(ref) and not status and key not in self._responded
             only = (ref, header, num_pieces) if is_only else None
@@ -166,6 +170,8 @@ class OpenRequests(dict[int, OpenRequest]):
             self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
         if model.split_id and self._fail_in_split(key, request, reason, now_ns, cell):
             return model
+        if model.row.first_response_bounds:
+            self._count_first_response(key, request, now_ns)
         self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
@@ -177,6 +183,12 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.sharing is not None:
             model.sharing.settle(model, key, None, now_ns, is_executed=False)
         return model
+
+    def _count_first_response(self, key: int, request: OpenRequest, now_ns: int) -> None:
+        """Count the response that is sent now, if it is the request's first. A canary's answer that its client is not
+        sent counts, too."""
+        if key not in self._responded:
+            request[1].row.count_first_response(max(0, now_ns - request[5]))
 
     # --- requests of a split's versions: overridden in split_requests.py ---
 

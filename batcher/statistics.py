@@ -76,8 +76,6 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
         row.add_computed()
         row.compute = compute
     row.num_computed += 1
-    if row.first_response_bounds:
-        row.count_first_response(request_ns)
     if row.windows is not None:
         row.windows.observe(now_ns, (request_ns, waited_ns, *compute[1:]))
 
@@ -113,12 +111,9 @@ def count_cache_lookup(row: Row, lookup_ns: int) -> None:
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
     """Count a failed request; `reason` is REJECTED, CANCELED, BACKEND or OTHER."""
     cells = row.cells
-    request_ns = max(0, now_ns - start_ns)
     cells[_FAIL_COUNT] += 1
-    cells[_FAIL_NS] += request_ns
+    cells[_FAIL_NS] += max(0, now_ns - start_ns)
     cells[reason] += 1
-    if row.first_response_bounds:
-        row.count_first_response(request_ns)
 
 
 def reason_of_status(status: int, otherwise: int) -> int:

@@ -179,6 +179,10 @@ class Star:
         """What readers of the counters see of a model."""
         return self._table_view.read(model_id).cells
 
+    def first_responses(self, model_id: int) -> Sequence[int]:
+        """What readers of the counters see of a model's first responses."""
+        return self._table_view.read(model_id).first_response
+
     def succeed(self, late: Collection[int] = ()) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`, those clients that
         are late after `succession.receive_late`."""

@@ -338,6 +338,31 @@ def test_a_client_that_never_reads_its_ring_is_told_no_more(monkeypatch: pytest.
     assert [record[:2] for record in worker.received() if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
 
 
+# -- the histogram of first responses --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", [(), (0.0, 1.0, 2.0)])
+@pytest.mark.parametrize("ending", ["answered", "failed by the model", "failed by the death of its instance"])
+@pytest.mark.parametrize("num_responses", [0, 1, 2])
+def test_only_the_first_response_is_counted_when_it_is_sent(
+    bounds: tuple[float, ...], ending: str, num_responses: int
+) -> None:
+    star, _, worker, item = running()
+    worker.begin(item[B.BATCH])
+    star.exchange.models[MODEL].row.first_response_bounds = bounds
+    for number in range(num_responses):
+        respond(worker, item, number + 1)
+        star.exchange.step(now_ns=700 + number * 3_000_000)
+    if ending == "failed by the death of its instance":
+        star.exchange.remove_worker(WORKER, 9_000_000)
+    else:
+        end(worker, item, status=2 if ending == "failed by the model" else 0)
+    star.exchange.step(now_ns=9_000_000)
+    assert star.exchange.num_open == 0
+    first = [1, 0, 0, 0] if num_responses else [0, 0, 0, 1]
+    assert list(star.first_responses(MODEL))[:4] == (first if bounds else [0] * 4)
+
+
 # -- another batcher --------------------------------------------------------------------------------------------------
 
 
