@@ -110,10 +110,9 @@ class Recording:
             recording.description, [each.noted for each in group], is_sampled=is_sampled
         )
         num_written = num_found if num_found and self._ring.push(parts, nbytes) else 0
-        cells = model.row.cells
-        cells[_DROPPED] += len(group) - num_written
+        model.row.add(_DROPPED, len(group) - num_written)
         if is_sampled:
-            cells[_RECORDED] += num_written
+            model.row.add(_RECORDED, num_written)
         self._counted.add(model)
 
 

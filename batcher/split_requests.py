@@ -78,7 +78,7 @@ class SplitRequests(OpenRequests):
         self._forget(key, model)
         if model.order is not None:
             self._send_all(model.order.forget(lambda each: each == key))
-        model.row.count_fallen_back()
+        model.row.add(statistics.FALLEN_BACK, 1)
         self._counted.add(model)
         self.splits.note_fallen_back(key, routed.split, stable)
         self.splits.settle(model.id)

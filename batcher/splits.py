@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.batcher.peers import ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.split import VersionFigures, is_chosen
+from shoal.batcher.statistics import FALLEN_BACK
 from shoal.latency_buckets import bucket
 from shoal.messages.from_batcher import SplitFigures
 from shoal.messages.to_batcher import SplitChanged
@@ -149,7 +150,7 @@ class Splits:
         if holder is not canary and (canary.is_failed or not self.is_up(canary)):
             split.canary.failed()
             if stable is not None:
-                canary.row.count_fallen_back()
+                canary.row.add(FALLEN_BACK, 1)
                 self._counted.add(canary)
             return stable
         self.routed[key] = RoutedRequest(split, canary.id, now_ns)

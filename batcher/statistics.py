@@ -12,6 +12,8 @@ _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Reasons for which a request failed: each is the cell that counts the request beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
+#: Requests given to a split's stable version.
+FALLEN_BACK = CELL["fallen_back"]
 #: Cells with the state of the queue, which is read from the scheduler whenever a row is published.
 PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
@@ -105,7 +107,7 @@ def count_cache_miss(row: Row, miss_ns: int) -> None:
 def count_cache_lookup(row: Row, lookup_ns: int) -> None:
     """Count the time of a failed lookup in the shared store. The miss that it is part of is counted when the request
     ends."""
-    row.cells[_MISS_NS] += lookup_ns
+    row.add(_MISS_NS, lookup_ns)
 
 
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:

@@ -61,7 +61,6 @@ CELLS = (
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
-_FALLEN_BACK = CELL["fallen_back"]
 _PENDING_COUNT, _OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 _INPUT_NS, _INFER_NS, _OUTPUT_NS = CELL["compute_input_ns"], CELL["compute_infer_ns"], CELL["compute_output_ns"]
 _BATCHES_WORD = 40
@@ -180,15 +179,14 @@ class Row:
         to whole ms, as in Triton."""
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
-    def count_fallen_back(self) -> None:
-        """Count a request that fell back to the stable version. The next `publish` shows the count even if no request
-        has ended."""
-        self.cells[_FALLEN_BACK] += 1
+    def add(self, cell: int, number: int) -> None:
+        """Add to a cell; the next `publish` shows it even if no request or batch has ended."""
+        self.cells[cell] += number
         self._num_ended = -1
 
     def publish(self) -> None:
-        """Make changed figures visible to readers. If no request or batch has ended since the last call, only the two
-        cells of the queue are copied."""
+        """Make changed figures visible to readers. If no request or batch has ended since the last call, and `add` was
+        not called, only the two cells of the queue are copied."""
         if self.num_computed:
             self.add_computed()
         words, cells = self._words, self.cells

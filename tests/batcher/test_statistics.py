@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.batcher.statistics import BACKEND, compute_times, count_failure, count_success
+from shoal.batcher.statistics import BACKEND, compute_times, count_cache_lookup, count_failure, count_success
 from shoal.shm import counters, layout
 from shoal.shm.counters import CounterTable, CounterTableView, RowView
 from shoal.shm.layout import Geometry
@@ -41,6 +41,14 @@ def test_a_success_falls_into_the_bucket_of_its_bits_in_each_phase() -> None:
         "compute_infer": {9: 2},
         "compute_output": {0: 2},
     }
+
+
+def test_the_time_of_a_lookup_is_shown_while_its_request_waits() -> None:
+    counted = Counted()
+    count_success(counted.row, 1, (0, 0, 0, 0), start_ns=0, queue_ns=0, now_ns=1)
+    counted.read()
+    count_cache_lookup(counted.row, 70)
+    assert counted.read().cells["cache_miss_ns"] == 70
 
 
 def test_what_the_requests_of_an_execution_took_is_added_up_for_each() -> None:

@@ -110,6 +110,14 @@ def test_how_the_queue_stands_is_shown_without_the_rest(memory: tuple[Segment, S
     assert (cells["pending_count"], cells["oldest_queued_ns"], cells["fail_count"]) == (0, 0, 2)
 
 
+def test_what_is_added_is_shown_though_no_request_has_ended(memory: tuple[Segment, SegmentView]) -> None:
+    row, view = CounterTable(memory[0]).row(1), CounterTableView(memory[1])
+    row.publish()
+    row.add(CELL["recorded"], 3)
+    row.publish()
+    assert view.read(1).cells["recorded"] == 3
+
+
 def test_histograms_lie_behind_the_batches_one_after_the_other(memory: tuple[Segment, SegmentView]) -> None:
     row, view = CounterTable(memory[0]).row(2), CounterTableView(memory[1])
     for number, histogram in enumerate(row.histograms):
