@@ -22,8 +22,8 @@ class Sample:
     foreign: float  # share of the cores that neither the server nor the load generator used
     instructions: Mapping[str, float] = field(default_factory=dict)  # per request, by process; empty without perf
     slowest_us: float = 0.0  # of all requests, where the generator reports it
-    least_per_s: float = 0.0  # requests a second of the connection with the fewest, and of the one with the most
-    most_per_s: float = 0.0
+    least_per_s: float = 0.0  # requests a second of the connection with the fewest
+    most_per_s: float = 0.0  # requests a second of the connection with the most
     slices: tuple[float, ...] = ()  # requests/s of each slice, in order
 
     @property
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Row:
-    """One server under one workload: a sample per round, or the reason why there is none."""
+    """One server under one workload: a sample per round. `fault`: why it could not be measured."""
 
     peer: Peer
     workload: Workload
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def median(self) -> Sample:
-        """Each figure's median over the rounds; errors are added up."""
+        """Each figure's median over the rounds; errors are added up, slices are joined in order."""
         names = [each.name for each in fields(Sample) if each.name not in ("errors", "instructions", "slices")]
         middle = {name: median(getattr(each, name) for each in self.samples) for name in names}
         roles = dict.fromkeys(role for each in self.samples for role in each.instructions)
@@ -60,8 +60,8 @@ class Row:
 
 
 def slice_ratios(ours: Sample, theirs: Sample) -> tuple[float, float, float] | None:
-    """The quartiles of the ratio of our requests/s to theirs in the neighbouring slice; None without at least two such
-    pairs. A slice in which theirs answered nothing has no ratio."""
+    """The quartiles of the ratios of our requests/s in a slice to theirs in the slice measured in turn with it
+    (bench/slices.py); None with fewer than two ratios. A slice in which theirs answered nothing has none."""
     ratios = [mine / other for mine, other in zip(ours.slices, theirs.slices, strict=False) if other]
     if len(ratios) < 2:
         return None
