@@ -6,7 +6,7 @@
        │       FAILED   ▼ │                  │
        └────────────► UNAVAILABLE ─unload─► UNLOADING     (LOADING again: a new ModelVersion)
 
-Only the supervisor changes a version's state. Pure; loading is done by `shoal.supervisor.models.models`.
+Only the supervisor changes a version's state. Pure; supervisor/models/model.py and served_version.py load versions.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ _MOVES = {
     VersionState.UNAVAILABLE: {VersionState.READY, VersionState.UNLOADING},
 }
 
-#: Triton's reason for a version that was unloaded on request.
+#: Triton's reason for a version that was unloaded: on request, or because it is not needed any more.
 UNLOADED = "unloaded"
 #: The version number of a model that failed before any version of it was known.
 NO_VERSION = -1
@@ -60,7 +60,8 @@ class ModelVersion:
     namespace: str = ""
     #: False until a worker has reported the tensors of the model file and these tensors are in the configuration.
     is_config_final: bool = False
-    #: False for a model whose configuration could not be read: the server is ready without it, as Triton is.
+    #: False for a model whose configuration could not be read, which does not keep the server from being ready, as in
+    #: Triton.
     is_polled: bool = True
     #: Whether the model has a readiness method: reported by the first worker that has loaded it.
     has_ready_check: bool = False
@@ -79,14 +80,13 @@ class ModelVersion:
     #: True while the version is UNAVAILABLE because all instances died again and again, and are still tried from time
     #: to time. The next `move` makes it False.
     is_failed: bool = False
-    #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where no version
-    #: is the default, such requests mean the highest.
+    #: Whether requests that name no version go to this one; None: the parameter `ts_default` decides. If no version is
+    #: the default, they go to the highest.
     is_default: bool | None = None
-    # Changed by the supervisor's traffic.py: whether it has chosen `is_default`; for the default version, while a split
-    # divides the requests that name no version, the split's model id, and the header by which they are divided.
-    is_chosen: bool = False
-    split_id: int = 0
-    sticky_header: str = ""
+    # Changed by the supervisor's traffic.py.
+    is_chosen: bool = False  # traffic.py has set `is_default`
+    split_id: int = 0  # model id of the split that divides the requests that name no version; 0: none
+    sticky_header: str = ""  # the header by which that split divides them; "": none
 
     def move(self, state: VersionState, reason: str = "") -> None:
         """Change the state. Raises ValueError, and changes nothing, for a transition that the table does not have."""
@@ -97,13 +97,13 @@ class ModelVersion:
         self.is_failed = False
 
     def name_groups(self) -> None:
-        """Add the names of the configuration's new instance groups to `groups`. A name keeps its index, since the
-        deaths of a removed group's instances may still be reported by it."""
+        """Add the names of the configuration's new instance groups to `groups`. A name keeps its index, since later
+        reports of deaths in a removed group may still refer to the index."""
         self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
 
     @property
     def is_meant_by_default(self) -> bool:
-        """Whether requests that name no version mean this one, whatever other versions there are."""
+        """Whether requests that name no version go to this one even if there are higher versions."""
         return parameter(self.config, "ts_default") == "true" if self.is_default is None else self.is_default
 
     @property
@@ -112,14 +112,14 @@ class ModelVersion:
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether the version is not loaded, or is being unloaded, on request."""
+        """Whether the version was unloaded, or is being unloaded."""
         return self.state is VersionState.UNLOADING or (
             self.state is VersionState.UNAVAILABLE and self.reason == UNLOADED
         )
 
     @property
     def is_failure(self) -> bool:
-        """Whether the version should serve and cannot."""
+        """Whether the version is UNAVAILABLE for another reason than an unload."""
         return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
 
     def status(self) -> tuple[str, str, str]:

@@ -1,10 +1,10 @@
 """The poller: the process that reads model repositories, so that the supervisor waits for no disk, network or parser.
 
 Exec'd as `python -m shoal.repository.main` when first needed, and exits 0 when the supervisor closes the connection.
-Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): the
-index, whole polls, and each model or archive have a line of their own. Orders that only remove or write local files are
-answered at once, in the order in which they came. The poller imports protobuf, which reads config.pbtxt, so that the
-supervisor need not. Orders and answers are in shoal/messages/to_poller.py.
+Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): there
+is a line for the index, one for polls, one for the store, and one for each model or archive. Orders that only remove or
+write local files are answered at once, in the order in which they came. The poller imports protobuf, which reads
+config.pbtxt, so that the supervisor need not. Orders and answers are in shoal/messages/to_poller.py.
 """
 
 import logging
@@ -59,7 +59,7 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self._store = store
-        # Two sets of lines, since models' orders may occupy all LINES_AT_ONCE of a set, and the index must not wait.
+        # Polls have lines of their own: orders about models may occupy all LINES_AT_ONCE threads of the other set.
         self._polls, self._lines = Lines(self._work_on), Lines(self._work_on)
         self.handlers = table(
             on(to_poller.Poll, self._poll),
@@ -79,7 +79,7 @@ class Poller:
         )
 
     def run(self) -> None:
-        """Serve until the supervisor closes the connection, which raises EOFError."""
+        """Answer orders until the supervisor closes the connection; then raises EOFError."""
         kinds = Kinds(*self.handlers)
         while True:
             message, _ = self._channel.receive(kinds)
@@ -95,7 +95,7 @@ class Poller:
     def _handle(self, handler: Callable[[Any], object], message: Message) -> None:
         try:
             handler(message)
-        except Exception as error:  # noqa: BLE001 - the rim of an order
+        except Exception as error:  # noqa: BLE001 - one failed order must not end the poller
             if isinstance(error, GONE) and self._channel.is_hung_up():
                 return  # `run` is about to raise EOFError
             if not isinstance(error, ShoalError):
@@ -216,6 +216,6 @@ if __name__ == "__main__":
     status = 1
     try:
         status = main()
-    except BaseException:  # noqa: BLE001 - the rim of the process
+    except BaseException:  # noqa: BLE001 - the process ends, and prints why
         traceback.print_exc()
     os._exit(status)  # threads that still fetch models are not waited for
