@@ -9,14 +9,14 @@ from typing import NamedTuple
 from shoal.model_config.model_metrics import FIRST_RESPONSE
 
 MODEL = ("model", "version")
-#: Not `instance`: Prometheus gives that name to the server it asks.
+#: Not `instance`: Prometheus adds a label of that name for the scraped server.
 INSTANCE = ("model", "version", "model_instance", "device")
 GPU = ("gpu_uuid",)
 PROCESS = ("process",)
 
 
 class Family(NamedTuple):
-    """A metric. A model's `metric_tags` are further labels where `labels` begin with the model."""
+    """A metric. Families labelled by model also get the model's `metric_tags` as labels."""
 
     name: str
     kind: str
@@ -25,7 +25,7 @@ class Family(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A family whose samples are a cell of the batcher's counters, divided by `divisor` to change its unit."""
+    """A family that prints one cell of the batcher's counters, divided by `divisor` to change its unit."""
 
     family: Family
     cell: str
@@ -33,8 +33,8 @@ class Cell(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """A family whose samples show the distribution of one phase of requests' time. `cell` names the batcher's counter
-    with the sum."""
+    """A family that prints the distribution of one phase of requests' time. `cell` names the batcher's counter with the
+    sum."""
 
     family: Family
     phase: str
@@ -42,7 +42,7 @@ class Latency(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A family whose samples are a figure from the supervisor or the system, divided by `divisor`."""
+    """A family that prints a figure from the supervisor or the system, divided by `divisor`."""
 
     family: Family
     figure: str
@@ -132,7 +132,8 @@ def _summary(name: str, text: str) -> Family:
     return Family(name, "summary", MODEL, text)
 
 
-#: Printed only with --metrics-config=summary_latencies=true. Three of the help texts are wrong, as Triton's are.
+#: Printed only with --metrics-config=summary_latencies=true. As in Triton, the three of the computation have the help
+#: texts of the counters ("Cumulative … duration").
 SUMMARIES: tuple[Latency, ...] = tuple(
     Latency(_summary(f"nv_inference_{phase}_summary_us", text), phase, cell)
     for phase, cell, text in (
@@ -301,7 +302,8 @@ KEY_FAMILIES = _figures(
     ("shoal_key_refused_total", "num_refused", "Requests that were refused with 429 for a limit of their API key", 1),
     ("shoal_key_in_flight", "num_in_flight", "Requests in flight by API keys with limits", 1),
 )
-#: Figures of the front-end processes, added up by title: http and grpc (the lanes), road.
+#: Figures of the front ends by kind, the label `process`: http and grpc (the lanes), road. Summed per kind, but the
+#: ratio of rings, which is the largest.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = _figures(
     PROCESS,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.testing import Server
     from shoal.testing.future import Future as LocalFuture
 
-#: The most requests under way; further requests wait, and are reported as late (ours).
+#: The most requests sent or waiting for their sequence at a time; further ones wait and are reported as late (ours).
 MAX_OPEN = 256
 
 
@@ -49,8 +49,9 @@ class RunningServer:
         self._is_lost = threading.Event()
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
-        """Send the requests `speed` times as fast as they were recorded (0: all at once); returns their answers. Raises
-        ConnectionLostError if the server is gone, TimedOutError if it answers nothing from the beginning."""
+        """Send the requests `speed` times as fast as they were recorded, with speed 0 as fast as answers come, at most
+        MAX_OPEN at once; returns their answers. Raises ConnectionLostError if the server is gone, TimedOutError if it
+        does not answer the first request, for a model's configuration."""
         self._configs = {name: self._config(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
         with ThreadPoolExecutor(MAX_OPEN) as pool:
@@ -79,8 +80,8 @@ class RunningServer:
             return {}
 
     def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
-        """The answer to a request, which is sent once the answer `before` it in its sequence has come. `due_ns`: when
-        it was to be sent, monotonic; 0: at any time."""
+        """Send a request once `before`, the previous request of its sequence, is answered; returns its answer.
+        `due_ns`: the monotonic time at which the request was due; 0: no due time."""
         if before is not None:
             before.result()
         arguments = {**_arguments(request), "version": self._version}
@@ -108,13 +109,13 @@ class RunningServer:
 
 
 class LocalModels:
-    """The models of a repository, executed in this process by shoal.testing's server on a simulated clock: requests
-    that were executed as one batch are executed as one again, in the same order."""
+    """The models of a repository, executed in this process by shoal.testing's server on a simulated clock. Executes the
+    requests of each `replay_batch` as one batch, in their order, where the model's configuration allows it."""
 
     def __init__(self, server: "Server", version: int | None) -> None:
         self._server = server
         self._version = version
-        #: The number of recorded batches whose requests the server has not executed as one batch again.
+        #: The number of recorded batches that were not executed as one batch here.
         self.num_split = 0
 
     def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:

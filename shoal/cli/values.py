@@ -1,7 +1,5 @@
-"""Values of flags: from text to value, with a sentence for a text that does not fit. Runs in the supervisor's process.
-
-Booleans and integers are read as Triton reads them. A parser raises ValueError; serve.py adds the flag's name.
-"""
+"""Parsers of flags' values; an invalid text raises ValueError with a message for the user, to which serve.py adds the
+flag's name. Booleans and integers are read as Triton reads them. Runs in the supervisor's process."""
 
 import math
 import re
@@ -28,7 +26,7 @@ class ValueKind(NamedTuple):
 
     metavar: str  # "" where the flag takes no value
     parse: Callable[[str], Any]
-    bare: str | None = None  # the value of a flag without one; None: a value is required
+    bare: str | None = None  # the text parsed where the flag is given without a value; None: the flag requires one
 
 
 def _boolean(text: str) -> bool:
@@ -210,7 +208,8 @@ def _quantile(pair: str) -> tuple[float, float]:
 
 
 def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
-    """A kind of value for parts of the API and the header that they need; `prefix` goes before the header's name.
+    """A kind of value for a restriction: which parts of the API require which header; `prefix` is put before the
+    header's name.
 
     `trace,logging:admin-key=secret` → (("trace", "logging"), "admin-key", "secret")
     """
@@ -232,7 +231,7 @@ def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
 
 
 def trace_setting(mode: str, setting: str, metavar: str) -> ValueKind:
-    """A kind of value for one setting of --trace-config, given by a flag of its own."""
+    """A kind of value for a flag that sets one setting of --trace-config (e.g. --trace-file)."""
     return ValueKind(metavar, lambda text: command_line.entry(mode, setting, text))
 
 
@@ -262,7 +261,7 @@ def choice(*words: str) -> ValueKind:
 
 
 BOOLEAN = ValueKind("<boolean>", _boolean, bare="true")
-RELOAD = ValueKind("", lambda _: 1, bare="true")  # a switch; its value is the seconds between two looks at files
+RELOAD = ValueKind("", lambda _: 1, bare="true")  # a switch; its value is the seconds between two checks of files
 SWITCH = ValueKind("", _boolean, bare="true")
 INTEGER = ValueKind("<integer>", _integer)
 NUMBER = ValueKind("<number>", _number)
