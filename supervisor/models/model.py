@@ -137,7 +137,7 @@ class Model:
             async with self._turn:
                 try:
                     found, todo, fresh = await self._bring_up_one_state(self.with_kept_config(found))
-                except Exception as error:  # noqa: BLE001 - the rim of a load
+                except Exception as error:  # noqa: BLE001 - whatever fails in a load fails that load alone
                     failure = report(self, error)
                 else:
                     if (traffic := self._all_versions.traffic) is not None:

@@ -4,7 +4,7 @@
                 │                                                  └─resize─► instances come and go, READY all the while
                 └─one fails─► UNAVAILABLE, ended
 
-A version that is loaded beside the one that serves is not public: clients do not learn of it until it is published.
+A fresh copy that is loaded beside the serving one is not public: clients do not learn of it until it is published.
 Runs in the supervisor.
 """
 
@@ -44,8 +44,8 @@ from shoal.supervisor.models.shared_process import SharedProcess
 
 _log = logging.getLogger(__name__)
 
-#: How many requests that end instances are remembered for each version, to be sent to a batcher's successor: as many as
-#: a batcher itself remembers.
+#: Most reports of poison, requests that end instances, kept per version for a batcher's successor: as many as a batcher
+#: keeps.
 _MAX_POISON = 256
 
 
@@ -67,7 +67,7 @@ class ServedVersion:
         self._roster = roster
         self._send = send
         self.ended: Future[None] = context.loop.future()  # done when no instance is left
-        self.loaded: Future[None] = context.loop.future()  # done when all have come up once, or one cannot
+        self.loaded: Future[None] = context.loop.future()  # done when all have been up; fails if one cannot load
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
@@ -89,7 +89,8 @@ class ServedVersion:
     # --- loading ---
 
     async def load(self) -> None:
-        """Start the instances; returns when all are up. Raises ShoalError: one failed, and the version ends."""
+        """Start the instances; returns when all are up. Raises ShoalError if one cannot load; the version has then
+        begun to end."""
         version = self.version
         try:
             if self.is_ending:  # the version was unloaded after its creation
@@ -101,7 +102,7 @@ class ServedVersion:
                 if not version.is_cached:
                     warn_of_cache(version.config)
             await self._start()
-        except Exception as error:  # noqa: BLE001 - the rim of a load
+        except Exception as error:  # noqa: BLE001 - whatever fails in a load fails that load alone
             self.fail(report(self, error))
         await shared(self.loaded)
 
@@ -198,7 +199,7 @@ class ServedVersion:
         self._end()
 
     def discard(self, reason: str = UNLOADED) -> None:
-        """End a version that is not wanted, or whose load cannot be tried; the index shows the reason."""
+        """End a version that is superseded, or that could not be loaded; `reason` is shown in the index."""
         self.version.move(VersionState.UNAVAILABLE, reason)
         self._end()
 
@@ -219,7 +220,8 @@ class ServedVersion:
         self._check_ended()
 
     def _not_up(self, instance: Instance, error: ShoalError) -> None:
-        """Fail the version, or the resize, of an instance that cannot load."""
+        """Handle that an instance cannot load: drop it if it was to replace another, else fail the resize or the
+        load."""
         is_fresh = instance in self._fresh
         self._forget(instance)
         if is_fresh:
@@ -272,7 +274,7 @@ class ServedVersion:
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
-        self.changed()  # before the batcher: requests that clients refuse from now on reach no queue
+        self.changed()  # clients first: they then refuse requests before the batcher would
         self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:
@@ -294,7 +296,7 @@ class ServedVersion:
 
     def resize(self, groups: list[Config]) -> Future[None]:
         """Serve with other instance groups; instances that are in both go on. The future is done when the new ones are
-        up, or fails when the previous groups are restored.
+        up, or fails when the previous groups are restored or the version ends.
 
         Raises ShoalError, and changes nothing, where the groups cannot be placed, or no model file is left.
         """
@@ -305,7 +307,7 @@ class ServedVersion:
         if not self._resizes:
             self._previous_groups = version.config["instance_group"]
         version.config = config
-        version.name_groups()  # the death of an instance is described by its group's name
+        version.name_groups()  # reports of deaths name a group by its index in `groups`
         self._context.star.send_to_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
@@ -379,9 +381,11 @@ class ServedVersion:
     # --- the end ---
 
     def retire(self) -> None:
-        """Finish accepted requests, then end. Clients have been told already to send no more.
+        """Answer the accepted requests, then end. Clients have already applied the announcement that no more are
+        accepted.
 
-        Requests unanswered after --request-timeout-secs are dropped: only streams have a client that still waits.
+        Requests unanswered after --request-timeout-secs are dropped. By then only clients of streams still wait: other
+        requests have timed out.
         """
         if self.is_there:
             self.version.move(VersionState.UNLOADING)
@@ -445,7 +449,8 @@ class ServedVersion:
     # --- messages to the batcher ---
 
     def introduce(self) -> None:
-        """Send a successor this version's queue and state, before it is sent the workers."""
+        """Send a batcher's successor this version's configuration, poison and failure, before it is sent the
+        workers."""
         if self.version.is_config_final and not self.ended.done():
             self._context.star.send_to_batcher(self._batcher_message())
             for known in self._poison.values():
@@ -454,7 +459,7 @@ class ServedVersion:
             self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 
     def introduce_retiring(self) -> None:
-        """Send a successor, which has been sent the workers, that this version is retiring."""
+        """Send a batcher's successor, which has been sent the workers, that this version is retiring."""
         if self._is_retiring and not self.ended.done():
             self._context.star.send_to_batcher(RetireModel(self.version.model_id))
 

@@ -1,8 +1,8 @@
 """Priorities: processes that start or end have a lower one than those that serve.
 
 A start takes tens of milliseconds of CPU, or with some frameworks many seconds. At the priority of all others a start
-delays a request by milliseconds each time that the next process on the request's way is woken, and the road, which is
-nice itself, far longer. Before the server serves, priorities are not lowered: a start would wait for everything else on
+delays a request by milliseconds at each process that the request passes; the road, at niceness 10, is delayed far more.
+Before the server serves, priorities are not lowered: a start would wait for everything else on
 the machine. Runs in the supervisor.
 """
 
@@ -19,12 +19,13 @@ STEPS = 15
 
 
 def lower_priority(pid: int) -> None:
-    """Lower a process's priority; no effect where the system would not allow `restore_priority`."""
+    """Lower the priority of a process and its descendants; no effect where the system would not allow
+    `restore_priority`."""
     _set(pid, STEPS)
 
 
 def restore_priority(pid: int) -> None:
-    """Give a process the priority of those that serve requests."""
+    """Give a process and its descendants the supervisor's niceness, which lanes, batcher and workers have."""
     _set(pid, 0)
 
 

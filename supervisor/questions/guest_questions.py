@@ -1,6 +1,6 @@
-"""Questions that guests may ask: metadata, configuration, statistics, health. The answers are those of HTTP and gRPC.
+"""Questions that guests may ask: metadata, statistics, health. The answers are those of HTTP and gRPC.
 
-Changes of the server, such as loading a model, are reserved to HTTP, which checks access rights. Runs in the
+Guests cannot change the server (load a model, …): that needs HTTP or gRPC, which check access rights. Runs in the
 supervisor.
 """
 
@@ -58,7 +58,7 @@ class GuestQuestions:
         return entry.ready
 
     def _server(self) -> KnownServer:
-        """The server's state as a front end knows it now."""
+        """The server's state, built from the messages that front ends are sent."""
         models = ModelTable(namespacing=self._options.model_namespacing)
         for message in self._models.messages():
             models.apply(message)
@@ -72,7 +72,7 @@ class GuestQuestions:
 
 
 def _version_of(arguments: dict[str, Any]) -> tuple[str, str | None]:
-    """The model and the version that a question names; raises InvalidArgumentError where they are no text."""
+    """The model and the version that a question names; raises InvalidArgumentError if either is no text."""
     name, version = arguments.get("model", ""), arguments.get("version", "")
     if type(name) is not str or type(version) is not str:
         raise InvalidArgumentError("a model's name and version must be text")
