@@ -22,9 +22,9 @@ BODILESS = (204, 304)
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 #: The head of a response whose body is JSON alone; the body's length is to be filled in.
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-#: The interim response that every client must be able to receive.
+#: The interim response to `Expect: 100-continue`: the client may send the body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: For a response to a request whose rest was not read, or cannot be: where the next request would begin is unknown.
+#: Closes the connection after a response: the request was not read to its end, so the next one cannot be found.
 CLOSE: Headers = (("Connection", "close"),)
 #: For a response with the status 401, which must name the expected credentials (RFC 9110, section 11.6.1).
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)
@@ -76,19 +76,18 @@ def error_response(error: ShoalError, headers: Headers = ()) -> Response:
 
 
 def headers_of(error: ShoalError) -> Headers:
-    """The header fields of a response for an error, whose body differs between protocols."""
+    """Header fields for an error's response; the caller writes the body."""
     retry: Headers = (("Retry-After", str(error.retry_after_s)),) if error.retry_after_s else ()
     return retry + CHALLENGE if isinstance(error, UnauthenticatedError) else retry
 
 
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
-    """The response for an error that no ShoalError stands for (404 for a path, 405), in the form of
-    `error_response`."""
+    """A response for an error without a ShoalError class (404 for a path, 405), in the form of `error_response`."""
     return json_response(status, {"error": encodable(sentence)}, headers)
 
 
 def not_allowed(methods: Sequence[str]) -> Response:
-    """The refusal (405) of a request whose path has `methods`, which the request's method is not among."""
+    """The response 405 for a method that the path does not support; `methods` are those it does."""
     return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
 

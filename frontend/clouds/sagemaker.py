@@ -1,9 +1,9 @@
 """SageMaker's endpoint: /ping and /invocations, and /models for endpoints of many models. Runs on the road.
 
 A model of such an endpoint has the name that SageMaker gave it, a hash, whatever the name in its archive. The
-supervisor has the list of these models, and is asked by all requests about them but inferences. Refusals have status
-400, as SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have meanings of their own for
-SageMaker.
+supervisor keeps the list of these models; every request to /models asks it, inferences do not. Errors have status 400,
+except 405 and those that have a meaning for SageMaker: 404 no such model, 409 loaded already, 507 out of memory
+(SageMaker then unloads other models).
 """
 
 import logging
@@ -51,7 +51,7 @@ _NOT_FOUND = Response(404)
 
 
 def _refusing(handler: Handler) -> Handler:
-    """A handler that answers the errors of `handler` with SageMaker's statuses."""
+    """Wrap a handler: ShoalErrors become responses with SageMaker's statuses."""
 
     def handle(call: HandlerCall) -> Response:
         try:
@@ -79,7 +79,7 @@ def _invocations(call: HandlerCall) -> Response:
 def _invoke(call: HandlerCall) -> Response:
     try:
         call.state.models.lookup(call.name, None)
-    except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError: models have namespaces
+    except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError: the name is ambiguous, with namespaces
         return _NOT_FOUND
     return _infer(call, call.name, "infer")
 

@@ -1,5 +1,6 @@
 """GET /ui/figures: the models and the batcher's counters as the page draws them, read only while a page is open; and
-GET /ui/metrics: the text of /metrics, which has a port of its own that a browser does not let the page ask.
+GET /ui/metrics: the text of /metrics for the page. /metrics is on another port, which the browser's same-origin policy
+forbids to the page.
 
 Counts are sums since a version was loaded: a page that asks twice draws the difference, so the server keeps no state of
 any page. All pages together cost one reading of the counters in half a second.
@@ -21,7 +22,7 @@ from shoal.frontend.state import ServerState
 from shoal.star.models import NO_VERSION, ModelEntry
 from shoal.version import __version__
 
-#: The age at which figures are read anew (ours: a page, which asks every second or two, does not notice it).
+#: Figures older than this are read again (ours: a page, which asks every second or two, does not notice it).
 INTERVAL_MS = 500
 _HEADERS: Headers = (*JSON_CONTENT, ("Cache-Control", "no-store"), *SAFE)
 
@@ -35,8 +36,8 @@ def figures(call: HandlerCall) -> Response:
 
 
 def access(call: HandlerCall) -> Response:
-    """The response to a client that may change the server. Other clients are refused before: the route needs the
-    scope ADMIN."""
+    """POST /ui/access: tells the page that this client may change the server. Other clients are refused before: the
+    route needs the scope ADMIN."""
     if not call.state.has_page:
         return NOT_FOUND
     return Response(200, _HEADERS, (b'{"may_administer":true}',))
@@ -47,7 +48,7 @@ def _read(state: ServerState) -> bytes:
 
 
 def describe(state: ServerState, now_ns: int) -> dict[str, Any]:
-    """The figures as the page receives them; `now_ns` is the monotonic time, and all times are in ns."""
+    """The figures as the page receives them; `now_ns` is the monotonic time, units are in the names."""
     entries = sorted(state.models.entries(), key=lambda each: (each.name, each.namespace, each.version))
     return {
         "server": {

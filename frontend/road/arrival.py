@@ -1,8 +1,8 @@
 """Whether all bytes of an HTTP/1 request have come. Pure: bytes in, a verdict out.
 
-Only the end of a request is searched for, so that a request takes a thread only once all of it has come. How its body
-is framed is decided by gunicorn's own parser, which reads the head here (connection.py) and parses the whole request
-once more in the thread. A request that this file does not understand, or that is too long, counts as complete: gunicorn
+Only the end of a request is searched for, so that a request takes a thread only once all of it has come. gunicorn's
+parser decides the framing of the body: `judge` runs it on the head (connection.py), and the thread parses the whole
+request again. A request that this file does not understand, or that is too long, counts as complete: gunicorn
 or the application refuses it, without waiting for further bytes.
 """
 
@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 #: gunicorn's limits for the first line of a request, and for a head of 100 fields (frontend/gunicorn_conf.py).
 MAX_LINE_BYTES, MAX_HEAD_BYTES = 8190, 100 * 8192
-#: Triton's limit for the chunks of a body. In Triton each chunk costs stack; here each costs a turn of a loop in
-#: Python.
+#: Triton's limit for the chunks of a body. In Triton each chunk costs stack; here, one loop iteration in Python.
 MAX_CHUNKS = 65536
 #: Most bytes of a chunk's line, with its size and extensions; the road refuses longer lines (bound_chunks in road.py).
 _MAX_SIZE_LINE_BYTES = 1024
@@ -28,7 +27,7 @@ class Framing(NamedTuple):
     length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
     limit: int = 0  # bytes beyond which the application refuses the body
     expects_continue: bool = False  # the client waits for an interim response before it sends the body
-    chunk_limit: int = 0  # bytes beyond which the road refuses a chunk; the greater of this and `limit` counts
+    chunk_limit: int = 0  # bytes beyond which the road refuses one chunk, unless `limit` is greater
 
 
 #: The framing that a head announces; None if the request is answered, or refused, without its body.
@@ -110,7 +109,7 @@ class Arrival:
         """Read the bytes of one line between chunks; returns the bytes behind the line."""
         line = self._line
         before = len(line)
-        # At most the longest line is copied, so that a chunk's data behind the line are not.
+        # Copy no more than the longest line, not the chunk's data after it.
         limit = MAX_HEAD_BYTES if self._in_trailers else _MAX_SIZE_LINE_BYTES
         line += data[: limit + 2]
         end = line.find(b"\r\n", max(0, before - 1))

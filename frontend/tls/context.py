@@ -54,7 +54,7 @@ class RenewedContext:
             self.renewals.get()
             try:
                 self.context = self._read()
-            except Exception as error:  # noqa: BLE001 - the rim of the thread, which later renewals need
+            except Exception as error:  # noqa: BLE001 - the thread goes on, which later renewals need
                 _log.error("%s. The certificates that were read before stay in force", error)
             finally:
                 self.was_read.set()
