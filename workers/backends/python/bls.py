@@ -163,7 +163,7 @@ class BlsCall:
             self._number = self._client.submit(
                 outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, keep, self._request._trace._key
             )
-        except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
+        except Exception as error:  # noqa: BLE001 - the thread that waits for the response has no deadline
             self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)
         else:
             if self._is_cancelled:  # cancelled while this attempt was made, or between two attempts
@@ -246,7 +246,7 @@ class BlsCall:
                 return
             if isinstance(answer, HeldResponse):
                 response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
-        except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
+        except Exception as error:  # noqa: BLE001 - the thread that waits for the response has no deadline
             answer = _known(error)
         if isinstance(answer, ShoalError):
             self._fail(answer, is_final)

@@ -45,7 +45,7 @@ def become(
         status = _run(connection, backend, model, device)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException as error:  # noqa: BLE001 - the rim of this process
+    except BaseException as error:  # noqa: BLE001 - the process ends, and prints why
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         try:

@@ -154,8 +154,8 @@ class Ranks:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # From 3.12 on Python warns if a process with other threads forks. It counts threads wrongly where the process's
-        # title has spaces.
+        # From 3.12 on Python warns if a process with other threads forks. Its count is wrong if the process's title has
+        # spaces, so the warning is suppressed.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 

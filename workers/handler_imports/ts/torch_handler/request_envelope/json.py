@@ -10,8 +10,7 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, list_of
 
 
 class JSONEnvelope(BaseEnvelope):
-    """Gives the handler the instances of all requests, one after the other, and each request the results of its own
-    instances."""
+    """Joins the instances of all requests into one list for the handler, and splits the results by request."""
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
