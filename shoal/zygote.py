@@ -88,7 +88,7 @@ def _preload(modules: Sequence[str]) -> str:
     try:
         for module in modules:
             importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - the rim: an exec'd process reports the error itself
+    except Exception as error:  # noqa: BLE001 - an exec'd process reports the error itself
         return f"its imports failed with {type(error).__name__}: {error}"
     num_threads = len(os.listdir("/proc/self/task"))
     return "" if num_threads == 1 else f"importing {modules[-1]} has started {num_threads - 1} threads"

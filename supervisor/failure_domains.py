@@ -50,7 +50,7 @@ def contained(domain: FailureDomain) -> Iterator[None]:
     except GeneratorExit:  # an unfinished flow that ends with the process ends outside its own context
         token = None
         raise
-    except Exception as error:  # noqa: BLE001 - the rim: a fault of ours costs one domain, not the server
+    except Exception as error:  # noqa: BLE001 - a fault of ours costs one domain, not the server
         _log_own(domain, error)
         domain.contain(error)
     finally:

@@ -304,7 +304,7 @@ def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None
     if on_answer is not None:
         try:
             on_answer(answer, is_final)
-        except Exception:  # noqa: BLE001 - a rim: an error of one model's event loop must not end others' calls
+        except Exception:  # noqa: BLE001 - an error of one model's event loop must not end others' calls
             _log.exception("an answer could not be handed to its receiver")
 
 

@@ -260,7 +260,7 @@ class SharedPort:
                     self.receive()
         except GONE:
             os._exit(0)  # the supervisor is gone: no reply can arrive any more
-        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for ever
+        except Exception:  # noqa: BLE001 - without this, requests would wait for ever
             _log.exception("this process cannot go on without its place in the star")
             os._exit(1)  # the status of a process that ends with an uncaught exception
 
