@@ -2,13 +2,14 @@
 
 The template is Jinja, as tokenizers carry it (`chat_template` in tokenizer_config.json), and comes with the model's
 configuration (shoal/model_config/chat_templates.py). It is a model's artefact and is not trusted: it runs in Jinja's
-sandbox, in a bounded number of steps, and makes no text longer than MAX_CHARS. Front-end processes.
+sandbox, with bounds on its steps and its CPU time, and makes no text longer than MAX_CHARS. Front-end processes.
 """
 
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from time import thread_time
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError, nodes, pass_environment
@@ -23,14 +24,16 @@ from shoal.memo import memoized
 
 #: The most characters of a prompt, and of each text that a template makes while it builds the prompt (ours).
 MAX_CHARS = 4 << 20
-#: The most steps of all loops and the most calls of one rendering (ours): so many of the most expensive steps take 0.3
-#: s, during which a lane answers no other request. A conversation takes about one step for each message.
+#: The most steps of loops and calls of one rendering (ours). A conversation takes about one step for each message.
 MAX_STEPS = 30_000
+#: The CPU time at which a rendering ends at its next step (ours): a lane answers no other request meanwhile. MAX_STEPS
+#: steps take up to 0.3 s, but for filters and operators that go through a long list or text.
+MAX_CPU_S = 0.5
 _ITERATE, _CONCAT = "shoal_iterate", "shoal_concat"
 
 
 class _LimitError(Exception):
-    """A rendering exceeds MAX_STEPS or MAX_CHARS."""
+    """A rendering exceeds one of the limits above, or uses what could exceed them."""
 
 
 def render(model: str, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -40,8 +43,9 @@ def render(model: str, template: str, messages: Sequence[Mapping[str, Any]], var
     pieces: list[str] = []
     num_chars = 0
     try:
-        environment = _Environment()
-        compiled = Template.from_code(environment, _code(template), environment.make_globals(None))
+        code = _code(template)
+        environment = _Environment()  # its CPU time counts from here on
+        compiled = Template.from_code(environment, code, environment.make_globals(None))
         names = {"add_generation_prompt": True, "tools": None, "documents": None, **variables, "messages": messages}
         for piece in compiled.generate(names):
             num_chars += len(piece)
@@ -87,11 +91,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals[_ITERATE] = self._iterate
         self.globals[_CONCAT] = self._concat
         self._num_steps = 0  # changed by _step
+        self._end_s = thread_time() + MAX_CPU_S
 
     def _step(self) -> None:
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
             raise _LimitError(f"it takes more than {MAX_STEPS} steps")
+        if thread_time() > self._end_s:
+            raise _LimitError(f"it takes more than {MAX_CPU_S:g} s of CPU time")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)

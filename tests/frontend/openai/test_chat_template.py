@@ -1,5 +1,7 @@
 """frontend/openai/chat_template.py: templates as tokenizers have them, and hostile ones, which end soon."""
 
+from time import thread_time
+
 import pytest
 
 from shoal.frontend.openai.chat_template import render
@@ -69,3 +71,12 @@ def test_a_template_may_refuse_a_conversation() -> None:
 def test_a_hostile_template_fails_within_its_bounds(template: str) -> None:
     with pytest.raises(InvalidRequestError, match="chat template"):
         render("m", template, MESSAGES, TOKENS)
+
+
+def test_steps_that_go_through_long_lists_end_by_their_cpu_time() -> None:
+    """Each step may take a millisecond; all of them took ten seconds, in which the lane answered no other request."""
+    template = "{% for i in range(9000) %}{% set x = range(99999) | sum %}{% endfor %}"
+    begun_s = thread_time()
+    with pytest.raises(InvalidRequestError, match=r"it takes more than 0\.5 s of CPU time"):
+        render("m", template, MESSAGES, {})
+    assert thread_time() - begun_s < 2
