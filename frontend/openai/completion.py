@@ -5,7 +5,8 @@
 
 Text that comes in several responses is put together, and so is a character whose bytes are in two responses. The number
 of tokens and the reason of the end come from the model (`num_input_tokens`, `num_output_tokens`, `finish_reason`, each
-an output or a parameter of the response); `usage` is null for a model that does not report both numbers.
+an output or a parameter of the response). For a model that does not report both numbers, `usage` is null, and a stream
+has no chunk that counts tokens.
 """
 
 import codecs
@@ -44,14 +45,14 @@ class StopSequences:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` are not empty."""
+        """None of `stops` is the empty text; there may be no stops."""
         self._stops = stops
         # Changed by feed and rest: the text that is kept back, and whether a stop sequence has come.
         self._kept = ""
         self.is_found = False
 
     def feed(self, piece: str) -> str:
-        """The part of the text so far that no stop sequence can cut any more; "" after the first stop sequence."""
+        """The next part of the text, which no stop sequence can cut any more; "" after the first stop sequence."""
         if not self._stops:
             return piece
         if self.is_found:
@@ -83,7 +84,7 @@ _REQUEST_ID = "x-request-id"
 _MAX_ID_CHARS = 128
 #: The most characters of a whole answer, which is put together in this process (ours).
 MAX_ANSWER_CHARS = 1 << 20
-#: The last event of a stream.
+#: The last event of a stream that has not failed.
 DONE = b"data: [DONE]\n\n"
 #: Outputs and parameters of a model's response that are read, beside its text.
 _NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON = "num_input_tokens", "num_output_tokens", "finish_reason"
@@ -121,7 +122,7 @@ class Completion:
         self._answer = model.answer
         self._kind = kind
         self._head = {"id": f"{kind.id}{uuid.uuid4().hex}", "created": int(now_s), "model": request.model}
-        # All of these are changed by add and end.
+        # Changed as responses come, and at their end.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopSequences(request.stops)
         self._texts: list[str] = [request.prompt] if request.is_echoed else []
@@ -196,7 +197,8 @@ class Completion:
         return Response(200, (*JSON_CONTENT, *self.headers[len(EVENTS) :]), (orjson.dumps(whole),))
 
     def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
-        """Implements `Rendering.failed`: the stream ends with an error."""
+        """Implements `Rendering.failed`: a stream that has begun ends with an event for the error, any other request
+        with a refusal."""
         if has_begun:
             return Failure(200, self.headers, event(error_text(error)), is_over=True)
         made = refusal(error)
@@ -313,7 +315,7 @@ def _plan(call: HandlerCall, kind: CompletionKind) -> Plan:
 
 
 def known(call: HandlerCall, name: str) -> None:
-    """Raise NoSuchModelError for a name that no loaded model has."""
+    """Raise NoSuchModelError for a name that no loaded model has, or that several have."""
     try:
         call.state.models.lookup(name, None)
     except (NotFoundError, InvalidArgumentError) as error:  # the latter if several models have the name

@@ -1,6 +1,7 @@
 """`POST /v1/embeddings`: texts in, a vector for each, as numbers or as base64 of little-endian FP32.
 
-The texts of one request are given to the model in batches of its max_batch_size, several at a time. Runs on the road.
+The texts of one request are given to the model in batches of up to its max_batch_size, several batches at a time; one
+by one if the model has other inputs that get values, or takes embedding requests. Runs on the road.
 """
 
 import base64
@@ -127,8 +128,8 @@ class _Batch(NamedTuple):
 
 
 def _ask(batches: Sequence[PreparedRequest], call: HandlerCall, model: EmbeddingModel) -> list[_Batch]:
-    """The model's answers to all batches, in the batches' order; at most _MOST_AT_ONCE are executing. Raises
-    ShoalError."""
+    """The model's answers to all batches, in the batches' order; at most _MOST_AT_ONCE are queued or executing.
+    Raises ShoalError."""
     found: list[_Batch] = [_Batch((), None)] * len(batches)
     waiting = deque(enumerate(batches))
     executing: dict[int, int] = {}  # by the number of a request, the index of its batch

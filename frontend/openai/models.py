@@ -1,14 +1,14 @@
 """The models that OpenAI's endpoints serve, and the tensors that the members of requests become. Pure.
 
-A *text model* has a string input `text_input` and a string output `text_output`, as models of Triton's vLLM and
-TensorRT-LLM backends have, or names its own tensors in its config.pbtxt:
+A *text model* has a string output `text_output`, and a string input `text_input`, as models of Triton's vLLM and
+TensorRT-LLM backends have, or `messages`. It may name its own text_input and text_output in its config.pbtxt:
 
     parameters { key: "text_input" value { string_value: "PROMPT" } }
     parameters { key: "text_output" value { string_value: "ANSWER" } }
 
 An *embedding model* has a string input `text_input` and an output of floats `embedding`, or the output that its
-parameter `embedding_output` names. A model with an input `embedding_request`, as of Triton's vLLM backend, is
-of both kinds.
+parameter `embedding_output` names. So is one with an input `embedding_request` and an output `text_output`, as models
+of Triton's vLLM backend, which are of both kinds.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The bodies of OpenAI's requests for text: their members, and which members are refused. Pure.
 
 A member of OpenAI's API that would change the answer and that this server does not honour is refused by its name. A
-member that changes nothing (`user`, `metadata`) is left out; any other is a sampling parameter, which the model gets.
+member that changes nothing or little (`user`, `verbosity`) is left out; any other is a sampling parameter, which the
+model gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,15 @@ from shoal.frontend.call import HandlerCall
 from shoal.frontend.openai.errors import InvalidRequestError
 from shoal.frontend.v2.compression import refuse_encoding
 
-#: Members that have no effect on a model's answer.
+#: Members that are left out: they do not change an answer, or only ask for another style (`verbosity`).
 _LEFT_OUT = frozenset(
     {
         "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
         "service_tier", "store", "user", "verbosity",
     }
 )  # fmt: skip
-#: Members that this module reads.
+#: Members that are no sampling parameters: this module reads them, but for `function_call`, which means nothing without
+#: `functions`.
 _READ = frozenset(
     {
         "best_of", "chat_template_kwargs", "echo", "function_call", "functions", "logit_bias", "logprobs",
@@ -57,7 +59,8 @@ class TextRequest(NamedTuple):
 
 
 def read_body(call: HandlerCall) -> dict[str, Any]:
-    """The object in a request's body, without members that are null. Raises InvalidArgumentError."""
+    """The object in a request's body, without members that are null. Raises InvalidRequestError, or
+    UnsupportedEncodingError for a compression that this server cannot read."""
     refuse_encoding(call.headers)
     try:
         request = door.read_json(call.body, call.state.http_max_input_size)
