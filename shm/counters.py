@@ -8,6 +8,7 @@
            model that executes more distinct sizes, the first 94)
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
     840    65 words, first responses by the bounds that the model or Triton sets; the last for those over all bounds
+    905    the sum of the times of first responses
 
 The last row has the figures of the response cache (CACHE_FIGURES). If summaries are enabled, the rows are followed by
 one set of windows (windows.py) per row.
@@ -68,7 +69,7 @@ _BATCH_WORDS = 5
 _MAX_BATCH_ENTRIES = 94
 _HISTOGRAMS_WORD = 512
 _HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 significant bits, so there is a word for any time that a worker reports
-_FIRST_RESPONSE_WORD = 840
+_FIRST_RESPONSE_WORD, _FIRST_RESPONSE_NS_WORD = 840, 905
 #: Most bounds that a histogram of first responses can have.
 MAX_BOUNDS = 64
 _NS_PER_MS = 1_000_000
@@ -175,8 +176,9 @@ class Row:
         self.num_computed = 0
 
     def count_first_response(self, ns: int) -> None:
-        """Count a request's first response, sent `ns` nanoseconds after the request's first byte arrived; rounded down
-        to whole ms, as in Triton."""
+        """Count a request's first response, sent `ns` nanoseconds after the request's first byte arrived; in the
+        histogram the time is rounded down to whole ms, as in Triton."""
+        self._words[_FIRST_RESPONSE_NS_WORD] += ns
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
     def add(self, cell: int, number: int) -> None:
@@ -213,9 +215,12 @@ class RowView(NamedTuple):
     histograms: Mapping[str, Sequence[int]]
     #: Number of first responses per bound and, as the last entry, of those over all bounds.
     first_response: Sequence[int]
+    first_response_ns: int
 
 
-ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1))
+ZERO_ROW = RowView(
+    dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1), 0
+)
 
 
 #: Figures of the whole response cache; times in ns. Counts outlive a batcher; the cached entries do not.
@@ -279,7 +284,8 @@ class CounterTableView:
             )
         }
         first_response = words[_FIRST_RESPONSE_WORD : _FIRST_RESPONSE_WORD + MAX_BOUNDS + 1]
-        return RowView(dict(zip(CELLS, words, strict=False)), tuple(_batches(words)), histograms, first_response)
+        cells, batches = dict(zip(CELLS, words, strict=False)), tuple(_batches(words))
+        return RowView(cells, batches, histograms, first_response, words[_FIRST_RESPONSE_NS_WORD])
 
     def cache_figures(self) -> dict[str, int]:
         """A copy of the figures in CACHE_FIGURES; all 0 without a cache."""

@@ -108,9 +108,9 @@ def _summary(
 
 
 def _first_responses(version: _Version) -> Iterator[str]:
-    bounds, cells = first_response_bounds(version.entry.config), version.row.cells
+    bounds = first_response_bounds(version.entry.config)
     counts = version.row.first_response[: len(bounds) + 1]
-    sum_ms = (cells["success_ns"] + cells["fail_ns"]) / _NS_PER_MS
+    sum_ms = version.row.first_response_ns / _NS_PER_MS
     return _histogram(families.FIRST_RESPONSES.name, version.labels, bounds, counts, sum_ms)
 
 

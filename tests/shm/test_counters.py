@@ -139,6 +139,7 @@ def test_first_responses_fall_at_or_below_their_bounds(memory: tuple[Segment, Se
         row.count_first_response(int(ms * 1_000_000))
     assert [word(memory[0], 2, 840 + index) for index in range(6)] == [0, 2, 3, 3, 2, 0]  # of whole milliseconds
     assert tuple(view.read(2).first_response) == (0, 2, 3, 3, 2, *(0,) * 60)
+    assert word(memory[0], 2, 905) == view.read(2).first_response_ns == 1_000_000_311_400_000
 
 
 def test_windows_follow_the_rows_where_they_are_asked_for(segment_pair: MakePair) -> None:
