@@ -16,7 +16,8 @@ PROCESS = ("process",)
 
 
 class Family(NamedTuple):
-    """A metric. Families labelled by model also get the model's `metric_tags` as labels."""
+    """A metric. Front ends add the model's `metric_tags` to the labels of figures that they have of a version, not to
+    those of the supervisor's (instances, memory, rollouts, shadows)."""
 
     name: str
     kind: str

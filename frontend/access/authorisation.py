@@ -108,8 +108,8 @@ def is_authorised(
 
 
 def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str | None) -> bool:
-    """Whether a lane may answer a request: the request is authorised, and its key has no limits, since only the road
-    counts requests against limits (key_limits.py)."""
+    """Whether a lane may answer a request: the request is authorised, and is no inference by a key with limits, since
+    only the road counts requests against limits (key_limits.py)."""
     try:
         key = authorise(state, scope, headers, "", model)
     except (UnauthenticatedError, PermissionDeniedError):
@@ -143,7 +143,8 @@ def may_administer(state: ServerState, address: str, headers: Mapping[str, str])
 
 
 def is_local(address: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this machine. `address` is the peer's; the names in `headers` are in lower case."""
+    """Whether a request comes from this machine: neither for another, by a proxy, nor from a page of another machine.
+    `address` is the peer's; the names in `headers` are in lower case."""
     try:
         peer = ip_address(address)
     except ValueError:

@@ -1,6 +1,7 @@
 """The tokens that requests to TorchServe's listeners must have: `Authorization: Bearer KEY`, by key_file.json.
 
-The file is read again when it has changed. While the file cannot be read, no request is admitted. Front-end processes.
+The file is read again when it has changed. While the file cannot be read, no request that needs a key is admitted.
+Front-end processes.
 """
 
 import os
@@ -34,8 +35,8 @@ class Tokens:
         self._keys: dict[str, Any] = {}
 
     def admits(self, group: str, headers: Mapping[str, str], now: datetime) -> bool:
-        """Whether a request to a route of this group has the group's key, not expired; `headers` have names in lower
-        case."""
+        """Whether a request to a route of this group has the group's key, not expired, or the group needs none;
+        `headers` have names in lower case."""
         kind = _KEYS.get(group)
         if not self._path or kind is None:
             return True

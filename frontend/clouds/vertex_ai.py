@@ -22,7 +22,7 @@ _UNMATCHED = Response(400)
 _MODEL = "/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _REPOSITORY = "/v2/repository(?:/[^/]+)?"
 _REGION = "/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
-#: The only paths that a redirect may lead to, and their methods.
+#: The only paths that a redirect may lead to, beside that of the metrics, and their methods.
 _REDIRECTS = (
     (re.compile(f"/v2|/v2/health/(?:live|ready)|/v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?"), "GET"),
     (re.compile(f"{_REGION}/status"), "GET"),

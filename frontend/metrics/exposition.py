@@ -1,9 +1,9 @@
 """The text of GET /metrics, in Prometheus's format: all families, with their figures at one moment. Pure.
 
 Written by hand because prometheus-client appends `_total` to the name of every counter, and Triton's counters have no
-such suffix. Every family is printed from the start, a model's series only while the version is loaded; families that
---metrics-config turns off are not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how
-Triton prints them.
+such suffix. Every family is printed from the start, a version's series only while the version is READY; families that
+--metrics-config turns off are not printed at all, nor those of models' own before a model defines them. Labels are
+sorted by name, `le` and `quantile` last, which is how Triton prints them.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""The metrics listener, which answers GET /metrics and nothing else, and the figures of the machine's CPU and memory,
-from /proc. Runs in the road's threads."""
+"""The metrics listener, which serves GET /metrics alone, and the figures of the machine's CPU and memory, from /proc.
+Runs in the road's threads."""
 
 import logging
 import time
@@ -63,7 +63,7 @@ GAUGES_TIMEOUT_S = 2.0
 
 
 def read_gauges(ask: Ask) -> dict[str, Any] | None:
-    """The supervisor's figures; None if the supervisor does not answer in time."""
+    """The supervisor's figures; None if the supervisor refuses or does not answer in time."""
     try:
         gauges: dict[str, Any] = ask("gauges", {}, GAUGES_TIMEOUT_S)
     except ShoalError as error:

@@ -1,4 +1,4 @@
-"""The files of the page, as they are sent: a table by name, each read once, with the headers that keep a page safe.
+"""The files of the page, as they are sent: a table by name, all read once, with the headers that keep a page safe.
 
 The file that a request names is looked up in the table; no path of a client is opened. The page loads nothing from
 elsewhere and runs no inline script: the Content-Security-Policy makes the browser refuse both, and text that is
@@ -28,8 +28,8 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-#: Header fields of all responses to the page. Its files have an ETag, too, by which a browser asks each time whether a
-#: file has changed, so the page never mixes files of two versions of the server.
+#: Header fields of all responses to the page but errors. Its files have an ETag, too, by which a browser asks each time
+#: whether a file has changed, so the page never mixes files of two versions of the server.
 SAFE: Headers = (
     ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),
@@ -64,7 +64,7 @@ def _read(path: Path) -> PageFile:
 
 
 def page_methods(handler: Handler) -> dict[str, Handler]:
-    """The methods of a path of the page. With --ui=false each method of the path gets 404, as in Triton.
+    """The methods of a path of the page. With --ui=false each of HTTP's usual methods gets 404, as in Triton.
 
     The road answers all methods, at a low priority: a lane hands their requests over.
     """

@@ -49,7 +49,7 @@ class Handshakes:
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
         self._completed = completed
         self._num_failed = num_failed
-        # All of these are changed by every method.
+        # Changed as handshakes begin, go on and end.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
         self._failures = CountedWarning(f"TLS handshakes of {clients} that failed: %d, the last from ")

@@ -52,7 +52,7 @@ class TlsSocket(socket.socket):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._alpn = alpn
         self.handshake_ends_s = handshake_ends_s  # when the lane gives the handshake up, in monotonic s
-        # All of these are changed by every method.
+        # Changed as bytes are received and sent.
         self.has_spoken = False  # whether the client has sent a byte
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
         self._num_idle = 0  # bytes of records without data, less an allowance per record with data
@@ -149,7 +149,9 @@ class TlsSocket(socket.socket):
 
     def _decrypt(self, nbytes: int) -> list[bytes]:
         """The plaintext of all records that are complete with the first `nbytes` of `_RECEIVED`; the last piece is
-        empty if the client has ended its side (close_notify). Raises BlockingIOError where no record is complete."""
+        empty if the client has ended its side (close_notify). Raises BlockingIOError where no record is complete,
+        another OSError where a record is malformed, or the client sends too many without data or does not read
+        alerts."""
         pieces: list[bytes] = []
         for start in range(0, nbytes or 1, _PIECE_BYTES):
             self._incoming.write(_RECEIVED[start : min(start + _PIECE_BYTES, nbytes)])

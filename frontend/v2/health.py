@@ -1,8 +1,9 @@
 """Health over HTTP: whether the server is alive and ready, and whether a model is.
 
 Handlers of front-end processes, which do not wait, except for a model with an is_ready of its own: the supervisor asks
-the model, so such a request is answered on the road. As in Triton, the response for "not ready" is 400 without a body,
-and a server that is stopping answers 503 with an error text. A further path, which Triton lacks, returns the reasons as
+the model, so such a request is answered on the road. As in Triton, the response for a server that is not ready is 400
+without a body, that for a model has a body with an error, and a server that is stopping answers 503 with an error. A
+further path, which Triton lacks, returns the reasons as
 JSON.
 """
 
@@ -19,12 +20,12 @@ _NO = Response(400)
 
 
 def live(call: HandlerCall) -> Response:
-    """200 once the server has started."""
+    """200 once the server has started and read its repositories."""
     return _YES if is_live(call.state) else _NO
 
 
 def ready(call: HandlerCall) -> Response:
-    """200 once the server has started; under strict readiness only while every model can answer."""
+    """`live`; under strict readiness 200 only while every model can answer, too."""
     return _YES if is_server_ready(call.state) else _NO
 
 
