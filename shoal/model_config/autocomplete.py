@@ -88,9 +88,11 @@ def _filled(configured: Config, tensor: Config) -> Config:
 
 
 def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:
-    for tensor in tensors if isinstance(tensors, list) else [tensors]:
+    is_list = isinstance(tensors, list)
+    for tensor in tensors if is_list else [tensors]:
         if not (
-            isinstance(tensor, dict)
+            is_list
+            and isinstance(tensor, dict)
             and type(tensor.get("name")) is str
             and type(tensor.get("data_type")) is str
             and isinstance(tensor.get("dims"), list)

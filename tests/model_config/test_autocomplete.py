@@ -160,6 +160,7 @@ def test_what_is_configured_stays_as_it_is() -> None:
         {"max_batch_size": "8"},
         {"max_batch_size": True},
         {"input": None},
+        {"input": TENSOR},
         {"input": [5]},
         {"output": [{**TENSOR, "name": 5}]},
         {"output": [{**TENSOR, "dims": [1.5]}]},
