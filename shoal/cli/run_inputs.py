@@ -25,7 +25,7 @@ from shoal.frontend.v2.generate import fitted
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.recorder.folder import SUFFIX as RECORDING_SUFFIX
-from shoal.testing.tensors import made
+from shoal.testing.tensors import to_array
 from shoal.workers.tensors import Array
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class RequestParser:
         try:
             if "b64" in value:
                 return self._decoded(spec, base64.b64decode(value["b64"], validate=True))
-            array = made(value["content"], spec)
+            array = to_array(value["content"], spec)
             # perf_analyzer's files have shapes without the batch dimension.
             return self._shaped(spec, array.reshape(value["shape"]) if "shape" in value else array)
         except (KeyError, ValueError, TypeError, binascii.Error, InvalidArgumentError) as error:
@@ -252,7 +252,7 @@ class RequestParser:
 
     def _array(self, spec: TensorSpec, value: Any) -> Array:
         try:
-            return self._shaped(spec, made(value, spec))
+            return self._shaped(spec, to_array(value, spec))
         except InvalidArgumentError as error:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 

@@ -29,24 +29,35 @@ def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Input]
 
 
 def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
-    array = np.asarray(value) if spec is None or hasattr(value, "__array__") else made(value, spec)
+    array = _as_array(name, value) if spec is None or hasattr(value, "__array__") else to_array(value, spec)
     if spec is not None and spec.datatype is BF16 and array.dtype == FP32.dtype:
         array = bf16.words_of(array)  # numpy has no BF16
     return as_input(name, array, spec)
 
 
-def made(value: Any, spec: TensorSpec) -> Array:
-    """An array made from numbers and texts. Raises InvalidArgumentError if the input's datatype cannot hold them."""
+def to_array(value: Any, spec: TensorSpec) -> Array:
+    """An array of the input's datatype from numbers or texts. Raises InvalidArgumentError for values that this datatype
+    cannot hold, and for lists of unequal length."""
     datatype = FP32 if spec.datatype is BF16 else spec.datatype
     if datatype is BYTES:
         return np.array(value, BYTES.dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgumentError(f"input '{spec.name}' is a list of lists that differ in length") from error
-    if array.size and array.dtype.kind not in _KINDS[datatype.dtype.kind]:
+    array = _as_array(spec.name, value)
+    kind = datatype.dtype.kind
+    if array.size and (array.dtype.kind not in _KINDS[kind] or (kind in "iu" and not _fits(array, datatype.dtype))):
         raise InvalidArgumentError(f"input '{spec.name}': {value!r} cannot be a tensor of {spec.datatype.name}")
     return array.astype(datatype.dtype)
+
+
+def _as_array(name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"input '{name}' is a list of lists that differ in length") from error
+
+
+def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return limits.min <= int(array.min()) and int(array.max()) <= limits.max
 
 
 def as_arrays(entry: ModelEntry, answer: HeldResponse) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.datatypes import BF16, BOOL, BYTES, FP16, FP32, INT32, UINT8, Datatype
+from shoal.datatypes import BF16, BOOL, BYTES, FP16, FP32, INT32, UINT8, UINT64, Datatype
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.testing.tensors import parse_inputs
@@ -44,6 +44,9 @@ def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tupl
     ("datatype", "value", "sentence"),
     [
         (INT32, [1.5], r"input 'X': \[1.5\] cannot be a tensor of INT32"),
+        (UINT8, [300], r"input 'X': \[300\] cannot be a tensor of UINT8"),
+        (UINT8, [-1], "cannot be a tensor of UINT8"),
+        (UINT64, [[1], [-1]], "cannot be a tensor of UINT64"),
         (FP32, ["1"], "cannot be a tensor of FP32"),
         (FP32, [[1], [2, 3]], "lists that differ in length"),
         (FP32, np.array([1j]), "input 'X' is an array of complex128, which is no datatype"),
@@ -53,3 +56,8 @@ def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tupl
 def test_what_is_no_tensor_is_refused(datatype: Datatype, value: Any, sentence: str) -> None:
     with pytest.raises(InvalidArgumentError, match=sentence):
         parsed(datatype, value)
+
+
+def test_lists_of_unequal_length_are_refused_for_an_unknown_input_too() -> None:
+    with pytest.raises(InvalidArgumentError, match="input 'Y' is a list of lists that differ in length"):
+        parse_inputs(Signature("m", 0, {}, {}), {"Y": [[1], [2, 3]]})
