@@ -68,7 +68,8 @@ def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
         is_directory = each.is_directory or (each.key.endswith("/") and not each.size)
         key = each.key.removesuffix("/") if is_directory else each.key
         name, _, path = key.partition("/")
-        if not path and not is_directory:
+        is_hidden = name.startswith(".") and not _fault(name)
+        if is_hidden or (not path and not is_directory):
             continue
         fault = _fault(key)
         if fault:
@@ -77,7 +78,7 @@ def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
                 strays.append(sentence)
             else:
                 problems[name] = sentence
-        elif name[0] != ".":
+        else:
             directories.setdefault(name, set()).update(_parents(path), {path} if path and is_directory else ())
             if not is_directory:
                 files.setdefault(name, {})[path] = each

@@ -96,6 +96,11 @@ def test_a_bad_name_is_a_problem_of_its_model_only() -> None:
     assert (list(found.models), list(found.problems), len(found.strays)) == (["good"], ["bad"], 1)
 
 
+def test_a_hidden_directory_is_skipped_whatever_is_in_it() -> None:
+    found = listing("good/1/x", ".git/a//b", ".git/x")
+    assert (list(found.models), found.problems, found.strays) == (["good"], {}, ())
+
+
 def test_a_tag_changes_with_everything_that_counts() -> None:
     def tag(*objects: CloudObject, name: str = "m") -> str:
         return sort_out([each._replace(key=f"{name}/{each.key}") for each in objects], URL).models[name].tag
