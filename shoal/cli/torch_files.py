@@ -6,6 +6,7 @@ since PyTorch takes seconds to import.
 """
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -100,9 +101,8 @@ def exported(program: Any) -> Config:
     if len(names) != len(inputs):
         raise NoShapesError("its arguments and their names do not agree")
     rows = {dims[0] if dims else None for _, dims in (*inputs, *outputs)}
-    most = _most_rows(rows.pop(), ranges) if len(rows) == 1 else 0
     return config(
-        most,
+        _max_batch_size(rows.pop(), ranges) if len(rows) == 1 else 0,
         [(name, *each) for name, each in zip(names, inputs, strict=True)],
         [(f"OUTPUT__{number}", *each) for number, each in enumerate(outputs)],
     )
@@ -119,12 +119,14 @@ def _tensor(argument: Any, values: Any) -> tuple[str, list[int | str]]:
     return datatype, [each["as_int"] if "as_int" in each else each["as_expr"]["expr_str"] for each in meta["sizes"]]
 
 
-def _most_rows(rows: int | str | None, ranges: Any) -> int:
+def _max_batch_size(rows: int | str | None, ranges: Any) -> int:
     """The `max_batch_size` of a program whose tensors all begin with this dimension; 0 if that is not a batch's."""
     if not isinstance(rows, str):
         return 0
-    name = rows.removeprefix("Symbol('").partition("'")[0]
-    bounds = ranges.get(name) or {}
+    symbol = re.fullmatch(r"Symbol\('(\w+)'[^()]*\)|\w+", rows)
+    if symbol is None:
+        return 0  # a term such as 2*d: the program does not take every number of rows
+    bounds = ranges.get(symbol[1] or rows) or {}
     least, most = bounds.get("min_val") or 0, bounds.get("max_val")
     if least > 1:
         return 0  # the program takes no batch of 1, so a lone request would fail
