@@ -51,7 +51,8 @@ def read_manifest(model_dir: Path) -> Manifest | None:
     if len(raw) > _MAX_BYTES:
         raise ManifestError(f"{MANIFEST} is larger than {_MAX_BYTES} bytes")
     try:
-        manifest = json.loads(raw.decode("utf-8-sig"))
+        # Numbers stay as they are written, as in Gson, by which TorchServe reads JSON: version 1.10 is not 1.1.
+        manifest = json.loads(raw.decode("utf-8-sig"), parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{MANIFEST} is no JSON: {error}") from error
     if not isinstance(manifest, dict):
@@ -80,7 +81,7 @@ def _text(fields: Mapping[str, Any], member: str) -> str:
     value = fields.get(member)
     if value is None or isinstance(value, str):
         return value or ""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # as Gson, by which TorchServe reads JSON, turns a number into a text
+    if isinstance(value, bool):
+        return json.dumps(value)  # a text, in Gson
     _log.warning("'%s' of %s is ignored: it is no text", member, MANIFEST)
     return ""

@@ -11,7 +11,9 @@ READ = [
     ('{"runtime": "python3", "archiverVersion": "1", "model": {"modelName": "m"}}', Manifest("m", runtime="python3")),
     ('\ufeff{"model": {"modelName": "m", "modelVersion": "2.1-rc", "handler": "h:f"}}', Manifest("m", "2.1-rc", "h:f")),
     ('{"model": {"modelName": "m", "modelVersion": 3, "handler": null, "unknown": [1]}}', Manifest("m", "3")),
-    ('{"model": {"modelName": ["m"], "modelVersion": true}}', Manifest()),
+    ('{"model": {"modelName": ["m"], "modelVersion": true}}', Manifest(version="true")),
+    ('{"model": {"modelName": 7, "modelVersion": 1.10}}', Manifest("7", "1.10")),
+    ('{"model": {"modelVersion": 2e1}}', Manifest(version="2e1")),
     (
         '{"modelServerVersion": "1.0", "model": {"modelName": "m", "serializedFile": "a.pt", "modelFile": "n.py", '
         '"sourceVocab": "v.pt", "requirementsFile": "r.txt", "configFile": "c/model-config.yaml"}}',
