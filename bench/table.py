@@ -6,13 +6,15 @@ from bench import instructions
 from bench.results import Row, Sample, slice_ratios
 
 OURS = "shoal"
-BUILDS = (OURS, "compiled")
+COMPILED = "compiled"
+BUILDS = (OURS, COMPILED)
 MIB = 1024 * 1024
 
 
 def summaries(rows: Sequence[Row]) -> str:
     """The summary of each build of Shoal that was measured, the compiled one under a line that names it."""
-    return "\nThe compiled build:\n\n".join(filter(None, (summary(rows, build) for build in BUILDS)))
+    titles = {OURS: "", COMPILED: "The compiled build:\n\n"}
+    return "\n".join(f"{title}{text}" for build, title in titles.items() if (text := summary(rows, build)))
 
 
 def summary(rows: Sequence[Row], build: str = OURS) -> str:

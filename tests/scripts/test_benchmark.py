@@ -296,6 +296,7 @@ def test_the_compiled_build_has_a_summary_of_its_own() -> None:
         f"{table.summary([ours, theirs])}\nThe compiled build:\n\n{table.summary([ours, theirs])}"
     )
     assert table.summaries([ours, theirs]) == table.summary([ours, theirs])
+    assert table.summaries([compiled, theirs]) == f"The compiled build:\n\n{table.summary([ours, theirs])}"
 
 
 def test_the_details_show_every_figure() -> None:
