@@ -1,5 +1,6 @@
 """Parsing of the texts in a configuration's `parameters`, for all backends. Pure. Runs in a worker, while it loads."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
@@ -13,8 +14,8 @@ Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentErro
 _Default = TypeVar("_Default")
 
 THREADS = "a number of threads, 0 for the default"
-# Python's own conversions accept more texts: 1_000, digits of other scripts, nan.
-_WHOLE_NUMBER = re.compile(r"[0-9]+")
+# Python's own conversions accept more texts: 1_000, digits of other scripts, nan. Its `int` takes at most 4300 digits.
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,4300}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -45,7 +46,7 @@ def number(model: BackendModel, key: str, value: str | None, default: float) -> 
     number."""
     if not value:
         return default
-    if not _NUMBER.fullmatch(value):
+    if not _NUMBER.fullmatch(value) or math.isinf(float(value)):
         raise invalid(model, key, "a number", value)
     return float(value)
 
