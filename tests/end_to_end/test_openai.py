@@ -73,6 +73,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
         (directory / name).write_text(text)
     add_model(directory / "models", "vectors", VECTORS, VECTORS_CODE)
     (add_model(directory / "models", "words", VLLM) / "model.json").write_text('{"model": "fake"}')
+    adapted = add_model(directory / "models", "adapted", VLLM)
+    (adapted / "model.json").write_text('{"model": "fake", "enable_lora": true}')
+    (adapted / "multi_lora.json").write_text('{"blue": "/blue"}')
     paths = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": paths}
     flags = (f"--api-keys={keys['']}", "--openai-port=0")
@@ -209,7 +212,7 @@ def test_a_compressed_body_is_refused_as_such(ask: Any, path: str) -> None:
 
 
 def test_keys_open_the_models_that_they_are_for(ask: Any, server: Server) -> None:
-    assert [each["id"] for each in ask("/v1/models").json["data"]] == ["babble", "vectors", "words"]
+    assert [each["id"] for each in ask("/v1/models").json["data"]] == ["adapted", "babble", "vectors", "words"]
     assert [each["id"] for each in ask("/v1/models", None, "vectors").json["data"]] == ["vectors"]
     assert ask("/v1/models/babble").json["id"] == "babble"
     missing = ask("/v1/models/nix")
@@ -267,6 +270,21 @@ def test_vllm_s_model_by_triton_s_own_endpoints(ask: Any) -> None:
     events = ask("/v2/models/words/generate_stream", asked).body.decode().strip().split("\n\n")
     told = [json.loads(event.removeprefix("data: ")) for event in events]
     assert [(each["text_output"], each["finish_reason"]) for each in told] == [("two ", "None"), ("one ", "length")]
+    asked = {"text_input": "", "embedding_request": json.dumps({"input": [5, 7]}), "return_num_input_tokens": True}
+    embedded = ask("/v2/models/words/generate", asked).json
+    assert (embedded["text_output"], embedded["num_input_tokens"]) == ("[5.0, 7.0]", 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("words", "LoRA feature is not enabled."),
+        ("adapted", "LoRA grey is not supported, we currently support ['blue']"),
+    ],
+)
+def test_an_adapter_that_vllm_s_model_lacks_has_triton_s_sentence(ask: Any, model: str, sentence: str) -> None:
+    refused = ask(f"/v2/models/{model}/generate", {"text_input": "one", "parameters": {"lora_name": "grey"}})
+    assert (refused.status, refused.json["error"]) == (500, sentence)
 
 
 def test_a_body_that_a_lane_hands_over(server: Server, keys: dict[str, str]) -> None:
@@ -299,7 +317,7 @@ def test_openai_s_own_client(server: Server, keys: dict[str, str]) -> None:
         "openai", reason="NOT CHECKED: OpenAI's client is not installed (pip install '.[dev]')"
     )
     with openai.OpenAI(base_url=f"http://{server.url}/v1", api_key=keys["lane"], max_retries=0) as client:
-        assert [each.id for each in client.models.list()] == ["babble", "vectors", "words"]
+        assert [each.id for each in client.models.list()] == ["adapted", "babble", "vectors", "words"]
         whole = client.chat.completions.create(**babble(messages=HELLO))
         stream = client.chat.completions.create(**babble(messages=HELLO, stream=True))
         assert "".join(each.choices[0].delta.content or "" for each in stream) == whole.choices[0].message.content

@@ -69,9 +69,8 @@ class TritonPythonModel:
         settings = self._read(ENGINE_FILE)
         num_gpus = int(settings.get("tensor_parallel_size", 1)) * int(settings.get("pipeline_parallel_size", 1))
         self._choose_gpus(args["model_instance_kind"], num_gpus)
-        self.loras: dict[str, str] = (
-            self._read(LORA_FILE) if str(settings.get("enable_lora", "")).lower() == "true" else {}
-        )
+        self.has_loras = str(settings.get("enable_lora", "")).lower() == "true"
+        self.loras: dict[str, str] = self._read(LORA_FILE) if self.has_loras else {}
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
             from vllm.engine.async_llm_engine import AsyncLLMEngine  # pyright: ignore[reportMissingImports]
@@ -127,6 +126,8 @@ class TritonPythonModel:
                 await self._embed(request, sender)
             else:
                 await self._generate(request, sender)
+        except pb_utils.TritonModelException as error:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))), flags=FINAL)
         except Exception as error:  # noqa: BLE001  whatever the engine raises is this request's answer
             told = pb_utils.TritonError(f"Error generating stream: {error}")
             sender.send(pb_utils.InferenceResponse(error=told), flags=FINAL)
@@ -160,21 +161,29 @@ class TritonPythonModel:
     def _lora(self, name: str | None) -> Any:
         if name is None:
             return None
+        if not self.has_loras:
+            raise pb_utils.TritonModelException("LoRA feature is not enabled.")
         if name not in self.loras:
-            raise ValueError(f"LoRA {name} is not supported, we currently support {list(self.loras)}")
+            raise pb_utils.TritonModelException(
+                f"LoRA {name} is not supported, we currently support {list(self.loras)}"
+            )
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         number = list(self.loras).index(name) + 1
         return LoRARequest(str(number), number, self.loras[name])
 
     async def _embed(self, request: pb_utils.InferenceRequest, sender: Any) -> None:
+        from vllm.inputs import TokensPrompt  # pyright: ignore[reportMissingImports]
         from vllm.outputs import EmbeddingRequestOutput  # pyright: ignore[reportMissingImports]
         from vllm.pooling_params import PoolingParams  # pyright: ignore[reportMissingImports]
 
         asked = json.loads(text(request, "embedding_request"))
         dimensions = asked.get("pooling_params", {}).get("dimensions")
         pooling = PoolingParams(task="embed", **({"dimensions": dimensions[0]} if dimensions else {}))
-        answers = [each async for each in self.engine.encode(asked["input"], pooling, uuid.uuid4().hex)]
+        prompt = asked["input"]
+        if isinstance(prompt, list):
+            prompt = TokensPrompt(prompt_token_ids=prompt)
+        answers = [each async for each in self.engine.encode(prompt, pooling, uuid.uuid4().hex)]
         if not answers:
             raise ValueError("the engine has ended without an answer")
         output = answers[-1]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+from vllm.inputs import TokensPrompt  # pyright: ignore[reportMissingImports]
 from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput  # pyright: ignore[reportMissingImports]
 from vllm.pooling_params import PoolingParams  # pyright: ignore[reportMissingImports]
 from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
@@ -36,10 +37,10 @@ class AsyncLLMEngine:
             yield RequestOutput(request_id, prompt, list(range(len(words))), [answer], is_last)
 
     async def encode(
-        self, prompt: str, pooling_params: PoolingParams, request_id: str
+        self, prompt: str | TokensPrompt, pooling_params: PoolingParams, request_id: str
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """The lengths of the words, without numbers for the prompt "null"."""
-        lengths = [len(word) for word in prompt.split()]
+        """The lengths of the words, or the tokens; without numbers for the prompt "null"."""
+        lengths = [len(word) for word in prompt.split()] if isinstance(prompt, str) else prompt["prompt_token_ids"]
         embedding = lengths[: pooling_params.dimensions]
         yield PoolingRequestOutput([None] if prompt == "null" else embedding, lengths)
 
