@@ -328,12 +328,22 @@ def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
     leaves = range(spec.num_leaves)
     found: dict[str, int] = {}
     for keys, position in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]:
-        steps = [str(key).strip("[].'") for key in keys]
+        steps = [_step(key) for key in keys]
         root = roots[int(steps.pop(0))] if len(roots) > 1 else roots[0]
         found[root + "".join(f"[{step}]" for step in steps)] = position
         if len(steps) == 1 and isinstance(keys[-1], pytree.MappingKey):
             found.setdefault(steps[0], position)
     return found
+
+
+def _step(key: Any) -> str:
+    match key:
+        case pytree.MappingKey():
+            return str(key.key)
+        case pytree.SequenceKey():
+            return str(key.idx)
+        case _:
+            return str(key).removeprefix(".")
 
 
 _LOADERS = {"torchscript": _torchscript, "export": _export, "aotinductor": _aotinductor}

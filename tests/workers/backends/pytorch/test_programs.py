@@ -171,6 +171,20 @@ def test_a_shape_that_an_exported_program_does_not_take() -> None:
         backend.run({"ARGS[0]": np.zeros((2, 5), np.float32), "KWARGS[more][b]": X})
 
 
+class OddKeys(nn.Module):
+    """A dictionary with keys that end in quotation marks and dots."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a'": x + 1, "c.": x + 2}
+
+
+def test_keys_of_a_result_are_taken_as_they_are(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(OddKeys(), (torch.zeros(2, 4),)), tmp_path / "model.pt2")
+    found = loaded(tmp_path / "model.pt2", config(["x"], ["c.", "RESULT[a']"])).run({"x": X})
+    assert np.array_equal(found["c."], X + 2)
+    assert np.array_equal(found["RESULT[a']"], X + 1)
+
+
 def test_a_load_of_what_was_compiled_runs_no_compiler(compiled_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: pytest.fail(f"it has run {arguments}"))
     check_line(loaded(compiled_line, line_config(*LINE_NAMES[0])), *LINE_NAMES[0])
