@@ -231,7 +231,7 @@ def _load_torchscript(file: str, device: torch.device | None) -> Any:
 def _export(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     _refuse_for_archives(model, settings)
     program = torch.export.load(file)
-    if device is not None and device.type != "cpu":
+    if device is not None:
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)

@@ -185,6 +185,19 @@ def test_keys_of_a_result_are_taken_as_they_are(tmp_path: Path) -> None:
     assert np.array_equal(found["RESULT[a']"], X + 1)
 
 
+class Elsewhere(nn.Module):
+    """Makes a tensor on another device than its input's."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 1, torch.ones(2, 4, device="meta")
+
+
+def test_a_program_exported_on_another_device_is_moved_to_the_cpu(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Elsewhere(), (torch.zeros(2, 4),)), tmp_path / "model.pt2")
+    found = loaded(tmp_path / "model.pt2", config(["x"], ["A__0", "B__1"])).run({"x": X})
+    assert np.array_equal(found["B__1"], np.ones((2, 4)))
+
+
 def test_a_load_of_what_was_compiled_runs_no_compiler(compiled_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: pytest.fail(f"it has run {arguments}"))
     check_line(loaded(compiled_line, line_config(*LINE_NAMES[0])), *LINE_NAMES[0])
