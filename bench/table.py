@@ -20,7 +20,7 @@ def summaries(rows: Sequence[Row]) -> str:
 def summary(rows: Sequence[Row], build: str = OURS) -> str:
     """A line per workload: the requests/s and CPU of one build of Shoal, and both as multiples of every peer's.
 
-    Empty without that build, and without a peer.
+    "" if that build, or every other server, was not measured.
     """
     ours = {row.workload: row for row in rows if row.peer.name == build}
     peers = list(dict.fromkeys(row.peer for row in rows if row.peer.name not in BUILDS))
@@ -54,8 +54,8 @@ def ratio(ours: Row, theirs: Row | None, figure: Callable[[Sample], float]) -> s
 
 
 def rate_ratio(ours: Row, theirs: Row | None) -> str:
-    """Our requests/s as a multiple of theirs: where they were loaded in turns, the median over neighbouring slices,
-    with the quartiles."""
+    """Our requests/s as a multiple of theirs; if the two servers were loaded in turns, the median and quartiles of the
+    ratios of neighbouring slices."""
     quartiles = None
     if theirs is not None and not (is_missing(ours) or is_missing(theirs)):
         quartiles = slice_ratios(ours.median, theirs.median)
@@ -96,7 +96,8 @@ def detail(rows: Sequence[Row]) -> str:
 
 
 def by_process(rows: Mapping[str, Row]) -> str:
-    """A table with a line per name and the instructions of each process of Shoal. Empty without perf."""
+    """A table with a line per entry of `rows`, and a column of instructions per process of Shoal. Empty without
+    perf."""
     counted = {name: row.median for name, row in rows.items() if not is_missing(row) and row.median.instructions}
     if not counted:
         return ""
@@ -114,12 +115,12 @@ def is_missing(row: Row) -> bool:
 
 
 def count(number: float) -> str:
-    """A number in whole, with commas."""
+    """A number rounded to a whole one, with commas between thousands."""
     return f"{number:,.0f}"
 
 
 def head(columns: Sequence[str]) -> list[str]:
-    """The first two lines of a table: text on the left, figures on the right."""
+    """The header and alignment lines: the first column aligned left, all others right."""
     return [line(columns), line(["---", *["---:"] * (len(columns) - 1)])]
 
 
