@@ -49,11 +49,11 @@ class FrontEnd:
             on(LogChanged, self._configure_log),
             on(to_client.TraceSettingsChanged, self._change_tracing),
             on(to_client.ApiKeysChanged, self._change_api_keys),
-            on(to_client.CertificatesChanged, lambda _message: None),  # a lane with TLS reads them (lane_loop.py)
+            on(to_client.CertificatesChanged, lambda _message: None),  # a lane with TLS reads the certificates itself
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.CudaRegionRegistered, state.regions.add_cuda),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name, message.kind)),
-            # there is nothing to do: its acknowledgement shows the supervisor that this process's loop runs
+            # Ping needs no handling: the message's acknowledgement shows the supervisor that this process's loop runs.
             on(Ping, lambda _message: None),
         )
 
@@ -86,7 +86,7 @@ class FrontEnd:
         self.place.settle(seq, self.handlers)
 
     def close(self) -> None:
-        """Close the connection to the supervisor. No request may be in flight."""
+        """Close the tracing outlet and the connection to the supervisor. No request may be in flight."""
         if self.state.tracing is not None and self.state.tracing.outlet is not None:
             self.state.tracing.outlet.close()
         self.place.channel.close()

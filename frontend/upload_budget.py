@@ -41,7 +41,7 @@ class UploadPace(NamedTuple):
     min_rate: int  # bytes a second
 
     def allowed_s(self, nbytes: int) -> float:
-        """Seconds that a body may take so far, of which `nbytes` bytes have come."""
+        """Seconds that a body may have taken when `nbytes` bytes of it have come."""
         return self.timeout_s + nbytes / self.min_rate
 
     def too_slow(self, what: str, nbytes: int, seconds: float) -> UploadTimeoutError:
@@ -76,13 +76,14 @@ class UploadBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        # Changed under the lock: by key, each request's address and bytes; and the sum of all bytes.
+        # Changed under the lock. By key: each request's address, bytes and whether it is unfinished; and the sum of all
+        # bytes, decompressed ones included.
         self._shares: dict[Hashable, _Share] = {}
         self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all requests hold."""
+        """Bytes that all requests hold, decompressed bodies included."""
         return self._nbytes
 
     def add(self, key: Hashable, address: str, nbytes: int) -> None:
@@ -123,7 +124,8 @@ class UploadBudget:
     def expansion(self) -> Iterator[Callable[[int], None]]:
         """Count the bytes of a decompressed body for as long as the context lasts.
 
-        The context's function sets the number of bytes; it raises NoUploadMemoryError if there is no room for more.
+        The yielded function sets the body's decompressed size so far; it raises NoUploadMemoryError if there is no room
+        for more.
         """
         counted = 0
 

@@ -1,8 +1,8 @@
 """HPACK's Huffman code (RFC 7541, 5.2 and appendix B), decoded byte by byte. Pure.
 
-A state is the bits, from the bytes so far, of a symbol that is not yet whole. The step from a state by a byte is worked
-out once per process, so that a `traceparent` is decoded in 3 to 4 µs. The steps of all 256 states would take 9 MB; the
-texts that clients send need few of these steps.
+A state is the unfinished symbol's bits that the bytes read so far have left over. The step from a state by a byte is
+worked out once per process, so that a `traceparent` is decoded in 3 to 4 µs. The steps of all 256 states would take
+9 MB; the texts that clients send need few of these steps.
 """
 
 from hpack.exceptions import HPACKDecodingError
@@ -19,7 +19,8 @@ _PADDING = frozenset("1" * nbits for nbits in range(8))
 
 
 class _State(dict[int, "tuple[_State, str]"]):
-    """The steps of one state, by the next byte: the state thereafter, and the symbols that have become whole."""
+    """A state: maps the next byte to the state that follows and the text decoded by that byte; computed on first
+    use."""
 
     __slots__ = ("bits",)
 
@@ -44,7 +45,8 @@ _STATES = {"": _State("")}
 
 
 def decode(code: bytes) -> str:
-    """The text of a code, with a character for each byte (Latin-1). Raises HPACKDecodingError."""
+    """The text of a Huffman-coded string, one character per byte (Latin-1). Raises HPACKDecodingError for EOS or wrong
+    padding."""
     text, state = "", _STATES[""]
     for byte in code:
         state, symbols = state[byte]
