@@ -1,4 +1,4 @@
-"""Models from the objects in a bucket: the files of each model, and a tag that changes with them.
+"""Models from the objects in a bucket: each model's files, and a digest that changes when a file does.
 
 Pure. Names of objects come from a network and become paths: a name that could lead out of a model's directory, or
 cannot be a path at all, is refused with a sentence that names bucket and key.
@@ -12,20 +12,20 @@ from typing import NamedTuple
 from shoal.cloud_url import CloudUrl
 from shoal.repository.identifier import MAX_NAME_BYTES, UNSAFE_CHARACTERS
 
-#: The most objects of a repository (ours). 200 models have some thousand objects; millions of images are no repository.
+#: A bucket with more objects is taken for data, not a repository (ours); 200 models have some thousand.
 MAX_OBJECTS = 100_000
 #: The most bytes of a key, in every cloud.
 _MAX_KEY_BYTES = 1024
 
 
 class CloudObject(NamedTuple):
-    """An object, or a directory that follows from the names of objects."""
+    """An object, or a directory that the cloud's library lists because keys share a prefix."""
 
     key: str  # relative to the repository, as the cloud lists it
     size: int = 0
     tag: str = ""  # changes with the content: S3's and Azure's ETag, Google's generation
     modified_s: int = 0
-    is_directory: bool = False  # no object, but listed by the cloud's library
+    is_directory: bool = False  # True: such a directory, not an object
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class CloudModel:
         return self.subtree_tag("")
 
     def subtree_tag(self, directory: str) -> str:
-        """A digest like `tag`, of all files below `directory`, one of the model's directories; "" means the model's."""
+        """A digest like `tag`, of all files below `directory`, one of the model's directories; "" means the whole
+        model."""
         top = f"{directory}/" if directory else ""
         facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
         facts += [path for path in self.directories if path.startswith(top)]
@@ -54,7 +55,7 @@ class CloudListing(NamedTuple):
 
     models: dict[str, CloudModel]
     problems: dict[str, str]  # name → why it is no model
-    strays: tuple[str, ...]  # sentences about objects that belong to no model
+    strays: tuple[str, ...]  # errors about objects whose first path part is no usable name
 
 
 def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:

@@ -21,7 +21,7 @@ RUNTIMES = ("python", "python3")
 
 
 class Manifest(NamedTuple):
-    """The members of a manifest; "" where a member is absent."""
+    """The members of a manifest that Shoal reads; an absent one is "", an absent version DEFAULT_VERSION."""
 
     model_name: str = ""
     version: str = DEFAULT_VERSION
@@ -40,7 +40,8 @@ class ManifestError(ValueError):
 def read_manifest(model_dir: Path) -> Manifest | None:
     """The manifest of an unpacked archive; None where it has none, which TorchServe allows.
 
-    A member of the wrong type is logged and left out. Raises ManifestError for a file that is no JSON object.
+    A member of the wrong type is logged and left out. Raises ManifestError if the file cannot be read, is too large,
+    has no object `model`, or names a file outside the archive.
     """
     try:
         raw = files.read(model_dir / MANIFEST, _MAX_BYTES + 1)
