@@ -1,9 +1,11 @@
-"""Trace settings: a model's settings over the runtime's over those of the command line. Pure.
+"""Trace settings: a model's settings over those that clients set for all models at runtime, over the command line's.
+Pure.
 
-    command line ◄── the runtime's, for all models ◄── one model's
+    command line ◄── clients', for all models ◄── clients', for one model
 
-Each layer has only the fields that it changes; the others are those of the layer before. Every change makes a new
-setting (`revision`), which counts and collects from its beginning, as in Triton. The supervisor owns the settings.
+Each layer has only the fields that it changes; the others are those of the layer before. Every change makes new
+settings with new `revision`s. A change for all models begins a count of the command line anew; one that a client has
+set goes on where it stood. The supervisor owns the settings.
 """
 
 import itertools
@@ -20,7 +22,7 @@ TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 #: Levels, of which a setting may have several.
 OFF, TIMESTAMPS, TENSORS = 0, 1, 2
 _LEVELS = {"TIMESTAMPS": TIMESTAMPS, "TENSORS": TENSORS}
-#: The key of the runtime's settings; no model has this name.
+#: The key of the settings for all models; no model has this name.
 GLOBAL = ""
 
 _MAX_UINT32, _MAX_INT32 = 2**32 - 1, 2**31 - 1
@@ -36,12 +38,12 @@ class TraceSetting:
     """The trace setting for the requests of a model. All defaults are Triton's."""
 
     level: int = OFF  # or TIMESTAMPS, TENSORS or both
-    rate: int = 1000  # every rate-th request; 0: only requests that bring a context
+    rate: int = 1000  # every rate-th request; 0: only requests with a trace context of their own
     count: int = -1  # traces still to be collected; -1: no limit
     log_frequency: int = 0  # traces per file; 0: all in one file
     file: str = ""
     mode: str = TRITON
-    revision: int = 0  # the number of this setting
+    revision: int = 0  # increases with each new setting
 
     @property
     def fault(self) -> str:
@@ -79,7 +81,7 @@ class TraceSettings:
     def change(self, model: str, changes: Changes) -> None:
         """Apply a client's changes, for a model or for GLOBAL.
 
-        Raises InvalidArgumentError, and changes nothing, where no trace could be made under the result.
+        Raises InvalidArgumentError, and changes nothing, if tracing would be on in a setting that has a `fault`.
         """
         said = {**self.layers.get(model, {}), **changes}
         layer = {field: value for field, value in said.items() if value is not None}
@@ -103,7 +105,7 @@ class TraceSettings:
         return replace(fallback, **layer, revision=next(self._revisions))
 
     def collected(self, revision: int, count: int) -> bool:
-        """Count traces collected under a setting. True where its count is reached by them."""
+        """Count traces collected under a setting. Returns True if these traces exhaust the setting's count."""
         for name, setting in self.in_force.items():
             if setting.revision != revision or setting.count <= 0:
                 continue
@@ -136,7 +138,8 @@ def read_changes(body: Any) -> Changes:
 
 
 def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any]:
-    """The settings object for clients; `options` are the exporter's, whose URLs have *** in place of passwords."""
+    """The settings object for clients; `options`, the exporter's, are added in OpenTelemetry's mode with *** in place
+    of passwords."""
     described: dict[str, Any] = {
         "trace_level": [word for word, level in _LEVELS.items() if setting.level & level] or ["OFF"],
         "trace_rate": str(setting.rate),
