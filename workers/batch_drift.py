@@ -36,14 +36,15 @@ MAX_WAITING, MAX_BYTES = 8, 32 << 20
 IDLE_S = 0.01
 #: The share of an instance's time that audits may take at most (ours).
 MAX_LOAD = 0.05
-#: The upper bounds of the histograms' buckets: FP32 has 24 bits, so a value's last bit is 6e-8 of the value.
+#: The upper bounds of the histograms' buckets: FP32 has 24 significant bits, so a value's last bit is 6e-8 of the
+#: value.
 BOUNDS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 
 
 class Difference(NamedTuple):
     """The largest absolute and relative difference between the elements of two answers; infinite where the answers
-    differ in more than numbers: in a shape, in a string, by infinity or NaN in only one, by an error in place of
-    one."""
+    differ in more than numbers: in a shape, in a string, by infinity or NaN in only one, or where one of the two is an
+    error."""
 
     absolute: float
     relative: float
@@ -100,7 +101,7 @@ class DriftMetrics:
         ]
         self._families = families  # kept, since metrics end when their family is deleted
         #: Functions that count one request each: a request executed alone and compared; one changed by its batch; one
-        #: that was answered alone in two ways; one that was chosen and not executed again.
+        #: that was answered alone in two ways; one that was chosen but could not be kept or compared.
         self.audited, self._changed, self.unsteady, self.skipped = (
             partial(family.Metric(labels).increment, 1) for family in families[:4]
         )

@@ -1,4 +1,5 @@
-"""Parsing of the texts in a configuration's `parameters`, for all backends. Pure. Runs in a worker, while it loads."""
+"""Parsing of the texts in a configuration's `parameters`, for all backends. Pure. Runs in a worker, while it loads a
+model."""
 
 import math
 import re
@@ -8,8 +9,8 @@ from typing import TypeAlias, TypeVar
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends.backend import BackendModel
 
-#: A function from model, parameter's name, expected value and actual value to the error for an invalid value. A
-#: framework may have a sentence of its own for that.
+#: A function from model, parameter's name, expected value and actual value to the error for an invalid value.
+#: Frameworks whose error texts differ pass their own.
 Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentError]
 _Default = TypeVar("_Default")
 
@@ -31,8 +32,8 @@ def whole_number(
     expected: str = "a whole number",
     refusal: Refusal = invalid,
 ) -> int:
-    """The value of the parameter `key` as a whole number, or that of `value`, if it is given; 0 if the text is missing
-    or empty. Raises the error that `refusal` returns if the text has other characters than digits."""
+    """The text `value`, or by default the parameter `key`'s, as a whole number; 0 if it is missing or empty. Raises the
+    error that `refusal` returns if the text has other characters than digits, or too many."""
     value = model.parameter(key) if value is None else value
     if not value:
         return 0
@@ -42,8 +43,8 @@ def whole_number(
 
 
 def number(model: BackendModel, key: str, value: str | None, default: float) -> float:
-    """A parameter's value as a float; `default` if it is not set. Raises InvalidArgumentError if the text is no
-    number."""
+    """A parameter's text as a float; `default` if it is missing or empty. Raises InvalidArgumentError if the text is no
+    number, or too large for one."""
     if not value:
         return default
     if not _NUMBER.fullmatch(value) or math.isinf(float(value)):
@@ -61,8 +62,8 @@ def flag(
     *,
     default: _Default,
 ) -> bool | _Default:
-    """True or False, as `words` says for the parameter's value; `default` if the parameter is not set. Raises the error
-    that `refusal` returns for a value that is not in `words`."""
+    """The entry of `words` for the parameter's text; `default` if it is missing or empty. Raises the error that
+    `refusal` returns for a text that is not in `words`."""
     if not value:
         return default
     if value not in words:

@@ -2,12 +2,14 @@
 configuration's names.
 
     TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
-    torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known
+    torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known; before
+                                              PyTorch 2.8 */serialized_exported_program.json
     AOTInductor     */data/aotinductor/*      a graph, compiled for one kind of machine
-    a Python file   a class of modules        with a state dict in a file beside it; the only form with a user's code
+    a Python file   a subclass of torch.nn.Module, its state dict, if any, in a .pt file beside it; the only form with
+                    a user's code
 
 An archive's form is recognised by its contents, not by its name. A state dict is read with weights_only: it is data,
-and no code in it is run. Runs in a worker, while it loads.
+and no code in it is run. Runs in a worker, while it loads a model.
 """
 
 import importlib
@@ -58,8 +60,8 @@ class Forward:
         self._positions: dict[str, int] | None = None
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs for these inputs, by name. Raises InvalidArgumentError if one is missing, TypeError if the
-        result has no tensors, and whatever the model raises."""
+        """The outputs for these inputs, by name. Raises InvalidArgumentError if an output is not in the result,
+        TypeError if the result is no tensor, tuple, list or dictionary, and what the model raises."""
         result = self._function(*naming.fill(self._arguments, tensors))
         if self._paths is not None:
             return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
@@ -171,7 +173,7 @@ def _file(model: BackendModel) -> str:
 
 
 def _form(model: BackendModel, file: str) -> str:
-    """The form of an archive, a key of `_LOADERS`. Raises InternalError if the file has none of these forms."""
+    """The form of an archive, a key of `_LOADERS`. Raises InternalError for a file of none of these forms."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = [name.partition("/")[2] or name for name in archive.namelist()]  # without the top directory

@@ -1,8 +1,8 @@
 """Models of the backend `vllm`: an engine of vLLM for each, made from the model's model.json. Runs in workers.
 
-Tensors, files and parameters are those of Triton's vLLM backend. This file is a model.py like a user's: it imports
-nothing of Shoal, so that it runs in a Python environment that the model brings along. vLLM is imported when a model
-loads.
+Tensors, files and parameters are those of Triton's vLLM backend, except for `image`, REPORT_CUSTOM_METRICS and
+ENABLE_VLLM_HEALTH_CHECK. This file is a model.py like a user's: it imports nothing of Shoal, so that it runs in a
+Python environment that the model brings along. vLLM is imported when a model loads.
 """
 
 import asyncio
@@ -49,8 +49,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """The tensors of Triton's vLLM backend, any number of responses to a request, and no batches: vLLM batches by
-        itself."""
+        """Add the backend's tensors, make the model decoupled, and turn batching off: vLLM batches by itself."""
         known = config.as_dict()
         for tensors, role, add in ((INPUTS, "input", config.add_input), (OUTPUTS, "output", config.add_output)):
             names = {each["name"] for each in known[role]}
@@ -62,7 +61,8 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Start the engine. Raises TritonModelException where vLLM is missing or the model's files are not right."""
+        """Start the engine. Raises TritonModelException if vLLM is missing, a file is no JSON object or the GPUs do not
+        fit, and whatever vLLM raises for its settings."""
         self.name = args["model_name"]
         self.config = json.loads(args["model_config"])
         self.directory = os.path.join(args["model_repository"], args["model_version"])
@@ -95,7 +95,8 @@ class TritonPythonModel:
         return found
 
     def _choose_gpus(self, kind: str, num_gpus: int) -> None:
-        """Restrict the engine to the GPUs that it is to use; for an instance of KIND_GPU the server has done that."""
+        """For KIND_MODEL, limit the engine to the GPUs of GPU_DEVICE_IDS; for KIND_GPU the server has done so. Raises
+        TritonModelException."""
         if kind == "GPU" and num_gpus > 1:
             raise pb_utils.TritonModelException(
                 f"model '{self.name}' takes {num_gpus} GPUs, and an instance of KIND_GPU has one: specify KIND_MODEL"
@@ -209,7 +210,8 @@ def text(request: pb_utils.InferenceRequest, name: str) -> str:
 
 
 def sampling(parameters: Mapping[str, Any]) -> Any:
-    """vLLM's sampling parameters, each of the type that vLLM has for it: request parameters may be texts."""
+    """vLLM's sampling parameters; a number or text becomes the int, float or str that vLLM wants: request parameters
+    may be texts."""
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
     kinds = SamplingParams.__annotations__
@@ -231,7 +233,8 @@ def sampling(parameters: Mapping[str, Any]) -> Any:
 def response(
     output: Any, seen: dict[int, tuple[int, int, int]], asked: Collection[str], before: str = ""
 ) -> pb_utils.InferenceResponse:
-    """The response with what the engine has put out since the earlier responses, whose lengths `seen` has."""
+    """A response with the output beyond the lengths in `seen`, which are updated; `before` is put in front of each
+    text."""
     answers = output.outputs
     texts, tokens, logprobs = [], [], []
     for index, each in enumerate(answers):
@@ -272,5 +275,5 @@ def strings(name: str, texts: Sequence[str]) -> pb_utils.Tensor:
 
 
 def counts(name: str, numbers: Sequence[int]) -> pb_utils.Tensor:
-    """A tensor of numbers."""
+    """A UINT32 tensor."""
     return pb_utils.Tensor(name, np.array(numbers, dtype=np.uint32))
