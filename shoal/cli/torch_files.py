@@ -1,8 +1,8 @@
 """The inputs and outputs of a PyTorch file without a configuration, for `shoal serve` and `shoal init`.
 
-A program of torch.export says its tensors in JSON, which is read here. A TorchScript file says the names of its
-arguments alone: it is tried on zeros (pytorch_trial.py), in a process of its own, since it is a stranger's program and
-since PyTorch takes seconds to import.
+A torch.export program describes its tensors in JSON, which is read here. A TorchScript file only has its arguments'
+names: the model is run on zeros (pytorch_trial.py) in a process of its own, since it is a stranger's program and since
+PyTorch takes seconds to import.
 """
 
 import json
@@ -83,8 +83,8 @@ def _tried(path: Path) -> Config:
 
 
 def exported(program: Any) -> Config:
-    """The tensors in a torch.export program's JSON. Raises NoShapesError, or KeyError, TypeError and their like if
-    the JSON has another form."""
+    """The tensors in a torch.export program's JSON. Raises NoShapesError; for JSON of another form KeyError, TypeError,
+    IndexError or AttributeError, which `tensors_of` catches."""
     module, ranges = program["graph_module"], program["range_constraints"]
     signature, values = module["signature"], module["graph"]["tensor_values"]
     called = module["module_call_graph"][0]["signature"]
@@ -139,8 +139,8 @@ def config(
     outputs: Sequence[tuple[str, str, Sequence[int | str]]],
 ) -> Config:
     """The fields of a configuration that describe these tensors. Each has a name, a datatype and dims: the batch's
-    dimension first where `max_batch_size` is not 0, and a text for each dimension that varies. Raises NoShapesError
-    for a scalar without a batch, which PyTorch's backend does not serve."""
+    dimension first where `max_batch_size` is not 0; a dimension that varies is given as a string. Raises
+    NoShapesError for a scalar without a batch, which PyTorch's backend does not serve."""
 
     def tensor(name: str, datatype: str, dims: Sequence[int | str]) -> Config:
         own = list(dims[1:] if max_batch_size else dims)

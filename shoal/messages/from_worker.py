@@ -2,7 +2,8 @@
 code may have written them.
 
 WorkerConnected ─► [ModelIOFound] ─► ModelLoaded ─► MemoryMapped ─► all others, at any time
-                   instead of ModelIOFound or ModelLoaded: Refused, the last message
+
+shared.Refused, the last message, may take the place of ModelIOFound or ModelLoaded.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class ModelIOFound(Message):
     inputs: Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, dims of each
     outputs: Sequence[tuple[str, str, Sequence[int]]]
     completed: Config | None  # the configuration as a model.py has completed it
-    fills_max_batch_size: bool
+    fills_max_batch_size: bool  # False: the file does not say whether its first dimensions are a batch
 
 
 class ModelLoaded(Message):
@@ -34,7 +35,7 @@ class ModelLoaded(Message):
 
 
 class MemoryMapped(Message):
-    """The worker has mapped its memory, which may be sealed and announced."""
+    """The worker has mapped its segment; the supervisor may now seal it and announce it to clients."""
 
 
 class MetricsReported(Message):

@@ -1,8 +1,8 @@
 """Auto-complete: fields that a configuration leaves open are filled in from the model's file or its model.py.
 
 Pure: the worker that first reads the file reports a ModelIO, and the supervisor completes the configuration from it.
-Only max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change; fields
-that are configured are never overwritten.
+Only max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change. A
+configured tensor, scheduler or policy is never overwritten; a model.py may raise max_batch_size.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,22 +39,25 @@ class ModelIO(NamedTuple):
 
 
 def needs_autocomplete(config: Config) -> bool:
-    """Whether the model file must be read before the configuration can be finished."""
+    """Whether a worker must read the model's file, or call its auto_complete_config, before the configuration can be
+    finished."""
     if config["backend"] in _DECLARING:
         return not (config["input"] and config["output"])
-    # The auto_complete_config of a model.py, a model's or a backend's, is always called.
+    # Whether it is the model's own or its backend's model.py, its auto_complete_config is always called.
     return bool(config["backend"]) and runs_on(config) == "python"
 
 
 def complete(config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> Config:
-    """`config` with open fields filled in from `model_io`. Raises InvalidArgumentError where the two disagree."""
+    """`config` with open fields filled in from `model_io`. Raises InvalidArgumentError if max_batch_size is set and the
+    file cannot batch, or if a model.py has set a field of a wrong type."""
     if model_io.completed is not None:
         return complete_python(config, model_io.completed)
     return complete_from_file(config, model_io, default_max_batch_size)
 
 
 def complete_python(config: Config, completed: Config) -> Config:
-    """`config` with the fields that an auto_complete_config may set, taken from `completed`.
+    """`config` with the fields that an auto_complete_config may set, taken from `completed`. Configured tensors that
+    `completed` does not list are dropped.
 
     Raises InvalidArgumentError for a field of a wrong type: it comes from a user's code.
     """
@@ -124,7 +127,8 @@ def complete_from_file(
             f"autofill failed for model '{config['name']}': model does not support batching while non-zero "
             "max_batch_size is specified"
         )
-    # Tensors that the server adds to a request are not required of clients.
+    # Sequence controls and states are added by the server, so they are not among the configuration's inputs and
+    # outputs.
     added = {name for name, _, _, _ in sequences.controls(config)}
     added.update(state[field] for state in sequences.states(config) for field in ("input_name", "output_name"))
     inputs, outputs = (

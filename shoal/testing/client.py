@@ -43,7 +43,7 @@ class LocalClient:
 
     #: Calls of models have no timeout but their clients' deadlines: a call that can never be answered is a StuckError.
     request_timeout_s = 1e9
-    #: Loads and unloads models for other models. Set before a model is loaded.
+    #: Answers models' requests to load or unload models; set before the first model is loaded.
     ask: Ask
 
     def __init__(self, simulation: Simulation, port: Port) -> None:
@@ -87,8 +87,8 @@ class LocalClient:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request: a queued one fails, and the model of an executing one is notified. Calls that were made for
-        the request are cancelled, too, and end for their model at once."""
+        """Cancel a request: a queued one fails, and the model of an executing one is notified. Open calls that are no
+        longer wanted are cancelled, too; their models get CancelledError at once."""
         with self._simulation.changed:
             request = self.open.get(number)
             if request is None or request.on_answer is None:
@@ -122,8 +122,8 @@ class LocalClient:
             return None
         if block is None or header is None:
             error = refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
-            # A call is not sent again, as a worker would do: a test that unloads a model wants to see what happens to
-            # calls.
+            # Unlike a worker, this client does not send a call again when its model is gone: a test that unloads a
+            # model sees the failure.
             return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
         if reply.status:
             return self._simulation.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))
@@ -136,12 +136,12 @@ class LocalClient:
     # --- tensors of executing requests that models pass on ---
 
     def lend(self, refs: Iterable[int]) -> None:
-        """Count blocks as named by calls of models, until they are given back as often."""
+        """Add one use by a model's call to each block; `give_back` takes it away."""
         with self._simulation.changed:
             self._lent.update(refs)
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Count blocks as no longer named by an answered call."""
+        """Take away one use of each block: the call that named them is answered."""
         with self._simulation.changed:
             self._lent -= Counter(refs)
             self._simulation.changed.notify_all()

@@ -1,7 +1,7 @@
 """Tensors between a test and a request: values become inputs, outputs become arrays.
 
-An array has a datatype and is refused if the model wants another, as a client's would be; a list, a number or a text is
-converted to what the model wants. Pure.
+An array is refused if its datatype is not the input's (FP32 is taken for BF16); a list, number or text is converted to
+the input's datatype. Pure.
 """
 
 from collections.abc import Mapping

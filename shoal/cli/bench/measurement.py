@@ -13,7 +13,8 @@ from shoal.cli.top import Figures, StatisticsSample, compare
 
 #: How many windows in a row have to agree, as in perf_analyzer; these windows are reported.
 NUM_AGREEING = 3
-#: The share of a window for which a server is loaded before a window is measured, until client and server are awake.
+#: Load before a server's first window, and before each if servers take turns, is not measured for this share of a
+#: window's length: client and server have to wake.
 _SETTLING = 0.1
 #: The busy share above which a client is the bottleneck (ours): beyond it, answers wait in the client, and latencies
 #: grow.
@@ -63,7 +64,8 @@ class Measured:
 
     level: Level
     windows: list[Window] = field(default_factory=list)
-    server: Figures | None = None  # the server's own figures over all windows; None where it has no statistics
+    # The server's own figures, from before the first window until after the last, settling included; None: it has none.
+    server: Figures | None = None
     num_waiting: int = 0  # requests of an open loop that were still waiting for a connection at the end
     is_stable: bool = False
 
