@@ -94,7 +94,7 @@ class DriftMetrics:
                 ("audited_total", "Requests of batches that were executed once more, alone, to compare", counter),
                 ("changed_total", "Requests whose answer the rest of the batch has changed", counter),
                 ("unsteady_total", "Requests that the model answered in two ways though they were alone", counter),
-                ("skipped_total", "Chosen requests that no idle time was left for, or no room", counter),
+                ("skipped_total", "Chosen requests that could not be kept until an idle time, or compared", counter),
                 ("absolute", "Largest absolute difference of an element in a changed answer", histogram),
                 ("relative", "Largest relative difference of an element in a changed answer", histogram),
             )
