@@ -113,8 +113,8 @@ def join(name: str) -> FrontEnd:
     settings["regions"] = Regions(
         are_allowed=are_allowed, has_gpus=settings.pop("has_gpus"), max_string_bytes=settings["http_max_input_size"]
     )
-    table = CounterTableView(SegmentView.attach(welcome.counters))
-    state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
+    counters = CounterTableView(SegmentView.attach(welcome.counters))
+    state = ServerState(**settings, log_settings=welcome.log, counters=counters, models=place.models)
     if state.timing_share:
         state.tracing = tracing.Tracing({}, None, state.models.names, state.timing_share)
     front_end = FrontEnd(state, place)
