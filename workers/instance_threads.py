@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class InstanceThreads:
-    """The threads that have been started. Only the main thread uses this object."""
+    """The threads of all instances but the first. Only the main thread uses this object."""
 
     def __init__(self, serve: Callable[[Channel], None]) -> None:
         """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped; it
@@ -42,7 +42,8 @@ class InstanceThreads:
             thread.join()
 
     def _run(self, number: int) -> None:
-        channel: Channel | None = None  # closed last: the supervisor kills a process that closes it early
+        # Closed last: the supervisor kills a process that closes a connection before it ends.
+        channel: Channel | None = None
         try:
             channel = control.join(WorkerConnected(number))
             self._serve(channel)
@@ -50,7 +51,8 @@ class InstanceThreads:
             pass  # the supervisor has closed the connection, or is gone
         except DeviceLostError:
             os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the whole process has lost the GPU
-        except BaseException as error:  # noqa: BLE001 - the rim: the instance would be awaited, or answer nothing
+        except BaseException as error:  # noqa: BLE001 - outermost, see below
+            # If only this thread ended, the supervisor would wait for an instance that never answers.
             _log.exception("a thread of the worker has failed, and the process ends")
             # A model that calls exit() ends the process, as it does in the main thread.
             status = error.code or 0 if isinstance(error, SystemExit) else 1

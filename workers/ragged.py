@@ -2,7 +2,8 @@
 
     ragged input   an input with one dimension: all elements of all requests, one request after another
     batch_input    an input that no client sends: made from the shapes of the other inputs in each request
-    batch_output   an output with one dimension: each request gets as many elements as one of its inputs has
+    batch_output   an output that is divided by elements: a request's part has the output's configured shape, variable
+                   dimensions sized as in one of the request's inputs
 
 The rules are Triton's (ragged batching). Pure. Runs in a worker.
 """
@@ -61,7 +62,8 @@ class RaggedBatches:
             for made in config["batch_input"]
             for name in made["target_name"]
         ]
-        #: Output that is divided by elements, not by rows → the input whose shape a request's part of the output gets.
+        #: Output that is divided by elements, not by rows → the input that gives the variable dimensions of a
+        #: request's part.
         self.scattered: Mapping[str, str] = {
             name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
         }
@@ -93,7 +95,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Ragged input → where each request's row ends, as indices (int64) among the input's elements."""
+        """Ragged input → the end of each row of each request, as an index (int64) into the input's elements."""
         ends = {}
         for name in self.inputs.intersection(requests[0].parsed.inputs):
             shapes = [_shape(request, name) for request in requests]
@@ -102,8 +104,8 @@ class RaggedBatches:
         return ends
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
-        """Answer each request with its part of the model's outputs; a request fails if an output ends before its
-        part."""
+        """Answer each request with its part of the model's outputs. A request fails if an output is too short for that
+        request's part."""
         if not self.scattered:
             answers.add_batch(requests, outputs)
             return

@@ -41,7 +41,7 @@ MAX_OPEN_BATCHES = 1024
 #: Requests without a client that exceed the execution limit are looked for at intervals: an eighth of the limit, but
 #: within these bounds in ns (ours).
 _LOOKS_PER_LIMIT, _SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS = 8, 100_000_000, 5_000_000_000
-#: A look that comes later than planned by this (ns) was delayed by a standstill of the machine; that time counts for no
+#: A look more than this late (ns) was delayed by a standstill of the machine; that time counts for no
 #: request (as in supervisor/processes/hangs.py).
 _GAP_NS = 5_000_000_000
 
@@ -75,8 +75,7 @@ class ResponseSender(ABC):
 
     @abstractmethod
     def fail_later(self, error: ShoalError) -> None:
-        """Have another thread send an error soon. Finalizers call this, which run at any point, whatever locks are
-        held."""
+        """Have another thread send an error soon. For finalizers, which may run while their thread holds any lock."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -84,7 +83,8 @@ class ResponseSender(ABC):
 
     @abstractmethod
     def reschedule(self) -> None:
-        """Return the request to its queue, to be executed again. Raises InternalError if the sender is closed."""
+        """Return the request to its queue, to be executed again; a cancelled request fails instead. Raises
+        InternalError if the sender is closed."""
 
     @abstractmethod
     def end_sequence(self) -> None:
@@ -94,7 +94,7 @@ class ResponseSender(ABC):
     @property
     @abstractmethod
     def is_cancelled(self) -> bool:
-        """Whether the client does not wait any more."""
+        """Whether the client has cancelled or gone; False once the sender is closed."""
 
     @property
     @abstractmethod
@@ -107,8 +107,8 @@ class WarmupResponseSender(ResponseSender):
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
         self._failed = failed
-        # Changed by the end of the request, which a finalizer may send: of Python's queues, only SimpleQueue allows
-        # that.
+        # Changed when the request ends. A finalizer may end it, and SimpleQueue is the only queue whose `put` may be
+        # re-entered.
         self._is_open = True
         self._end: SimpleQueue[None] = SimpleQueue()
 
@@ -117,11 +117,13 @@ class WarmupResponseSender(ResponseSender):
             self.finish()
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
+        """Pass the error to `failed` at once, even if the request has ended."""
         self._failed(error)
         if final:
             self.finish()
 
     def fail_later(self, error: ShoalError) -> None:
+        """Pass the error to `failed` at once, in the calling thread."""
         self.fail(error)
 
     def finish(self) -> None:
@@ -148,8 +150,8 @@ class WarmupResponseSender(ResponseSender):
 
 
 class OpenBatches:
-    """The batches of one instance whose requests are answered after `execute` has returned. Used under the memory's
-    lock."""
+    """The batches of one instance whose requests are answered after `execute` has returned. `start` and the fields
+    that OpenBatch changes are used under the memory's lock; other methods by any thread."""
 
     def __init__(self, memory: Memory, limit_ms: int = 0) -> None:
         """`limit_ms` is the execution limit, 0 for none: a request whose client has gone fails if its sender sends
@@ -162,7 +164,7 @@ class OpenBatches:
         self.unready: deque[tuple[int, ...]] = deque()
         #: Whether to wake the loop when no batch is open any more: then the loop, which is stopping, can end.
         self.must_wake = False
-        #: Work that may have to wait, to be done by a thread of this object: the threads that give it must not wait.
+        #: Work that may wait, given by threads that must not; the thread `senders` does it.
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._has_thread = False
         # Changed by look: the times of the last look, and of the first look after the last standstill.
@@ -198,7 +200,7 @@ class OpenBatches:
                     self._later.get(timeout=pause_s)()  # without a variable, which would keep the work's objects
                 if self._limit_ns:
                     self._look(time.monotonic_ns())
-            except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
+            except Exception:  # noqa: BLE001 - outermost: if this thread ended, later work would never be done
                 _log.exception("a request could not be ended")
 
     def _look(self, now_ns: int) -> None:
@@ -237,7 +239,7 @@ class OpenBatch:
 
     def executed(self, times: tuple[int, ...]) -> None:
         """Report that `execute` has returned, so that the instance gets the next batch; if too many batches are open,
-        the report waits until fewer are."""
+        the report waits until fewer are. No report if no sender is open: the last records said it."""
         batches = self.batches
         self.executed_ns = times[-1]
         with batches.memory.lock:
@@ -372,8 +374,8 @@ class WrittenResponseSender(ResponseSender):
         return self._is_open
 
     def end_if_over(self, now_ns: int, limit_ns: int) -> None:
-        """Fail the request if its client has gone and it has sent nothing for longer than the limit. A request that is
-        sending a response, or is being executed, does not fail."""
+        """Fail the request if its client has gone and its sender has sent nothing for longer than the limit. A request
+        that is being executed, or whose sender is in use, does not fail."""
         if not self._turn.acquire(blocking=False):
             return
         try:

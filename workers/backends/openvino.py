@@ -2,9 +2,9 @@
 imports OpenVINO.
 
 The first dimension of inputs is made dynamic, so that a batch runs at its own size; Triton's backend runs every batch
-at one compiled size. Inputs are copied once, since OpenVINO takes no memory that it could not write to, and outputs
-once, into the block of the answers. OpenVINO does not write outputs into that block itself: if an output's shape were
-not the expected one, it would write the output elsewhere without an error.
+at one compiled size. Inputs are copied once, since OpenVINO accepts only writable memory, and outputs once, into the
+block of the answers. OpenVINO does not write outputs into that block itself: if an output's shape were not the expected
+one, it would write the output elsewhere without an error.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# OpenVINO's conversion tools are kept out, before the import: they would send statistics to OpenVINO's makers, from a
+# The import of OpenVINO's conversion tools is blocked: they would send statistics to OpenVINO's makers, from a
 # thread that makes the process unfit to be forked, and take a third of the import's time.
 if "openvino" not in sys.modules:
     sys.modules["openvino.tools.ovc"] = None  # type: ignore[assignment]  # makes the import raise ImportError
@@ -42,14 +42,14 @@ class OpenvinoBackend(BatchedBackend):
     """One instance of a model: its compiled model, and one infer request, by which OpenVINO runs it."""
 
     def __init__(self) -> None:
-        # These fields are changed by describe and load.
+        # These fields are changed by describe, load and unload.
         self._core: Any = None
         self._model: Any = None  # the model as read; None once it is compiled
         self._request: Any = None
         self._name = ""
         self._inputs: dict[str, int] = {}  # name → position in the model
         self._outputs: dict[str, int] = {}
-        self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
+        self._bf16: frozenset[str] = frozenset()  # inputs and outputs of datatype BF16, passed as 16-bit words
         self._fixed_rows = 0  # number of rows that every execution must have; 0 = any number
         self._pads_batches = False
 
@@ -178,8 +178,8 @@ def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTe
 def _as_served(
     ports: Sequence[Any], specs: Mapping[str, TensorSpec], role: str, model: str, fixed_rows: int
 ) -> tuple[IOTensor, ...]:
-    """The inputs or outputs with the configured datatypes, which requests use: OpenVINO converts. A first dimension of
-    `fixed_rows` becomes -1."""
+    """The inputs or outputs with the configured datatypes, which requests use: OpenVINO converts from and to the
+    model's own types. A first dimension of `fixed_rows` becomes -1."""
     tensors = []
     for tensor in _io_tensors(ports, specs):
         if tensor.name in specs:
@@ -211,7 +211,7 @@ def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tup
         try:
             shaped = _reshaped(model, signature, settings, [-1])
         except InternalError:
-            pass  # the model cannot have a dynamic batch size, so it gets a fixed one, as always in Triton
+            pass  # the model cannot have a dynamic batch size, so it gets a fixed one, as Triton gives every model
         else:
             outputs = _io_tensors(shaped.outputs, signature.outputs)
             if all(tensor.dims[:1] == (-1,) for tensor in outputs if tensor.name in signature.outputs):

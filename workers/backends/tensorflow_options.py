@@ -19,7 +19,7 @@ _FLAGS = {**dict.fromkeys(("true", "on", "1", "yes"), True), **dict.fromkeys(("f
 
 @dataclass(frozen=True, slots=True)
 class TensorflowSettings:
-    """One session's options."""
+    """The options of a model's TensorFlow session."""
 
     is_graphdef: bool  # True: a frozen graph in a file; False: a SavedModel
     num_intra_threads: int
@@ -61,8 +61,8 @@ def tensorflow_settings(model: BackendModel, device: Device) -> TensorflowSettin
 
 
 def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, model: str) -> str:
-    """The configured signature or, as in Triton, any other that does inference. Raises InternalError if there is
-    none."""
+    """The configured signature or, as in Triton, the first other one, by name, that does inference. Raises
+    InternalError if there is none."""
     if settings.signature_def in signatures:
         return settings.signature_def
     for name in sorted(signatures):

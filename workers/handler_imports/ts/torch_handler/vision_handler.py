@@ -25,7 +25,7 @@ class VisionHandler(BaseHandler):
         self.ig: Any = None  # captum's IntegratedGradients of the model; None until the first explanation
 
     def initialize(self, context: Context) -> None:
-        """Load the model, and lift Pillow's limit of pixels if the server's settings do."""
+        """Load the model, and lift Pillow's limit of pixels if limit_max_image_pixels is false."""
         super().initialize(context)
         if context.system_properties.get("limit_max_image_pixels") is False:
             from PIL import Image
@@ -53,10 +53,10 @@ class VisionHandler(BaseHandler):
         return torch.stack(images).to(self.device)
 
     def get_insights(self, tensor_data: Any, _: Any, target: int = 0) -> list[Any]:
-        """How much each value of the batch's images has contributed to a class, by integrated gradients in 15 steps.
-        Raises ImportError without captum."""
+        """How much each value of the batch's images has contributed to class `target`, by integrated gradients in 15
+        steps. Raises ImportError without captum."""
         if self.ig is None:
-            from captum.attr import IntegratedGradients  # type: ignore[import-not-found]  # a user's choice
+            from captum.attr import IntegratedGradients  # type: ignore[import-not-found]  # users install it
 
             self.ig = IntegratedGradients(self.model)
         result: list[Any] = self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()
