@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _FOUND = CELL["poison_found"]
 #: Signals that come from outside the worker: from an operator, or from the kernel when memory is short and nothing
-#: shows that the worker took it. A death by such a signal says nothing about the requests.
+#: shows that the worker used it up. A death by such a signal says nothing about the requests.
 _FROM_OUTSIDE = frozenset(
     {
         -signal.SIGKILL,
@@ -40,10 +40,10 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 _COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT})
-#: Contents from clients that run foreign code are compared only with each other: such a client can change its block
-#: after a worker has read it, so that the batcher reads other contents than those that ended the instance.
+#: Contents from clients other than front ends are compared only with each other: a guest or a caller can change its
+#: block after a worker has read it, so that the batcher reads other contents than those that ended the instance.
 _FOREIGN = b"foreign"
-#: Most queued requests that are compared with the requests of a dead instance (ours: to compare so many takes 30 ms);
+#: Most open requests of a model that are compared with the requests of a dead instance (ours: that takes 30 ms);
 #: further ones are executed without a trial.
 _MAX_COMPARED = 4096
 
@@ -95,9 +95,9 @@ class Poison:
         """Note that an instance died, which had begun its batches up to the number `begun`.
 
         If the death counts, the requests that other instances of the process were executing are noted, too, and those
-        instances' deaths are not noted again. A death that does not count is not noted. If several instances shared the
-        process, the death that counts may be noted later: that of the instance whose batch was over the execution
-        limit, for which the process was killed.
+        instances' deaths are not noted again. A death that does not count only delays trials. If several instances
+        shared the process, the death that counts may be noted later: that of the instance whose batch was over the
+        execution limit, for which the process was killed.
         """
         if worker.owner in self._noted:
             self._noted.discard(worker.owner)
