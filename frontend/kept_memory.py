@@ -8,8 +8,8 @@ clients' connections are closed. But a client that never reads must not fill the
 what other slow clients need. So a connection with many calls may keep an eighth of what is free at the moment: of 64
 MiB, a single connection may keep 7.1 MiB, each of eight connections 4 MiB, each of a hundred 0.6 MiB. Every connection
 finds some memory free (network switches share a buffer among their ports in this way, by "dynamic thresholds"). A
-connection of HTTP/1 has one response at a time, which is kept if it fits into the free memory. Only a lane's one thread
-uses these objects, or the road's threads under the lock of their port.
+connection of HTTP/1 has one response at a time, which is kept if it fits into the free memory. Used by a lane's
+only thread, or by the road's threads under their port's lock.
 """
 
 from shoal.frontend.counted_warning import CountedWarning
@@ -17,12 +17,12 @@ from shoal.frontend.counted_warning import CountedWarning
 #: The most bytes kept for all connections of a front-end process together (ours: as many as the process's slab for
 #: requests has by default, or ten results of 6 MB).
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-#: A connection may keep one in so many of the free bytes (ours: the 7.1 MiB of a single connection are 30,000 streamed
+#: A connection may keep 1/_PART of the free bytes (ours: the 7.1 MiB of a single connection are 30,000 streamed
 #: words, or a large image).
 _PART = 8
 #: A stream for whose copies there is no room may hold workers' blocks as long as its client reads PACE_BYTES in each
-#: PACE_S (ours: that is 8 Mbit/s, which networks have; and a client that stops reading holds its model up for three
-#: seconds at most).
+#: PACE_S (ours: that is 8 Mbit/s, which networks have; and a client that stops reading holds its model up for about
+#: four seconds at most).
 PACE_BYTES, PACE_S = 2 << 20, 2.0
 #: Seconds that a client may hold a worker's block before the unread rest is copied or, if the worker lacks memory and
 #: there is no room for the copy, the connection ends; and seconds that it may read nothing at all before its connection
@@ -56,7 +56,7 @@ class KeptMemory:
 
 
 class ReadRate:
-    """Whether the client of a stream reads fast enough, measured from the first call of `is_slow` on."""
+    """Measures how fast a stream's client reads, from the first call of `is_slow` on."""
 
     __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")
 
@@ -67,8 +67,8 @@ class ReadRate:
         self._since_s, self._num_sent = -1.0, 0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
-        """Whether the client has read less than the least number of bytes in the last period; `num_sent` bytes of the
-        stream have been sent by now."""
+        """True at the end of a period in which fewer than `least_bytes` were sent, otherwise False; `num_sent`: the
+        stream's bytes so far."""
         if self._since_s >= 0 and now_s < self._since_s + self._period_s:
             return False
         is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes

@@ -19,10 +19,9 @@ from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 #: The buffer for bytes of the next request that are decrypted together with the end of a body. A TLS record has up to
 #: 16 KiB, and TlsSocket.recvmsg_into needs room for a whole record behind the body.
 _NEXT_REQUEST = memoryview(bytearray(64 * 1024))
-#: The most pieces, of 32 KiB, of one response that are encrypted and sent before other connections have their turn
-#: (ours).
+#: The most 32 KiB pieces of one response that are encrypted and sent before other connections have their turn (ours).
 _MAX_PIECES = 16
-#: One in so many of the connections that a lane may have may be relayed to the road (ours): a relayed connection takes
+#: A lane relays at most 1/_CONNECTIONS_PER_RELAY of its connections to the road (ours): a relayed connection takes
 #: three descriptors of the lane's process, and two of the road's, which has the relayed connections of all lanes.
 _CONNECTIONS_PER_RELAY = 8
 
@@ -50,7 +49,7 @@ class HttpTlsConnection(HttpConnection):
         return min(received, room)
 
     def send(self, chunks: Chunks, nbytes: int) -> bool:
-        """Like `HttpConnection.send`, piece by piece until the socket takes no more."""
+        """Like `HttpConnection.send`, piece by piece until the socket takes no more, or _MAX_PIECES are sent."""
         for _ in range(_MAX_PIECES):
             if not super().send(chunks, nbytes):
                 return False

@@ -64,13 +64,14 @@ class RecentMeans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed by read, by the times' names: the sum and number at the last call, and the last mean.
+        # Changed by read. Name of a time → its sum and count at the last call; → its last mean.
         self._totals: dict[str, tuple[int, int]] = {}
         self._means: dict[str, float] = {}
 
     def read(self, name: str, total_ns: int, count: int) -> float:
         """The recent mean of one time, in ms, from the sum and the number of all its values so far. If no request has
-        ended since the last call, the previous mean; 0 before the first request. Counters may begin again at 0."""
+        ended since the last call, the previous mean; 0 before the first request. If the sums have fallen (a version was
+        unloaded), the mean is over all values so far."""
         with self._lock:
             seen_ns, seen = self._totals.get(name, (0, 0))
             if count < seen or total_ns < seen_ns:
@@ -108,7 +109,8 @@ def _is_declared(call: HandlerCall, name: str) -> bool:
 
 def _handlers_text(call: HandlerCall, figures: Mapping[str, Any], chosen: Collection[str]) -> str:
     """The text of the metrics that models' handlers have made, HandlerTime and PredictionTime among them. If
-    metrics.yaml declares handlers' metrics, exactly those are printed, even without a sample."""
+    metrics.yaml declares handlers' metrics and model_metrics_auto_detect is off, exactly those are printed, even
+    without a sample."""
     made = figures.get("custom", ())
     declared = call.state.torchserve.handler_metrics
     if figures and declared is not None:
@@ -148,7 +150,7 @@ def _inference_families(call: HandlerCall) -> Iterator[_Family]:
 
 
 def _response_families(figures: Mapping[str, Any]) -> Iterator[_Family]:
-    """The numbers of responses by status, of all front ends, ended ones included."""
+    """The numbers of responses by status, of front ends that have ended, too."""
     answered = figures.get("answered")
     for digit, name in _BY_STATUS.items():
         yield _Family(name, "counter", "Count", [] if answered is None else [(_host(), answered[digit])])
