@@ -1,7 +1,8 @@
-"""The recorder: writes requests and their outcomes out of shared memory into files. `python -m shoal.recorder.main`.
+"""The recorder: reads requests and outcomes from shared memory and writes them into files.
+`python -m shoal.recorder.main`.
 
     batcher ── entries, in a ring ──► recorder ── files
-    supervisor ── rings ──► recorder
+    supervisor ── the ring of each new batcher ──► recorder
 
 The process runs while requests are recorded; ring_loop.py has its loop.
 """
