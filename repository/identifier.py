@@ -1,6 +1,7 @@
 """Identifiers of models: the name and, with --model-namespacing, the repository of the model.
 
-Clients know only names, so a name has to mean one model. Pure; used wherever models are looked up.
+Requests carry only a name, so a name that several repositories have is refused as ambiguous. Pure; used wherever models
+are looked up.
 """
 
 import re
@@ -13,7 +14,8 @@ T = TypeVar("T")
 
 #: The most bytes of a file name on Linux.
 MAX_NAME_BYTES = 255
-#: Characters that no model's name may have: control characters would begin lines in logs, lone surrogates are no UTF-8.
+#: Characters that no model's name may have: line feeds and other control characters would garble logs; lone surrogates
+#: are not valid UTF-8.
 UNSAFE_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -28,20 +30,20 @@ class ModelIdentifier(NamedTuple):
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a model may have this name: one of a directory, in UTF-8 and without control characters."""
+    """Whether a model may have this name: a valid directory name, in UTF-8 and without control characters."""
     if name in {"", ".", ".."} or "/" in name or UNSAFE_CHARACTERS.search(name):
         return False
     return len(name.encode()) <= MAX_NAME_BYTES
 
 
-def meant_by(name: str, bearers: Sequence[T]) -> T | None:
-    """The only one of the models with a name; None where there is none.
+def only_model(name: str, models: Sequence[T]) -> T | None:
+    """The only one of `models`, which are named `name`; None if there are none.
 
-    Raises InvalidArgumentError, in Triton's words, where there are several.
+    Raises InvalidArgumentError, in Triton's words, if there are several.
     """
-    if len(bearers) > 1:
+    if len(models) > 1:
         raise InvalidArgumentError(
-            f"There are {len(bearers)} identifiers of model '{name}' in global map, "
+            f"There are {len(models)} identifiers of model '{name}' in global map, "
             "model namespace must be provided to resolve ambiguity."
         )
-    return bearers[0] if bearers else None
+    return models[0] if models else None

@@ -28,7 +28,7 @@ from shoal.repository import misplaced
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.cloud_listing import CloudModel
 from shoal.repository.found import FoundModel, FoundVersion
-from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.repository.identifier import ModelIdentifier, only_model
 from shoal.repository.labels import read_labels
 from shoal.repository.scan import (
     CloudPlace,
@@ -98,7 +98,7 @@ class Repositories:
         models = {} if is_known else self._models_of(preferred)
         bearers = [identifier for identifier in models if identifier.name == name]
         own = ModelIdentifier(name, preferred)
-        identifier = own if own in models else meant_by(name, bearers) or ModelIdentifier(name)
+        identifier = own if own in models else only_model(name, bearers) or ModelIdentifier(name)
         place = override.directory or models.get(identifier)
         if place is None:
             return None

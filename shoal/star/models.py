@@ -14,7 +14,7 @@ from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.messages.to_client import ModelChanged, ModelForgotten
 from shoal.model_config.signature import Signature, client_dims
 from shoal.reasons import ALL_FAILED
-from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.repository.identifier import ModelIdentifier, only_model
 from shoal.request import TensorRef
 
 #: Most names that are kept by model id; beyond that, the older names of removed versions are dropped (ours).
@@ -155,7 +155,7 @@ class ModelTable:
             entry = self._latest.get(name)
             if entry is not None:
                 return entry
-        versions = self._named.get(name) or meant_by(name, self._bearers(self._models, name))
+        versions = self._named.get(name) or only_model(name, self._bearers(self._models, name))
         if versions is None or versions.keys() == {NO_VERSION}:
             unknown = InvalidArgumentError if self._namespacing else NotFoundError  # as in Triton
             raise unknown(f"Request for unknown model: '{name}' is not found")

@@ -21,7 +21,7 @@ from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.model_config.messages import Config
 from shoal.open_files import explain
 from shoal.repository.found import FoundModel, PollResult
-from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.repository.identifier import ModelIdentifier, only_model
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
@@ -146,7 +146,7 @@ class Models:
     def find(self, name: str) -> Model | None:
         """The model that a request means by a name, or None. Raises InvalidArgumentError if it is ambiguous."""
         bearers = self.find_all(name)
-        return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
+        return only_model(name, [model for model in bearers if model.is_wanted] or bearers)
 
     def find_all(self, name: str) -> list[Model]:
         """The models of a name: several only with namespacing."""

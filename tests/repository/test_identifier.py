@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.repository.identifier import ModelIdentifier, only_model
 
 
 def test_identifiers_are_sorted_by_name_and_printed_with_their_namespace() -> None:
@@ -14,13 +14,13 @@ def test_identifiers_are_sorted_by_name_and_printed_with_their_namespace() -> No
 
 def test_a_name_means_one_model_or_none() -> None:
     here = ModelIdentifier("m", "/a")
-    assert meant_by("m", [here]) is here
-    assert meant_by("m", ()) is None
+    assert only_model("m", [here]) is here
+    assert only_model("m", ()) is None
 
 
 def test_a_name_of_several_models_is_refused() -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
-        meant_by("m", [ModelIdentifier("m", repository) for repository in ("/a", "/b", "/c")])
+        only_model("m", [ModelIdentifier("m", repository) for repository in ("/a", "/b", "/c")])
     assert str(refusal.value) == (
         "There are 3 identifiers of model 'm' in global map, model namespace must be provided to resolve ambiguity."
     )
