@@ -1,7 +1,7 @@
 """The sentences of the text samples, on five topics: some composed of word lists, some written by hand.
 
-The composed sentences train the tokenizer and the encoder (`scripts/make_text_models.py`); those written by hand are
-only tested with. All were written for Shoal, and stand in topics.json.
+The composed sentences train the tokenizer and the encoder (`scripts/make_text_models.py`); those written by hand
+serve only for testing. topics.json has the patterns, word lists and hand-written sentences; all were written for Shoal.
 """
 
 import json
@@ -33,16 +33,16 @@ class Labelled(NamedTuple):
 
 
 def composed(per_topic: int) -> list[Labelled]:
-    """Sentences of all topics, `per_topic` of each, with every pattern equally often and random words."""
+    """Sentences of all topics, `per_topic` of each, taking the patterns in turn, with random words."""
     draw = random.Random(0)
-    found = []
+    sentences = []
     for index, topic in enumerate(TOPICS.values()):
         lists = {name: words.split(", ") for name, words in {**COMMON, **topic.words}.items()}
         for number in range(per_topic):
             pattern = topic.patterns[number % len(topic.patterns)]
-            text = re.sub(r"\{(\w+)\}", lambda name, lists=lists: draw.choice(lists[name[1]]), pattern)  # type: ignore[misc]
-            found.append(Labelled(text, index))
-    return found
+            text = re.sub(r"\{(\w+)\}", lambda match, lists=lists: draw.choice(lists[match[1]]), pattern)  # type: ignore[misc]
+            sentences.append(Labelled(text, index))
+    return sentences
 
 
 def held_out() -> list[Labelled]:
