@@ -1,27 +1,30 @@
-"""Settings of TorchServe's model store, by the names of TorchServe's config.properties. Pure; used in the supervisor,
-which sends them to the poller."""
+"""Settings of TorchServe's model store, by the names of TorchServe's config.properties. Made by the command line; the
+supervisor sends them to the poller, which uses them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: The entry of load_models that means every archive and folder of the store, where it is the only one.
+#: As the only entry of load_models: load every archive and folder of the store.
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """TorchServe's model store, and the defaults of its models' settings. Defaults are TorchServe's."""
+    """TorchServe's model store, and the defaults of its models' settings. The values below are TorchServe's own
+    defaults."""
 
     directory: Path
     load_models: tuple[str, ...] = ()  # loaded at start: ("all",), or each "[NAME=]FILE", "[NAME=]URL"
-    allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)  # regular expressions, of whole URLs in any case
+    # Regular expressions; one must match the whole URL, ignoring case.
+    allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # name → version → settings
-    default_workers_per_model: int = 0  # 0: one per GPU, or else per core, at start; later none
+    # 0: for models loaded at start, one per GPU or else per core; for models registered later, none
+    default_workers_per_model: int = 0
     default_response_timeout: int = 120  # s for one batch
     default_startup_timeout: int = 120  # s for a worker to load the model
-    job_queue_size: int = 100  # requests of a model version that wait
+    job_queue_size: int = 100  # the most requests that may wait for a model version
     default_service_handler: str = ""
     service_envelope: str = ""
     decode_input_request: bool = True
@@ -29,10 +32,10 @@ class StoreSettings:
     limit_max_image_pixels: bool = True
     number_of_gpu: int | None = None  # the most GPUs to use; None: all
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for workers, as parameters of each model
-    models_are_snapshots: bool = False  # `models` is from a snapshot: it has precedence over archives' settings
+    models_are_snapshots: bool = False  # `models` is from a snapshot, and overrides the archives' settings
     snapshot_directory: str = ""  # for snapshots of the configuration; "": none is written
     workflow_store: str = ""  # directory of workflows' archives; "": `directory`
-    snapshot_properties: str = ""  # the lines of each snapshot beside its model_snapshot=
+    snapshot_properties: str = ""  # text of each snapshot beside its line model_snapshot=
 
     @property
     def workflow_directory(self) -> Path:

@@ -1,4 +1,5 @@
-"""The verb `completion`: code by which a shell asks for completions of `shoal`'s commands; completing.py answers."""
+"""The verb `completion`: prints the shell code that asks for completions of `shoal`'s commands; completing.py
+answers."""
 
 import argparse
 from collections.abc import Mapping, Sequence

@@ -16,18 +16,18 @@ from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 
 #: TorchServe's default ports of addresses without a port: for http and for https.
 _PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
-#: Fields of a row of `models=` that are heeded if their values are whole numbers above 0.
+#: Numeric settings of a version in `models=` or `model_snapshot=`; values below 1 are ignored.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
-#: Those of these fields that may be 0 in a snapshot: a version may have no workers, and a batch no delay.
+#: Of these, the ones that may be 0 in a snapshot: a version may have no workers, and a batch no delay.
 _ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
-#: The longest path of a Unix socket (sun_path of sockaddr_un, with a zero behind it).
+#: The longest path of a Unix socket: the 108 bytes of sun_path less the final zero.
 _MAX_PATH_BYTES = 107
-#: The seconds that stand for "no limit" if debug=true: the most that a model's configuration takes.
+#: The seconds that stand for "no limit" if debug=true: the longest timeout that a model's configuration allows.
 _NO_LIMIT_S = 3600
 
 
 class Address(NamedTuple):
-    """The address and port of a listener."""
+    """The address of a listener: host and port, or `unix:` and a path with port 0."""
 
     host: str
     port: int
@@ -35,15 +35,16 @@ class Address(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The contents of `models=` or `model_snapshot=`: settings by model and version, and the archives of a snapshot."""
+    """The contents of `models=` or `model_snapshot=`: settings by model and version, and `NAME=FILE` of each
+    row with a marName."""
 
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
     load_models: tuple[str, ...]
 
 
 def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dict[str, Any], list[str]]:
-    """Fields of ServerOptions, and warnings about settings that are not honoured. `values` has a value for every key;
-    `token_file` "" means no tokens.
+    """Fields of ServerOptions, and warnings about settings that are not honoured. `values` has a value for every key
+    of config.properties; `token_file` "" means no tokens.
 
     Raises PropertiesError for values that the server cannot start with.
     """
@@ -86,12 +87,13 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
 
 
 def _for_handlers(declared: MetricsFile | None) -> dict[str, str]:
-    """The metrics that handlers find in `context.metrics`, as a parameter of every model."""
+    """The handlers' metrics that metrics.yaml declares, as the parameter `ts_metrics` of every model."""
     return {"ts_metrics": json.dumps(declared.of_handlers)} if declared is not None and declared.of_handlers else {}
 
 
 def grpc_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ServerOptions for TorchServe's gRPC. Raises PropertiesError for TLS without its two files."""
+    """Fields of ServerOptions for TorchServe's gRPC. Raises PropertiesError for TLS without certificate_file
+    and private_key_file."""
     fields: dict[str, Any] = {}
     for api in ("inference", "management"):
         fields[f"torchserve_grpc_{api}_address"] = values[f"grpc_{api}_address"]
@@ -117,7 +119,8 @@ def tls_files(values: Mapping[str, Any], why: str) -> tuple[str, str]:
 
 
 def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSettings:
-    """The settings of the model store. Raises PropertiesError."""
+    """The settings of the model store. Raises PropertiesError without a model store, or for an invalid pattern or
+    invalid JSON."""
     if values["model_store"] is None:
         raise PropertiesError("Missing mandatory parameter --model-store")
     rows = read_rows(values, warnings)
