@@ -155,7 +155,7 @@ class Poison:
             model.version,
             suspect.num_deaths,
             content.describe(),
-            *suspect.convicted,
+            *reversed(suspect.convicted),  # the high word first, as in keys of the shared cache
             (suspect.refused_until_ns - now_ns) // 1_000_000_000,
         )
         sample, digest = content.sample, suspect.convicted

@@ -100,6 +100,17 @@ def test_a_request_that_killed_twice_is_refused_whatever_its_id_and_others_are_n
     assert (found.model_id, found.num_deaths, found.num_refusals) == (MODEL, 2, 1)
 
 
+def test_the_log_has_the_digest_as_128_bits(caplog: pytest.LogCaptureFixture) -> None:
+    clinic = Clinic()
+    for number in (1, 2):
+        clinic.ask(number, POISON)
+        clinic.execute()
+        clinic.die()
+    (found,) = clinic.star.reports()
+    assert isinstance(found, PoisonFound)
+    assert f"digest {(found.digest_high << 64) + found.digest_low:032x})" in caplog.text
+
+
 def test_the_reply_says_how_many_deaths_and_how_long() -> None:
     clinic = Clinic()
     for number in (1, 2):
