@@ -223,10 +223,11 @@ def _row(row: Mapping[str, Any], where: str, warnings: list[str], least: int) ->
         value = row.get(field)
         if value is None:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and value >= (least if field in _ZEROS else 1):
+        lowest = least if field in _ZEROS else 1
+        if isinstance(value, int) and not isinstance(value, bool) and value >= lowest:
             taken[field] = value
         else:
-            warnings.append(f"{field} of {where} is ignored: it is no whole number above 0")
+            warnings.append(f"{field} of {where} is ignored: it is no whole number from {lowest} on")
     if isinstance(row.get("handler"), str) and row["handler"]:
         taken["handler"] = row["handler"]
     if row.get("defaultVersion") is True:

@@ -164,6 +164,14 @@ def test_a_snapshot_loads_its_models_and_no_others() -> None:
     assert warnings == ["model_snapshot of model 'lost' version '2.0' has no marName: it is not loaded"]
 
 
+def test_the_warning_about_a_number_says_the_least_that_is_heeded() -> None:
+    row = {"marName": "m.mar", "minWorkers": -1, "batchSize": 0}
+    warnings: list[str] = []
+    store(warnings, model_snapshot=json.dumps({"models": {"m": {"1.0": row}}}))
+    where = "of model_snapshot of model 'm' version '1.0' is ignored: it is no whole number"
+    assert warnings == [f"minWorkers {where} from 0 on", f"batchSize {where} from 1 on"]
+
+
 UNUSABLE = [
     ({"models": "{'a': 1}"}, "models is no JSON"),
     ({"models": '{"m": {"1.0": {"minWorkers": 1,}}}'}, "models is no JSON"),
