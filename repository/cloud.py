@@ -1,7 +1,7 @@
 """A model repository in cloud storage: its models, and copies of them on the local disk, through fsspec.
 
 Runs in the poller, which may wait for networks, never in the supervisor. fsspec starts a thread there, so the poller
-must not fork afterwards. The only file that knows fsspec and the clouds' libraries.
+must not fork afterwards. The only file that imports fsspec and the clouds' libraries.
 """
 
 import contextlib
@@ -98,7 +98,8 @@ class CloudRepository:
         self._late: dict[str, Future[Path | ShoalError]] = {}
 
     def listing(self) -> CloudListing:
-        """All models in the repository now, from one listing of objects. Raises ShoalError, also if there are none."""
+        """All models in the repository now, from one listing of objects. Raises ShoalError, also if there are no
+        objects."""
         objects = self._objects(self.url.path)
         if not objects:
             raise InvalidArgumentError(f"there is nothing in {self.url}; upload models, or correct --model-repository")

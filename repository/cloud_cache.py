@@ -6,8 +6,8 @@
     ├── <tag>/<model>/…         a copy; its tag changes with its content, so equal paths mean equal contents
     └── .<anything>             in the making, or on its way out: what a killed process leaves
 
-Every entry gets its name by a rename, after it is complete. Objects in `objects` are not fetched again: neither after a
-restart, nor the old versions of a model that got a new one. Knows no network.
+Every object and every copy gets its name by a rename, after it is complete. Objects in `objects` are not fetched again:
+neither after a restart, nor the old versions of a model that got a new one. Knows no network.
 """
 
 import contextlib
@@ -133,8 +133,8 @@ class CopyCache:
         return copy / model.name
 
     def forget(self, keep: Collection[Path], under_way: Collection[CloudModel] = ()) -> None:
-        """Remove copies that contain none of `keep`, and leftovers of killed processes. Copies and objects of models
-        `under_way`, which are being fetched, stay."""
+        """Remove copies that contain none of `keep`, objects that no copy has, and leftovers of killed processes.
+        Copies and objects of models `under_way`, which are being fetched, stay."""
         tags = {model.tag for model in under_way}
         for entry in self._entries():
             if entry.name[0] == ".":

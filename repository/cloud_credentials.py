@@ -116,7 +116,7 @@ def _gs(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
 
 
 def _azure(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """Options for Azure, from Triton's variables, which are not those that adlfs reads."""
+    """Options for Azure, from the file's entry, or from Triton's variables, which are not those that adlfs reads."""
     if is_file:
         fields = _fields(source, _AZURE_FIELDS, "as")
     else:

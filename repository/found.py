@@ -25,7 +25,7 @@ class FoundModel:
 
     name: str
     directory: Path
-    #: The configuration, with the defaults that do not depend on the model file; empty where there is an error.
+    #: The configuration, with the defaults that do not depend on the model file; empty if it cannot be read.
     config: Config
     #: The lines of the label file of each output that has one.
     labels: dict[str, tuple[str, ...]]
@@ -51,7 +51,7 @@ class FoundModel:
 
     @property
     def may_change(self) -> bool:
-        """Whether the files are the original, which others may change: neither a copy nor an unpacked archive."""
+        """Whether the files are the original, which others may change: neither a copy nor of TorchServe's store."""
         return not self.origin and all(each.directory != self.directory for each in self.versions.values())
 
     def config_of(self, number: int) -> Config:

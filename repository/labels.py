@@ -1,7 +1,7 @@
 """The label files of a model's outputs, with one label per line, for the classification extension.
 
-Runs in the poller; front ends are sent the labels and never open the files. Like every file of a repository, a label
-file is read up to a bound, and never from outside the model's directory.
+Runs in the poller; front ends are sent the labels and never open the files. A label file is read up to a bound, and
+never from outside the model's directory.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.files import inside, read
 
-#: The most bytes of all label files of one version (ours). A version's labels travel in one control message, which
+#: The most bytes of all label files of a model (ours). Its labels travel in one control message, which
 #: carries 64 MiB; ImageNet's 21,841 labels have 0.8 MB.
 MAX_BYTES = 16 << 20
 

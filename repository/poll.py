@@ -1,7 +1,7 @@
 """Reading the repositories: the models that exist, their configurations, and when their files were modified.
 
-Reads directories, configurations and label files, and changes nothing. Runs in the poller (`repository/main.py`):
-no other process waits for a slow network file system.
+Reads directories, configurations, label files and rollout.json, and changes nothing but the copies of models in clouds.
+Runs in the poller (`repository/main.py`): no other process waits for a slow network file system.
 """
 
 import logging
@@ -70,14 +70,15 @@ class Repositories:
     backend_directory: Path | None = None  # --backend-directory
 
     def scan(self) -> RepositoryScan:
-        """All models of the repositories. Raises InvalidArgumentError for a repository that cannot be read."""
+        """All models of the repositories. Raises InvalidArgumentError for a repository that cannot be read,
+        UnavailableError for one in a cloud that does not answer."""
         return scan(self.sources, namespacing=self.namespacing)
 
     def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
         """All models of a name, as found on disk; with namespacing there may be several.
 
-        Raises InvalidArgumentError as `look` does where the request has a model directory, which can replace only one
-        model.
+        A request's model directory or repository can replace only one model: then this is `look`. Raises as `scan`, and
+        as `look`.
         """
         if override.repository is not None or override.directory is not None:
             found = self.look(name, override)
@@ -89,7 +90,8 @@ class Repositories:
     def look(self, name: str, override: Override = NO_OVERRIDE, *, preferred: str = "") -> FoundModel | None:
         """The model of a name, as found on disk; None where there is none.
 
-        Raises InvalidArgumentError where the name is ambiguous, and none of the models is in the `preferred` namespace.
+        Raises InvalidArgumentError where the name is ambiguous, and none of the models is in the `preferred` namespace,
+        or where the request's repository is not of one model; and as `scan`.
         """
         if override.repository is not None:
             return self._look_in(override.repository, name)
@@ -106,8 +108,9 @@ class Repositories:
         return replace(found, is_given=override.config is not None and override.directory is None)
 
     def _look_in(self, repository: Path, name: str) -> FoundModel:
-        """The model of a repository that came with a request, under the name that the request gives: the only model
-        there, or the ensemble whose steps are the other models. The steps' models have the repository as namespace."""
+        """The model of a repository that came with a request, under the name that the request gives: the repository
+        itself if it has a config.pbtxt, else the only model there, or the ensemble whose steps are the other models.
+        The steps' models have the repository as namespace."""
         if os.path.lexists(repository / CONFIG_FILENAME):
             return self.look_at(ModelIdentifier(name), repository, mapped=True)
         directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
@@ -157,7 +160,7 @@ class Repositories:
                     yield FoundModel(name, Path(), {}, {}, {}, 0, copy, namespace=namespace)
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies from cloud storage that contain none of `keep`."""
+        """Remove the copies from cloud storage that contain none of `keep` (CloudRepository.forget)."""
         for source in self.sources:
             if isinstance(source, CloudRepository):
                 source.forget(keep)

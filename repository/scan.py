@@ -78,7 +78,8 @@ def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool 
 
 
 def version_directories(model_dir: Path) -> dict[int, Path]:
-    """The versions in `model_dir` and their directories, ascending; other directories are logged and skipped."""
+    """The versions in `model_dir` and their directories, ascending; other directories are skipped, with a warning
+    unless Triton's layout has them there."""
     versions: dict[int, Path] = {}
     for directory in _directories(model_dir):
         name = directory.name
@@ -97,7 +98,7 @@ def version_directories(model_dir: Path) -> dict[int, Path]:
 
 
 def is_version_name(name: str) -> bool:
-    """Whether a directory of this name in a model's directory is a version; leading zeros are ignored."""
+    """Whether this is the name of a version's directory, or would be one without its leading zeros."""
     return name.isascii() and name.isdigit() and int(name[:20]) <= _MAX_VERSION
 
 

@@ -57,7 +57,7 @@ def digest(text: str) -> str:
 def take(root: Path, name: str, *, is_private: bool) -> Slot | None:
     """Lock the first slot of a name that no running server uses; None if all are in use. Raises OSError.
 
-    With `is_private` the root is made readable for this user only; PermissionError if it is another user's.
+    With `is_private` a new root is readable for this user only; PermissionError if it is another user's.
     """
     home = root / name
     if is_private:

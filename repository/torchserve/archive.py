@@ -5,7 +5,7 @@
 
 Every entry is a regular file or a directory within the target. An archive with a link, a device, a path that leads out,
 two entries of one path, an encrypted entry, too many entries, or far more bytes than it has itself is refused as a
-whole, most often before a byte is written. Runs in the poller.
+whole, a zip most often before a byte is written. Runs in the poller.
 """
 
 import errno
@@ -231,7 +231,7 @@ def _unpack_tar(archive: BinaryIO, target: Path, budget: _Budget) -> None:
 
 
 def _members(opened: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
-    """The entries, with their paths below the directory that holds them all."""
+    """The entries, with their paths without the first component."""
     for member in opened:
         if not (member.isreg() or member.isdir()) or member.issparse():
             raise RefusedArchiveError(f"entry {member.name!r} is a link or a device; pack the file that it stands for")

@@ -78,7 +78,8 @@ class TorchServeStore:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load_at_start(self) -> Iterator[FoundModel]:
-        """The models that `load_models` names, each as `register` finds it; a failure becomes its `error`."""
+        """The models that `load_models` names, each as `register` finds it; a failure becomes its `error`. Raises
+        ShoalError if all are named and the store cannot be read."""
         for request in self._startup_requests():
             try:
                 yield self.register(request)
@@ -113,7 +114,7 @@ class TorchServeStore:
 
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
         """The model of a registered archive or folder whose modification time is no longer `modified_ns`; None where it
-        is unchanged or gone: a model outlives its archive. Raises ShoalError like `register`."""
+        was downloaded, is unchanged, or is gone: a model outlives its archive. Raises ShoalError like `register`."""
         path = None if is_url(request.url) else self._path(request.url, is_trusted=True)
         try:
             if path is not None and is_dir(path):
@@ -178,8 +179,9 @@ class TorchServeStore:
         raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
 
     def _path(self, url: str, *, is_trusted: bool) -> Path | None:
-        """The path that `url` means, a name in the store or an absolute path to a folder; None where it can be neither.
-        `is_trusted`: the path was not chosen by a client."""
+        """The path that `url` means, a name in the store or an absolute path; None where it can be neither.
+        `is_trusted`: the path was not chosen by a client. Raises ShoalError for a client's path that allowed_urls does
+        not allow."""
         if is_model_name(url):
             return self.settings.directory / url
         if not url.startswith("/") or "\0" in url:
@@ -193,7 +195,8 @@ class TorchServeStore:
 
     def unpack(self, path: Path, refused: Callable[[str], ShoalError]) -> Path:
         """A new directory with the contents of an archive. For a file that is no archive or exceeds the limits, raises
-        the error that `refused` makes of the reason, and removes the directory."""
+        the error that `refused` makes of the reason, for a disk that fails ShoalError; the directory is removed
+        then."""
         directory = self.work / secrets.token_hex(16)
         try:
             self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -272,7 +275,8 @@ class TorchServeStore:
 
 
 def default_name(url: str) -> str:
-    """The name of a model loaded at start that neither the command line nor its manifest names: its file's name."""
+    """The name of a model that is loaded at start, or from a folder, and that neither the request nor its manifest
+    names: its file's name."""
     name = url.rstrip("/").rpartition("/")[2]
     for ending in _ENDINGS:
         name = name.removesuffix(ending)

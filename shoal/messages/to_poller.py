@@ -1,6 +1,6 @@
 """Messages between the supervisor and the poller of model repositories (repository/main.py).
 
-    PollerWelcomed first; then orders, which are executed one after the other and answered in that order:
+    PollerWelcomed first; then orders, executed and answered in order only within a line (repository/main.py):
     Poll ─► ModelFound, ModelFound, … Polled            all other orders ─► ModelFound, … OrderDone
     each instead with OrderRefused where it fails       Forget, LogChanged: no answer
 
@@ -132,7 +132,7 @@ class Discard(Message):
 
 
 class Forget(Message):
-    """Sent by the supervisor: remove copies from cloud storage, except these directories."""
+    """Sent by the supervisor: remove copies from cloud storage, except those that contain these directories."""
 
     keep: list[str]
 
