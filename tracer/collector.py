@@ -97,7 +97,7 @@ class Collection:
         self.file = file
         self.level = setting.level
         self._log_frequency = setting.log_frequency
-        # Changed by takes, keep and write.
+        # Changed as traces are collected and written.
         self._left = setting.count  # traces still wanted; -1: no limit
         self.num_counted = 0
         self._kept: list[bytes] = []
@@ -113,7 +113,7 @@ class Collection:
         return True
 
     def keep(self, text: bytes) -> None:
-        """Keep a trace for the setting's file, and begin the next file where this one is full."""
+        """Keep a trace for the setting's file, and write a numbered file if it is full, or the count is reached."""
         self._kept.append(text)
         if self._left == 0 or len(self._kept) == self._log_frequency:
             self._flush(is_indexed=True)

@@ -96,7 +96,8 @@ def _check_number(setting: str, value: str, low: int) -> None:
 
 
 def understand(entries: Sequence[tuple[str, str, str]], environ: Mapping[str, str]) -> TraceConfig:
-    """The trace settings at the server's start: of several values the last counts; levels add up, unless one is OFF.
+    """The trace settings at the server's start: of several values the last counts; resources and levels add up, unless
+    a level is OFF.
 
     Raises InvalidArgumentError where spans could not be exported with these settings.
     """
