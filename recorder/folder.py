@@ -39,7 +39,7 @@ class RecordingFolder:
         self._path = path
         self._max_age_s = max_age_s
         self._wall_s = wall_s
-        # Changed by bound, write and write_death: the bounds; the last file, its size and age; the number of files.
+        # Changed by the methods: the bounds; the last file, its size and age; the number of files.
         self.bound(max_bytes)
         self._fd = -1
         self._file = path

@@ -109,12 +109,12 @@ class RecordedRequest:
 
 
 class Recording:
-    """The requests of a file, or of all files of a folder, in order. Once they are read, `damage` has each file that
-    could not be read to its end, and the place from which it could not."""
+    """The requests of a file, or of all files of a folder, in order. Once they are read, `damage` has each damaged
+    file: the place from which it could not be read, or behind a record that is no request."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Changed as the requests are read: by file, the place from which the file could not be read.
+        # Changed as the requests are read: by file, the last damage.
         self.damage: dict[Path, Damage] = {}
 
     def __iter__(self) -> Iterator[RecordedRequest]:

@@ -67,7 +67,7 @@ class LastSeconds:
         return bool(self._deaths) and not (self._missing and now_ns < min(self._deaths.values()))
 
     def take(self) -> list[bytes]:
-        """Remove and return the entries of all models an instance of which has died."""
+        """Remove and return the entries of all model versions an instance of which has died."""
         deaths, self._deaths, self._missing = self._deaths, {}, {}
         taken = [each.packed for each in self._recent if (each.model, each.version) in deaths]
         self._recent = deque([each for each in self._recent if (each.model, each.version) not in deaths])
@@ -82,12 +82,12 @@ class Recorder:
         self._folder = folder
         self._redact = redact
         self._now_ns = now_ns
-        # All of these are changed by step.
+        # All of these are changed by step and write_deaths.
         self._last_seconds = LastSeconds()
         self._frame: list[bytes] = []  # sampled entries that are to be written together
         self._frame_nbytes = 0
         self._quiet_until_ns = 0
-        #: Requests that could not be written.
+        #: Sampled requests that could not be written, and entries that could not be read.
         self.num_lost = 0
 
     def step(self, ring: ByteRingReader) -> int:
@@ -129,8 +129,8 @@ class Recorder:
             self._complain(error)
 
     def write_deaths(self) -> None:
-        """Write the last seconds of each model an instance of which has died, if any has. An entry that was written
-        for one death is not written again for the next."""
+        """Write the last seconds of each model version an instance of which has died, if any has. An entry that was
+        written for one death is not written again for the next."""
         entries = self._last_seconds.take()
         try:
             if entries:
