@@ -64,7 +64,7 @@ def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool 
                 found.setdefault(ModelIdentifier(name, namespace), []).append(CloudPlace(repository, model))
     models: dict[ModelIdentifier, Path | CloudPlace] = {}
     for identifier in sorted(found):
-        if len(found[identifier]) > 1:
+        if len(found[identifier]) > 1 or identifier in problems:
             problems[identifier] = "model appears in two or more repositories"
         elif not is_model_name(identifier.name):
             shown = identifier._replace(name=identifier.name.encode("utf-8", "backslashreplace").decode())

@@ -4,11 +4,14 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.repository.cloud_listing import CloudObject, sort_out
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.scan import RepositoryScan, model_file, scan, version_directories, wanted_versions
 
@@ -42,6 +45,16 @@ def test_models_of_two_repositories_by_name(tmp_path: Path) -> None:
         problems={},
     )
     assert [identifier.name for identifier in found.models] == ["_x", "linked", "mlp", "nop_-1,-1", "é 日本"]
+
+
+def test_a_model_that_is_a_problem_in_another_repository_is_one(tmp_path: Path) -> None:
+    url = CloudUrl.parse("s3://bucket/models")
+    cloud: Any = SimpleNamespace(
+        url=url, listing=lambda: sort_out([CloudObject("both/1//x"), CloudObject("n/1/x")], url)
+    )
+    found = scan([make(tmp_path / "a", "both"), cloud])
+    assert found.problems == {BOTH: "model appears in two or more repositories"}
+    assert list(found.models) == [("n", "")]
 
 
 def test_a_model_in_two_repositories_is_a_problem_and_the_others_stay(tmp_path: Path) -> None:
