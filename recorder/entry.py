@@ -47,7 +47,7 @@ class Outcome(IntEnum):
     PART = 4  # it has not ended: the entry has one of several responses
 
 
-#: The kinds of clients that make requests, by the numbers in FinishedRequest.asker.
+#: The kinds of clients that make requests; RequestWords.asker is a position in this list.
 ASKERS = ("front end", "client", "model", "ensemble", "shadow")
 
 
@@ -60,7 +60,7 @@ class RequestWords(NamedTuple):
     status: int  # the wire number of an error
     reason: int  # the batcher's (shoal/reasons.py), with a detail
     detail: int
-    asker: int  # position in ASKERS
+    asker: int  # of ASKERS
     rows: int
     priority: int
     timeout_us: int

@@ -88,8 +88,8 @@ class Channel:
     def receive(self, kinds: Kinds[M]) -> tuple[M, int]:
         """The next message, one of these kinds, and its sequence number; the caller closes its descriptors.
 
-        Raises EOFError when the peer has closed the connection; MessageError for any other message, as user code in a
-        worker may send one; BlockingIOError where none has arrived.
+        Raises EOFError when the peer has closed the connection, or a message is cut short; MessageError for any other
+        message, as user code in a worker may send one; BlockingIOError where none has arrived.
         """
         data, fds = self._receive()
         try:
@@ -169,7 +169,7 @@ class Channel:
 
 
 class Listener:
-    """The supervisor's listening socket: accepts processes of the same user only."""
+    """The supervisor's listening socket: accepts processes of the same user, and root's unless they are guests."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._socket = listening
@@ -232,7 +232,8 @@ class Listener:
 
 
 def remove_left_over(path: str) -> None:
-    """Remove the socket of a killed server. Raises FileExistsError where a server listens, or the path is no socket."""
+    """Remove the socket of a killed server. Raises FileNotFoundError without one, FileExistsError where a server
+    listens, or the path is no socket."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise FileExistsError(errno.EEXIST, "it is a file, not a socket", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

@@ -1,4 +1,5 @@
-"""All errors that clients can get: one class per Triton error code, with its HTTP and gRPC status.
+"""The errors that clients can get: one class per Triton error code, with its HTTP and gRPC status. Other files derive
+further ones.
 
     ShoalError                  Triton          HTTP  gRPC
     ├── UnknownError           UNKNOWN          400   2 UNKNOWN

@@ -31,7 +31,7 @@ class PatientWriter:
     def __init__(self, fd: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._fd = fd
         self._now_s = now_s
-        # Changed by write, as are the fields below.
+        # Changed by the methods, as are the fields below.
         #: Why data were lost last: "was not read", or "could not be written (No space left on device)".
         self.problem = ""
         self._file = (0, 0)  # the device and inode that the descriptor referred to last

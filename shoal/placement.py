@@ -74,7 +74,7 @@ class _Instance(NamedTuple):
 
 
 def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
-    """One Placement per worker of the model, in the order of its instance groups.
+    """One Placement per instance of the model, in the order of its instance groups.
 
     `config` is normalised and placed: groups are named and counted, and none is KIND_AUTO. The instances of the model
     divide the cores of their pool evenly, or share them, one each, where there are too few. A pool is what the group's

@@ -54,7 +54,7 @@ class TensorRef(NamedTuple):
 
 
 class LentTensorRef(NamedTuple):
-    """A TensorRef of a request's tensor that lies in another block than the header: in `ref`. Only workers read it."""
+    """A TensorRef of a request's tensor that lies in another block than the header: in `ref`."""
 
     name: str
     datatype: int

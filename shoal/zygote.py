@@ -46,8 +46,8 @@ from shoal.process import die_with_parent, finish, ignore_group_signals, set_tit
 
 
 def main() -> int:
-    """Run a zygote, and each child that it forks; returns the exit status of the zygote or, in a forked process, of the
-    child. The arguments of the process are the zygote's kind, and the modules that it imports."""
+    """Run a zygote; returns its exit status. A child that it forks ends in here, with its own. The arguments of the
+    process are the zygote's kind, and the modules that it imports."""
     _, name, *modules = sys.argv
     fd, supervisor = int(os.environ[ORDERS_VARIABLE]), int(os.environ[SUPERVISOR_VARIABLE])
     die_with_parent(supervisor)

@@ -92,7 +92,8 @@ class StarClient:
         self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
         self._held_nbytes = self._num_held = 0  # held responses in other processes' memory: bytes, number
-        # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
+        # Changed under the lock, and by finalizers, which may run anywhere, even under the lock: replies to be
+        # released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
         self._undelivered: list[tuple[OnAnswer | None, HeldResponse | ShoalError | None, bool]] = []

@@ -26,7 +26,8 @@ _MAX_PART_BYTES = 255  # the limit of most file systems
 def place_files(parameters: Iterable[str]) -> dict[str, str]:
     """The relative path of each file → its parameter; of two parameters with one path the last counts, as in Triton.
 
-    Raises InvalidArgumentError for a path that leads outside the model's directory, or cannot be a file's.
+    Raises InvalidArgumentError for a path that leads outside the model's directory, or cannot be a file's, and for more
+    than MAX_FILES.
     """
     places: dict[str, str] = {}
     directories: set[str] = set()

@@ -148,7 +148,8 @@ class ModelTable:
         """The READY entry that a request means. Without a version, that is the default version if it is READY, else the
         highest READY one; while requests without a version are split, the entry has the split's model id.
 
-        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version or an ambiguous name.
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version, an ambiguous name or,
+        with namespacing, an unknown one.
         """
         number = None if not version else parse_version(version)
         if number is None:

@@ -84,7 +84,8 @@ class OutgoingRequest:
 
     @property
     def nbytes(self) -> int:
-        """An upper bound, at most a few hundred bytes too high, of the bytes that `write` needs."""
+        """An upper bound of the bytes that `write` needs: too high by a few hundred bytes, and by three for each
+        character of names and texts."""
         ask, places = self.ask, self.places
         tensors = [
             (each.name, len(shape), 0 if each.ref != NO_BLOCK else len(places.get(each.name) or each.data))

@@ -103,8 +103,9 @@ def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
 
 
 def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[int, int]:
-    """The digest of a step's request, whose header names the blocks that its inputs lie in; NO_DIGEST for tensors of
-    more than MAX_LENT_NBYTES together. Raises InternalError if one of the blocks is gone."""
+    """The digest of a step's request, whose header names the blocks that its inputs lie in; NO_DIGEST for a request
+    of a sequence, for tensors on a GPU, or of more than MAX_LENT_NBYTES together. Raises InternalError if one of the
+    blocks is gone."""
     content = request_content(header, open_block)
     if content is None or content.nbytes > MAX_LENT_NBYTES:
         return NO_DIGEST
