@@ -39,7 +39,7 @@ class AnswersCompared(Message):
     failed: int
     primary_ns: int  # the time that the primary has taken to compute all compared answers
     shadow_ns: int  # the time that the shadow has taken to compute all compared answers
-    examples: Sequence[Any]  # of disagreements, each a `recorder.disagreements.Example`; clients get them as JSON
+    examples: Sequence[Any]  # of disagreements, each as `recorder.disagreements.example` makes it
     dropped: int  # pairs not compared: an answer cannot be read, or a comparator has ended meanwhile
 
 

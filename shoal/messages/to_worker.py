@@ -24,7 +24,7 @@ class LoadModel(Message):
     is_config_final: bool  # False: the worker first sends the tensors of the model's file
     may_run_again: bool
     instance_name: str
-    kind: str  # KIND_CPU, KIND_GPU
+    kind: str  # KIND_CPU, KIND_GPU, KIND_MODEL
     device_id: int  # the GPU's number among those that the worker's process sees
     gpu: int  # the server's number of that GPU
     gpu_pool_nbytes: int  # most bytes of outputs that stay on the GPU for other models; 0: none do

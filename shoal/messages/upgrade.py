@@ -5,6 +5,7 @@
         RegionRegistered of to_client.py, SettingsCarried ─► listens ── NewServerServes ─► old server
         RegionRegistered, CudaRegionRegistered, RegionUnregistered, in both directions
         TakeOver, MainProcessNamed ─► serves alone; the connection's end: the old server has ended
+        NewServerFails ─► old server, in place of all that is to come: the new server ends
 
 The supervisors of the old server (supervisor/upgrade/upgrade.py) and of the new one (supervisor/upgrade/predecessor.py)
 receive them. The two may be of different versions: a message of a type, or with a field, that the receiver does not

@@ -1,6 +1,6 @@
 """Reading files that others have written, as those of a model repository, in bounded time and memory.
 
-Used in the poller, in workers and in the supervisor. Callers word the sentences about a file that cannot be used.
+Used in every process that reads such files. Callers word the sentences about a file that cannot be used.
 """
 
 import errno

@@ -1,7 +1,8 @@
 """The rate limiter's resources: how much an execution of an instance needs, and how much of each there is.
 
 Rules and sentences are Triton's. A resource belongs to each device, or is global. Its capacity is the largest need of
-an instance or, where --rate-limit-resource is given, the count given there. Pure.
+an instance; if --rate-limit-resource is given, it is the count given there, and 0 for a resource that is not listed.
+Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
