@@ -1,9 +1,9 @@
 """Unpacking an environment's archive, as conda-pack makes it: whatever it contains, no file outside is changed.
 
-Rules: a member's name is a plain path below the directory; a member is a file, a directory or a link; each name comes
-once. A symbolic link is relative and leads to a place inside. Symbolic links are made after all files, so no file can
-be written through one. Owners, setuid bits and other users' write permission are left out. An archive that breaks a
-rule is refused with the member's name, and the caller removes what has been written.
+Rules: a member's name is a plain path below the directory; a member is a file, a directory or a link; each name but a
+directory's comes once. A symbolic link is relative and leads to a place inside. Symbolic links are made after all
+files, so no file can be written through one. Owners, setuid bits and other users' write permission are left out. An
+archive that breaks a rule is refused with the member's name, and the caller removes what has been written.
 """
 
 import bz2

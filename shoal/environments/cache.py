@@ -66,7 +66,7 @@ class Cache:
         """The directory of the environment `key`: made before, or now by `make`, which fills an empty directory. `log`
         is called where another process makes it, and is waited for.
 
-        Raises the errors of `make`. Call `prepare` before.
+        Raises the errors of `make`, and OSError. Call `prepare` before.
         """
         entry = self.root / key
         directory, complete = entry / "environment", entry / "complete"

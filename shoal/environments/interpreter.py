@@ -54,7 +54,8 @@ def ask(path: Path, variables: Mapping[str, str]) -> Interpreter:
 
 
 def variables_of(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables `environ` as they would be after activating the environment of the interpreter at `path`."""
+    """The variables `environ` as they would be after activating the environment of the interpreter at `path`. Raises
+    InvalidArgumentError if conda's scripts fail."""
     found = {name: value for name, value in environ.items() if name not in _OURS}
     directory = path.parent
     found["PATH"] = f"{directory}:{environ.get('PATH', os.defpath)}"

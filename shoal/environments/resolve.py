@@ -61,7 +61,8 @@ def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) 
 
 
 def refuse_missing(wanted: Wanted, environ: Mapping[str, str]) -> None:
-    """Raise InvalidArgumentError if a file of which an environment is made is missing; makes and runs nothing."""
+    """Raise InvalidArgumentError if a file of which an environment is made is missing, or two are named that exclude
+    each other; makes and runs nothing."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
     if wanted.execution_env:
@@ -100,7 +101,7 @@ def _python_in(directory: Path) -> Path:
 
 
 def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
-    """The interpreter of an archive's environment, unpacked and adapted to its new place."""
+    """The directory of an archive's environment, unpacked and adapted to its new place."""
     from shoal.environments.archive import unpack  # here, to spare the supervisor 0.5 MiB of tarfile
 
     cache.prepare()
@@ -117,7 +118,7 @@ def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log)
 
 
 def _installed(wanted: Wanted, base: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
-    """The interpreter of a virtual environment of `base` with the packages in a requirements.txt, and numpy."""
+    """The directory of a virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
     requirements, names = Path(wanted.requirements), ("site-packages", "dist-packages") if wanted.inherits else ()
     inherited = [each for each in sys.path if os.path.basename(each) in names]  # this process's own packages

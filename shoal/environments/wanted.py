@@ -1,7 +1,7 @@
-"""The environment that a model asks for: by parameters of its configuration, by a requirements.txt beside it, or by the
-requirements of a TorchServe archive.
+"""The environment that a model asks for: by parameters of its configuration, by an archive beside its backend's
+model.py, by a requirements.txt, or by the requirements of a TorchServe archive.
 
-Only looks at names; `resolve` makes the environment. Runs in the supervisor, whenever a worker is started.
+Only looks which files there are; `resolve` makes the environment. Runs in the supervisor, whenever a worker is started.
 """
 
 import re

@@ -70,7 +70,7 @@ def closed_to_all(flags: tuple[str, ...]) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
     """The settings that a server is started with. Raises InvalidArgumentError for a flag that the replica itself
-    sets."""
+    sets, and without a model repository."""
 
     model_repository: tuple[str, ...]
     flags: tuple[str, ...] = ()  # further flags of `shoal serve`

@@ -41,7 +41,8 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self._own_selector)
         self._own_selector.stop = self._stop_at
         self._num_own_files = len(self._own_selector.get_map())
-        # Changed by run, and by threads that schedule callbacks. Time of the first timer, in ns; None: there is none.
+        # Changed by claim and run, and by threads that schedule callbacks. Time of the first timer, in ns; None: there
+        # is none.
         self.due_ns: int | None = None
         self.is_claimed = False
         self._is_woken = False
