@@ -11,8 +11,9 @@ never executed again: the sequence's state has moved on, or a part of the respon
 from typing import Any
 
 from shoal.model_config.parameters import parameter
+from shoal.model_config.python_backends import runs_on
 
-#: Backends that run users' code.
+#: Backends that run users' code; a backend that is not built in is a model.py, too.
 _USER_CODE = frozenset({"python", "torchserve"})
 
 
@@ -21,5 +22,6 @@ def may_run_again(config: dict[str, Any]) -> bool:
     if "sequence_batching" in config or config.get("model_transaction_policy", {}).get("decoupled"):
         return False
     said = parameter(config, "idempotent")
-    is_user_code = config["backend"] in _USER_CODE or config.get("runtime") == "model.py"
+    has_backend = config["backend"] != ""  # an ensemble has none
+    is_user_code = (has_backend and runs_on(config) in _USER_CODE) or config.get("runtime") == "model.py"
     return bool(said == "true" or (said != "false" and not is_user_code))
