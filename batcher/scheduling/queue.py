@@ -7,36 +7,42 @@ take the place of this one. Pure policy, runs in the batcher.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from shoal.errors import UnavailableError
 
 
-@dataclass(slots=True)
-class QueuedRequest:
+class QueuedRequest:  # made for each request: not a dataclass, whose construction is not compiled
     """A request as schedulers see it; never changed.
 
     Made once for each request (2.7k instructions), and read often (50 instructions per field). A NamedTuple made by
     `tuple.__new__` would take 2.2k to make, and 190 per field.
     """
 
-    #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.
-    key: int
-    #: max(1, first dimension of the inputs); 1 if the model does not batch.
-    rows: int
-    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape; a key from ALONE_KEY on
-    #: (shoal/deterministic.py) belongs to one request, which runs alone.
-    shape_key: int
-    #: Monotonic time at which the batcher accepted the request: the queue delay counts from here.
-    arrival_ns: int
-    priority: int = 0
-    timeout_us: int = 0
-    #: Monotonic time after which the client does not wait for the answer; 0 = never.
-    deadline_ns: int = 0
-    #: The word of the sequence's id; and Triton's flags, in a batch together with the number of the slot
-    #: (shoal/sequences.py).
-    correlation: int = 0
-    flags: int = 0
+    __slots__ = (
+        "arrival_ns", "correlation", "deadline_ns", "flags", "key", "priority", "rows", "shape_key", "timeout_us"
+    )  # fmt: skip
+
+    def __init__(
+        self, key: int, rows: int, shape_key: int, arrival_ns: int, priority: int = 0, timeout_us: int = 0,
+        deadline_ns: int = 0, correlation: int = 0, flags: int = 0,
+    ) -> None:  # fmt: skip
+        #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.
+        self.key = key
+        #: max(1, first dimension of the inputs); 1 if the model does not batch.
+        self.rows = rows
+        #: Equal for requests that may share a batch; 0 if the configuration fixes every shape; a key from ALONE_KEY on
+        #: (shoal/deterministic.py) belongs to one request, which runs alone.
+        self.shape_key = shape_key
+        #: Monotonic time at which the batcher accepted the request: the queue delay counts from here.
+        self.arrival_ns = arrival_ns
+        self.priority = priority
+        self.timeout_us = timeout_us
+        #: Monotonic time after which the client does not wait for the answer; 0 = never.
+        self.deadline_ns = deadline_ns
+        #: The word of the sequence's id; and Triton's flags, in a batch together with the number of the slot
+        #: (shoal/sequences.py).
+        self.correlation = correlation
+        self.flags = flags
 
     def in_sequence(self, correlation: int, flags: int) -> "QueuedRequest":
         """A copy with this word of the sequence's id and these flags."""

@@ -1,7 +1,6 @@
 """Deadlines in front of any scheduler: the promises over generated schedules, and each rule by itself."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,13 +142,12 @@ def test_a_part_of_a_sequence_is_not_refused_but_leaves_at_its_deadline(is_limit
     inner = from_config(config, 100)
     scheduler = DeadlineScheduler(RateLimitedScheduler(inner, RateLimiter()) if is_limited else inner)
     scheduler.add_instance(0)
-    part = replace(request(-1), correlation=7, flags=1)
     for number in range(6):
-        scheduler.add(replace(part, key=-1 - number, flags=int(not number)), number * 10 * MS)
+        scheduler.add(request(-1 - number).in_sequence(7, int(not number)), number * 10 * MS)
         assert scheduler.take(number * 10 * MS) is not None
         if number < 5:
             scheduler.complete(0, (number + 1) * 10 * MS, 10 * MS)
-    scheduler.add(replace(part, key=1, flags=0, deadline_ns=51 * MS), 50 * MS)
+    scheduler.add(request(1, deadline_ms=51).in_sequence(7, 0), 50 * MS)
     assert keys(scheduler.expire(51 * MS)) == [1]
 
 
