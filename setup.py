@@ -25,11 +25,14 @@ COMPILED = {
         "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab", "spinning",
     ],
     "shoal.batcher": [
-        "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "holders",
-        "inner_client", "open_requests", "peers", "split_requests", "statistics", "templates",
+        "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "finished_requests",
+        "holders", "inner_client", "late_clients", "open_requests", "peers", "split_requests", "statistics",
+        "templates",
     ],
-    # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
-    "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],
+    "shoal.batcher.scheduling": [
+        "batch_account", "contract", "deadlines", "default", "dynamic", "forwarding", "goal", "instances", "lengths",
+        "payload", "policy_queue", "queue", "queue_scheduler", "rate_limited", "sequence", "trials",
+    ],
     "shoal.frontend": ["lane_loop"],
     "shoal.frontend.http": [
         "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "responses", "submission",

@@ -8,6 +8,7 @@ has one scheduler. The batcher calls it after every burst of records:
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -67,71 +68,71 @@ class Sequences(Protocol):
         ...
 
 
-class Scheduler(Protocol):
+class Scheduler(ABC):
     """The policy that decides which requests of a model run, when, and on which instance. `now_ns` (monotonic) never
     decreases."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def pending(self) -> int:
         """Number of requests accepted and not yet given to an instance."""
-        ...
 
+    @abstractmethod
     def oldest_ns(self) -> int:
         """Arrival of the oldest pending request; 0 if there is none."""
-        ...
 
+    @abstractmethod
     def rows_before(self, request: QueuedRequest) -> int | None:
         """Rows that would be executed before this request's batch if the request came now; None if the wait depends
         on other requests."""
-        ...
 
+    @abstractmethod
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         """Accept a request, or raise UnavailableError with Triton's sentence and change nothing."""
-        ...
 
+    @abstractmethod
     def add_first(self, request: QueuedRequest) -> None:
         """Accept again a request whose instance died: before all others, and in a batch of its own.
 
         The request runs alone, because it may have killed the instance.
         """
-        ...
 
+    @abstractmethod
     def take(self, now_ns: int) -> Batch | None:
         """The next batch, whose instance is busy from now on; None if no batch may run now. To be called until it
         returns None."""
-        ...
 
+    @abstractmethod
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return the requests that have expired and are to be rejected. To be called before take()."""
-        ...
 
+    @abstractmethod
     def cancel(self, key: int) -> bool:
         """Remove a request that has no instance yet. False if the request is running, or unknown."""
-        ...
 
+    @abstractmethod
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         """Note that an instance has executed a batch in `compute_ns`; no effect if the instance is idle or was
         removed."""
-        ...
 
+    @abstractmethod
     def next_deadline_ns(self) -> int | None:
         """When expire() and take() must be called again though no record arrives; None: only after one has arrived."""
-        ...
 
+    @abstractmethod
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if the
         instance is known."""
-        ...
 
+    @abstractmethod
     def remove_instance(self, instance: int) -> None:
         """Give no more batches to an instance. The batcher deals with the instance's running executions."""
-        ...
 
+    @abstractmethod
     def drain(self) -> list[QueuedRequest]:
         """Remove and return all requests without an instance, oldest first: the model is gone."""
-        ...
 
     # --- overridden by only some schedulers ---
 

@@ -298,7 +298,11 @@ class PolicyBatchScheduler(DynamicBatchScheduler[PolicyQueue]):
         return self._queue.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        deadline_ns, expiry_ns = super().next_deadline_ns(), self._queue.next_expiry_ns()
-        if deadline_ns is None or expiry_ns is None:
-            return expiry_ns if deadline_ns is None else deadline_ns
-        return min(deadline_ns, expiry_ns)
+        return earlier(super().next_deadline_ns(), self._queue.next_expiry_ns())
+
+
+def earlier(one_ns: int | None, other_ns: int | None) -> int | None:
+    """The earlier of two times; None is never."""
+    if one_ns is None or other_ns is None:
+        return other_ns if one_ns is None else one_ns
+    return min(one_ns, other_ns)

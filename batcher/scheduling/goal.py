@@ -20,7 +20,7 @@ from typing import Any
 
 from shoal.batcher.scheduling.arrival_profile import ArrivalProfile, ArrivalRate
 from shoal.batcher.scheduling.batch_account import BatchReason, noted
-from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
+from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, earlier
 from shoal.batcher.scheduling.latency_curve import LatencyCurve
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
@@ -222,7 +222,7 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
     __slots__ = ("_wake_ns", "goal")
 
     def __init__(self, max_batch_size: int, target_ns: int, queue: Queue) -> None:
-        DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, queue)
+        super().__init__(max_batch_size, (), 0, queue)
         self.goal = Goal(target_ns, max(1, max_batch_size))
         #: The queue waits until this time (monotonic ns), or until `_wake_rows` rows are queued.
         self._wake_ns = 0
@@ -312,8 +312,35 @@ class GoalBatchScheduler(DynamicBatchScheduler[Queue]):
         return make_batch((instance, tuple(requests), rows))
 
 
-class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler[PolicyQueue]):
+class GoalPolicyScheduler(GoalBatchScheduler[PolicyQueue]):
     """Batching by a latency target with priorities and timeouts: the decisions are made anew when requests expire, or
-    overtake others."""
+    overtake others.
+
+    Its methods are those of PolicyBatchScheduler: a class that is compiled inherits from one other class.
+    """
 
     __slots__ = ()
+
+    @property
+    def rejects(self) -> bool:
+        return self._queue.rejects
+
+    def expiry_ns(self, request: QueuedRequest) -> int:
+        return self._queue.expiry_ns(request)
+
+    def rows_before(self, request: QueuedRequest) -> int:
+        return self._full_batches(self._queue.rows_before(request))
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        super().add(request, now_ns)
+        self._wake_rows = 0
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        expiry_ns = self._queue.next_expiry_ns()
+        if expiry_ns is None or expiry_ns > now_ns:
+            return []
+        self._wake_rows = 0
+        return self._queue.expire(now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        return earlier(super().next_deadline_ns(), self._queue.next_expiry_ns())

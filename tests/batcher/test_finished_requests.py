@@ -23,11 +23,11 @@ def request(total_ns: int, end_ns: int, status: int = 0) -> FinishedRequest:
     return FinishedRequest(MODEL, "front end", "", "", 1, points, status, 0, 0, "", None)
 
 
-class Log(FinishedRequests):
-    """A log that counts the requests that were written down."""
+class Log:
+    """Finished requests, and the number of those that were written down."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.requests = FinishedRequests()
         self.num_made = 0
 
     def end(self, total_ns: int, now_ns: int) -> None:
@@ -37,8 +37,8 @@ class Log(FinishedRequests):
             self.num_made += 1
             return request(total_ns, now_ns)
 
-        if total_ns > self.slow_ns:
-            self.note_slow(total_ns, now_ns, make)
+        if total_ns > self.requests.slow_ns:
+            self.requests.note_slow(total_ns, now_ns, make)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,7 +47,7 @@ def test_the_slowest_of_many_is_kept_and_few_are_written_down(seed: int) -> None
     times = [int(random_.lognormvariate(15, 1)) for _ in range(20_000)]
     for number, total_ns in enumerate(times):
         log.end(total_ns, SECOND_NS + number)
-    slowest, failed, others = log.recent(2 * SECOND_NS)
+    slowest, failed, others = log.requests.recent(2 * SECOND_NS)
     kept = [each.total_ns for each in slowest]
     assert kept == sorted(kept, reverse=True)
     assert len(kept) == NUM_KEPT
@@ -80,13 +80,13 @@ def test_requests_are_kept_for_minutes_and_quiet_ones_are_slow_again() -> None:
     log = Log()
     for _ in range(NUM_KEPT + 1):
         log.end(1_000_000_000, SECOND_NS)
-    assert log.slow_ns > 1_000_000_000
-    log.turn(SECOND_NS + WINDOW_NS)
+    assert log.requests.slow_ns > 1_000_000_000
+    log.requests.turn(SECOND_NS + WINDOW_NS)
     log.end(5, SECOND_NS + WINDOW_NS)
-    assert [each.total_ns for each in log.recent(SECOND_NS + WINDOW_NS)[0]] == [1_000_000_000] * NUM_KEPT + [5]
+    assert [each.total_ns for each in log.requests.recent(SECOND_NS + WINDOW_NS)[0]] == [1_000_000_000] * NUM_KEPT + [5]
     late_ns = SECOND_NS + NUM_WINDOWS * WINDOW_NS
-    assert [each.total_ns for each in log.recent(late_ns)[0]] == [5]
-    assert log.recent(late_ns + 2 * WINDOW_NS)[0] == []
+    assert [each.total_ns for each in log.requests.recent(late_ns)[0]] == [5]
+    assert log.requests.recent(late_ns + 2 * WINDOW_NS)[0] == []
 
 
 def test_of_the_failed_the_first_of_each_minute_are_kept_and_the_rest_counted() -> None:
@@ -95,8 +95,8 @@ def test_of_the_failed_the_first_of_each_minute_are_kept_and_the_rest_counted() 
         for number in range(100):
             last_ns = SECOND_NS + window * WINDOW_NS + number
             ended = request(1, last_ns, 2)
-            log.note_failed(last_ns, lambda ended=ended: ended)  # type: ignore[misc]
-    _, failed, others = log.recent(last_ns)
+            log.requests.note_failed(last_ns, lambda ended=ended: ended)  # type: ignore[misc]
+    _, failed, others = log.requests.recent(last_ns)
     assert len(failed) == NUM_WINDOWS * NUM_KEPT
     assert others == NUM_WINDOWS * (100 - NUM_KEPT)
     ends = [each.points.end_ns for each in failed]
@@ -107,8 +107,9 @@ def test_of_several_models_the_slowest_of_all_are_listed() -> None:
     logs = [Log(), Log()]
     for number in range(10):
         logs[number % 2].end(number, SECOND_NS)
-        logs[number % 2].note_failed(SECOND_NS + number, lambda number=number: request(0, SECOND_NS + number, 2))  # type: ignore[misc]
-    slowest, failed, others = recent_of_all(logs, 3, 2 * SECOND_NS)
+        failed_request = request(0, SECOND_NS + number, 2)
+        logs[number % 2].requests.note_failed(SECOND_NS + number, lambda made=failed_request: made)  # type: ignore[misc]
+    slowest, failed, others = recent_of_all([log.requests for log in logs], 3, 2 * SECOND_NS)
     assert [each.total_ns for each in slowest] == [9, 8, 7]
     assert [each.points.end_ns - SECOND_NS for each in failed] == [9, 8, 7]
     assert others == 7
