@@ -31,6 +31,7 @@ class Arrivals:
         self._models = models
         self._workers = workers
         self._requests = requests
+        self._open = requests.by_key
         self._counted = counted
         self._awake = awake
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
@@ -64,7 +65,7 @@ class Arrivals:
         if resent is None:
             return
         for _, model, queued in sorted(resent, key=lambda each: each[0]):
-            if queued.key in self._requests:  # otherwise its client has died
+            if queued.key in self._open:  # otherwise its client has died
                 self._requests.enqueue(model, queued, now_ns)
         for model in self._models.values():
             if model.sequences is not None:
@@ -114,7 +115,7 @@ class Arrivals:
             limit_ns = model.patience.current_ns(model.scheduler.pending, now_ns)
             deadline_ns = self._smallest(deadline_ns, start_ns, limit_ns)
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
-        self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
+        self._open[key] = (client, model, number, block, header, start_ns, now_ns, queued)
         if self.is_resuming and self._was_begun(key, model, now_ns):
             return
         if model.sequences is not None and (shape_key >= ALONE_KEY or self._resent is not None):
@@ -149,7 +150,7 @@ class Arrivals:
             )
             if chosen is not None:
                 return chosen
-        if not (self.is_resuming and key in self._requests):
+        if not (self.is_resuming and key in self._open):
             reason = Reason.NOT_READY if model is None else Reason.MODEL_FAILED
             self._requests.turn_away(client, record[Q.NUMBER], reason)
         return None

@@ -88,7 +88,7 @@ class CachedResponses:
             if is_executed and not isinstance(model, Ensemble):
                 statistics.count_cache_miss(model.row, 0)
             for each in waiting:  # the executed request's failure says nothing about the waiting ones
-                if self._begin(coalescing_key, self._requests[each][-1]):
+                if self._begin(coalescing_key, self._requests.by_key[each][-1]):
                     self._figures["num_misses"] += 1
                     self._execute(each, now_ns)
             return
@@ -144,7 +144,7 @@ class CachedResponses:
             self._figures["lookup_ns"] += now_ns - look_up.began_ns
             stored = self._cache.find(look_up.identity) or (answer and self._keep_shared(look_up.identity, answer))
             if stored is None:
-                _, model, *_ = self._requests[key]
+                _, model, *_ = self._requests.by_key[key]
                 self._figures["num_misses"] += 1
                 statistics.count_cache_lookup(model.row, now_ns - look_up.began_ns)
                 self._execute(key, now_ns)
@@ -188,7 +188,7 @@ class CachedResponses:
 
     def _execute(self, key: int, now_ns: int) -> None:
         """Queue a request that has waited for an equal one's answer."""
-        _, model, *_, queued = self._requests[key]
+        _, model, *_, queued = self._requests.by_key[key]
         self._requests.enqueue(model, queued, now_ns)
 
     def _begin(self, coalescing_key: CoalescingKey, queued: QueuedRequest) -> bool:

@@ -81,6 +81,7 @@ class Dispatch:
         self._models = models
         self._workers = workers
         self._requests = requests
+        self._open = requests.by_key
         self._written = written
         self._counted = counted
         self._limiter = limiter
@@ -141,7 +142,7 @@ class Dispatch:
     def _dispatch(self, model: ScheduledModel, batch: Batch, now_ns: int) -> None:
         instance, requests, rows = batch
         worker = self._workers[instance]
-        missing, freed, push = worker.missing, worker.freed, worker.writer.push
+        missing, freed, writer = worker.missing, worker.freed, worker.writer
         worker.num_batches = number = worker.num_batches + 1
         count, is_next = len(requests), not missing
         worker.last = running = RunningBatch(number, rows, count, worker, now_ns)
@@ -151,13 +152,13 @@ class Dispatch:
             worker.note_overlap()  # a successor cannot know which responses `preserve_ordering` keeps back
         for index, request in enumerate(requests):
             key = request.key
-            _, _, _, block, header, _, _, _ = self._requests[key]
+            _, _, _, block, header, _, _, _ = self._open[key]
             missing[key] = running
             item: Record = (
                 BATCH_ITEM, key, number, block, header, request.rows, index, count, freed.pop() if freed else 0,
                 request.priority, request.timeout_us, request.arrival_ns, request.deadline_ns,
             )  # fmt: skip
-            push(item if model.sequences is None else (*item, request.flags, request.correlation))
+            writer.push(item if model.sequences is None else (*item, request.flags, request.correlation))
         self._counted.add(model)
         if not (is_next or instance in self.busy or worker.overlaps):
             self.busy[instance] = worker

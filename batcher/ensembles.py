@@ -113,7 +113,7 @@ class Ensembles:
         run = ensemble.runs.open.get(key) if isinstance(ensemble, Ensemble) else None
         iterations = () if run is None else run.iterations
         keys = [self._client.first_key + number for each in iterations for number in each.asked]
-        return [(each, self._requests[each][1]) for each in keys if each in self._requests]
+        return [(each, self._requests.by_key[each][1]) for each in keys if each in self._requests.by_key]
 
     def lose(self, owners: set[int], reason: Reason, detail: int, model: ScheduledModel, now_ns: int) -> None:
         """Fail the requests that still need a result in the segments `owners`, which a dead instance wrote."""
@@ -154,7 +154,7 @@ class Ensembles:
         self.are_idle = not (self._ensembles or self._steps)
 
     def _begin(self, ensemble: Ensemble, queued: QueuedRequest, now_ns: int) -> None:
-        request = self._requests.get(queued.key)
+        request = self._requests.by_key.get(queued.key)
         if request is None:
             return
         client, _, _, ref, span, _, _, _ = request
@@ -236,7 +236,7 @@ class Ensembles:
         mine = QueuedRequest(
             key, rows, shape_key, now_ns, whole.priority, timeout_us, whole.deadline_ns, whole.correlation, whole.flags
         )
-        self._requests[key] = (self._client, model, number, ref, span, now_ns, now_ns, mine)
+        self._requests.by_key[key] = (self._client, model, number, ref, span, now_ns, now_ns, mine)
         self._steps[number] = (run, iteration, step, model, now_ns)
         iteration.asked.add(number)
         if ensemble.max_inflight:

@@ -78,6 +78,7 @@ class Exchange:
         self._counted: set[ScheduledModel] = set()
         self.splits = Splits(self.models, self.workers, self._counted)
         self._requests = SplitRequests(self.holders, self._written_clients, self._counted, self._late, self.splits)
+        self._open = self._requests.by_key
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
@@ -108,9 +109,7 @@ class Exchange:
         self.reports: list[Message] = []  # to the supervisor; the loop sends them
         #: Finds requests that end their instances, and has equal requests refused; None if that is off.
         self.poison = (
-            Poison(
-                self._requests, self.workers, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports
-            )
+            Poison(self._open, self.workers, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports)
             if poison_refusal_ns
             else None
         )
@@ -124,7 +123,7 @@ class Exchange:
     @property
     def num_open(self) -> int:
         """Number of requests accepted and not yet answered."""
-        return len(self._requests)
+        return len(self._open)
 
     # --- peers and models, announced by the supervisor ---
 
@@ -379,8 +378,8 @@ class Exchange:
             return
         self._read.append(client)
         # If all clients together have more than their limit, at least one of them has, too.
-        if len(self._requests) > self._max_in_flight * len(self.clients):
-            for owner in over_limit(self._requests.values(), self._max_in_flight):
+        if len(self._open) > self._max_in_flight * len(self.clients):
+            for owner in over_limit(self._open.values(), self._max_in_flight):
                 if owner in self.clients:  # the client of ensembles' steps is in no table
                     self.distrust(owner)
 

@@ -272,7 +272,7 @@ class Mirror:
         before = each.queued
         queued = QueuedRequest(each.key, before.rows, before.shape_key, now_ns)
         number = each.key & _NUMBER_MASK
-        self._requests[each.key] = self._client, shadow, number, each.block, each.header, now_ns, now_ns, queued
+        self._requests.by_key[each.key] = self._client, shadow, number, each.block, each.header, now_ns, now_ns, queued
         self._requests.last_chances[each.key] = None  # the request is not executed again if an instance dies
         each.shadow, each.given_ns = shadow, now_ns
         try:
@@ -439,7 +439,7 @@ class Mirror:
                     continue
                 queued = QueuedRequest(key, item[B.ROWS], 0, now_ns)
                 number, block, header = key & _NUMBER_MASK, item[B.BLOCK], item[B.HEADER]
-                self._requests[key] = self._client, worker.model, number, block, header, now_ns, now_ns, queued
+                self._requests.by_key[key] = self._client, worker.model, number, block, header, now_ns, now_ns, queued
                 self._requests.last_chances[key] = None
                 self._adopted.add(key)
                 self.is_busy = True

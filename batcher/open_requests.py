@@ -35,19 +35,21 @@ MAX_BACKLOG = 65536
 _POISON_REFUSED = CELL["poison_refused"]
 
 
-class OpenRequests(dict[int, OpenRequest]):
-    """Open requests by key. Clients for which a reply was written are added to `written`, models with new figures to
-    `counted`."""
+class OpenRequests:
+    """The table of open requests. Clients for which a reply was written are added to `written`, models with new figures
+    to `counted`."""
 
     __slots__ = (
-        "_counted", "_holders", "_late", "_responded", "_written", "awake", "last_chances", "poison", "splits",
+        "_counted", "_holders", "_late", "_responded", "_written", "awake", "by_key", "last_chances", "poison",
+        "splits",
     )  # fmt: skip
 
     def __init__(
         self, holders: Holders, written: set[ClientPeer], counted: set[ScheduledModel], late: LateClients,
         splits: Splits,
     ) -> None:  # fmt: skip
-        super().__init__()
+        #: The table itself. Changed by the methods that end a request, and by all code that accepts one.
+        self.by_key: dict[int, OpenRequest] = {}
         #: The requests that canaries have, or have failed to answer.
         self.splits = splits
         self._late = late
@@ -70,7 +72,7 @@ class OpenRequests(dict[int, OpenRequest]):
     ) -> ScheduledModel | None:
         """Send a response that is not the last; the client holds its block `ref` from now on. Returns the model if the
         request fails now, because too many of its replies wait; else None."""
-        request = self.get(key)
+        request = self.by_key.get(key)
         if request is None:
             return None
         client, model, number, _, _, _, _, _ = request
@@ -99,7 +101,7 @@ class OpenRequests(dict[int, OpenRequest]):
     ) -> None:  # fmt: skip
         """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the executed batch,
         in which this request still counts as missing."""
-        request = self.pop(key, None)
+        request = self.by_key.pop(key, None)
         if request is None:
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
@@ -142,7 +144,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
         """Answer a request with the answer to an equal one; finding that answer has taken `hit_ns`."""
-        request = self.pop(key)
+        request = self.by_key.pop(key)
         client, model, number, _, _, start_ns, queue_ns, _ = request
         if model.recording is not None:
             model.recording.note(request, (0, ref, header, num_pieces), NO_COMPUTE, now_ns)
@@ -157,12 +159,9 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> ScheduledModel | None:
-        """End a request that no worker will answer. `cell` counts the failure, `detail` is the number in the reason's
-        sentence.
-
-        Returns the request's model, or None if the request had ended before.
-        """
-        request = self.pop(key, None)
+        """End a request that no worker will answer; returns its model, or None if the request had ended before. `cell`
+        counts the failure, `detail` is the number in the reason's sentence."""
+        request = self.by_key.pop(key, None)
         if request is None:
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
@@ -259,16 +258,16 @@ class OpenRequests(dict[int, OpenRequest]):
         """Trace the open request of a TRACE record from now on, for its client."""
         _, number, is_shown, high, low, *_ = record
         key = client.first_key + number
-        if key in self:
+        if key in self.by_key:
             client.traced[number] = TraceParent(TraceRoot(key, is_shown=bool(is_shown), trace_id=(high, low)), 0)
 
     def trace_child(self, client: ClientPeer, number: int, parent: int) -> None:
         """Put a new call into the trace of its parent request (key `parent`), if the parent is open and traced."""
-        asked = self.get(parent)
+        asked = self.by_key.get(parent)
         if asked is None or not asked[0].traced:
             return
         found = asked[0].trace_parent(asked[2])
-        if found is not None and client.first_key + number in self:
+        if found is not None and client.first_key + number in self.by_key:
             client.traced[number] = TraceParent(found.root, parent)
 
     def send_child_trace(
@@ -285,7 +284,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """Send an ended child's times to the front end whose traced request caused the child; not after the end of the
         traced request, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
         root, parent = trace
-        asked = self.get(root.key)
+        asked = self.by_key.get(root.key)
         if asked is None or not asked[0].is_front_end:
             return
         client, number = asked[0], asked[2]
@@ -324,12 +323,9 @@ class OpenRequests(dict[int, OpenRequest]):
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> ScheduledModel | None:
-        """Cancel a request. Without `is_sure`, the client may still wait for the answer, and a queued request stays in
-        its queue.
-
-        Returns the request's model if one of the model's workers has the request; else None.
-        """
-        request = self.get(key)
+        """Cancel a request; returns its model if one of the model's workers has the request, else None. Without
+        `is_sure`, the client may still wait for the answer, and a queued request stays in its queue."""
+        request = self.by_key.get(key)
         if request is None:
             return None
         model = request[1]
@@ -353,7 +349,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def reschedule(self, key: int, now_ns: int) -> None:
         """Queue a request that its worker has returned, behind all others."""
-        request = self.get(key)
+        request = self.by_key.get(key)
         if request is None:
             return
         model = request[1]
@@ -381,7 +377,7 @@ class OpenRequests(dict[int, OpenRequest]):
     def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
         """Refuse a request with the error that its model's scheduler raised when the request was added."""
         if isinstance(error, PoisonError):
-            self[key][1].row.cells[_POISON_REFUSED] += 1
+            self.by_key[key][1].row.cells[_POISON_REFUSED] += 1
             self.fail(key, Reason.POISON, now_ns, REJECTED, pack_poison(error.num_deaths, error.left_ns))
         elif isinstance(error, LateError):
             self.fail(key, Reason.TOO_LATE, now_ns, REJECTED, pack_times(error.needed_ns, error.left_ns))
@@ -400,7 +396,9 @@ class OpenRequests(dict[int, OpenRequest]):
         """Requests that a dead worker had in its ring and had not begun to execute."""
         begun = _batch_begun(worker, reason)
         given = [key for key, running in worker.missing.items() if running.number > begun]
-        return [request[-1] for key in given if (request := self.get(key)) is not None and not self._late.has(key)]
+        return [
+            request[-1] for key in given if (request := self.by_key.get(key)) is not None and not self._late.has(key)
+        ]
 
     def take_back(self, worker: WorkerPeer, reason: Reason, detail: int, now_ns: int) -> None:
         """Queue a dead worker's unbegun requests again; requests that it was executing run once more, or fail.
@@ -412,9 +410,7 @@ class OpenRequests(dict[int, OpenRequest]):
         begun = _batch_begun(worker, reason)
         if model.recording is not None:
             for key, running in worker.missing.items():
-                if running.number > begun or self._late.may_have_answer(key):
-                    continue
-                if (request := self.get(key)) is not None:
+                if running.number <= begun and (request := self.by_key.get(key)) is not None:
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             poison.note_death(worker, begun, reason, detail, now_ns)
@@ -439,7 +435,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def _queue_again(self, key: int) -> None:
         """Queue a request whose instance died, before all others and for a batch of its own."""
-        request = self.get(key)
+        request = self.by_key.get(key)
         if request is None:
             return
         if self._late.has(key):
@@ -460,7 +456,7 @@ class OpenRequests(dict[int, OpenRequest]):
     def drop(self, key: int) -> None:
         """Remove a request that its client has not sent again: no worker has the request any more, or the client does
         not wait for it. A request that the client sends later nevertheless is queued then."""
-        model = self.pop(key)[1]
+        model = self.by_key.pop(key)[1]
         self._responded.discard(key)
         self.splits.forget(key)
         if (trials := self.last_chances.get(key)) is not None:
@@ -473,10 +469,10 @@ class OpenRequests(dict[int, OpenRequest]):
     def forget(self, client: ClientPeer) -> list[tuple[int, ScheduledModel]]:
         """Remove a dead client's requests. Returns the running ones (key and model), which end without effect."""
         # Only the orders of models with open requests: a response is kept back only while an earlier request is open.
-        orders = {request[1].order for request in self.values()}
+        orders = {request[1].order for request in self.by_key.values()}
         running = []
-        for key in [key for key, request in self.items() if request[0] is client]:
-            model = self.pop(key)[1]
+        for key in [key for key, request in self.by_key.items() if request[0] is client]:
+            model = self.by_key.pop(key)[1]
             self._forget(key, model)
             if model.sharing is not None:
                 model.sharing.abandon(model, key)

@@ -88,7 +88,7 @@ class SplitRequests(OpenRequests):
             key, was.rows, was.shape_key, now_ns, was.priority, was.timeout_us, was.deadline_ns, was.correlation,
             was.flags,
         )  # fmt: skip
-        self[key] = (client, stable, number, block, header, start_ns, now_ns, queued)
+        self.by_key[key] = (client, stable, number, block, header, start_ns, now_ns, queued)
         try:
             stable.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
@@ -103,7 +103,7 @@ class SplitRequests(OpenRequests):
         if canary.sequences is not None:
             return
         for key in self.splits.waiting(canary):
-            request, routed = self.get(key), self.splits.routed[key]
+            request, routed = self.by_key.get(key), self.splits.routed[key]
             if request is None:
                 self.splits.forget(key)
                 continue
@@ -141,7 +141,7 @@ class SplitRequests(OpenRequests):
         return routed.has_failed
 
     def _is_expendable(self, key: int, reason: Reason) -> bool:
-        routed, request = self.splits.routed.get(key), self.get(key)
+        routed, request = self.splits.routed.get(key), self.by_key.get(key)
         if routed is None or request is None:
             return False
         return self._may_fall_back(key, request, routed, reason) is not None

@@ -72,7 +72,7 @@ class Succession:
         if client is None:
             return
         self._clients[owner] = client
-        answered = {key for key in self._late.in_hand_of(owner) if key not in self._requests}
+        answered = {key for key in self._late.in_hand_of(owner) if key not in self._requests.by_key}
         self._arrivals.resume(self._in_hand(), answered)
         self._late.begin_reading()
         self._drain(client, now_ns)
@@ -95,7 +95,7 @@ class Succession:
                 # worker's ring.
                 queued = QueuedRequest(key, item[B.ROWS], 0, accepted_ns)
                 number = key - client.first_key
-                self._requests[key] = (
+                self._requests.by_key[key] = (
                     client, model, number, item[B.BLOCK], item[B.HEADER], accepted_ns, accepted_ns, queued
                 )  # fmt: skip
                 self._late.note_in_hand(key)
@@ -108,7 +108,7 @@ class Succession:
         for key in tuple(self._late.in_hand_of(owner)):
             if self._arrivals.was_resent(key) or self._late.has_listed(key):
                 continue
-            if key in self._requests:
+            if key in self._requests.by_key:
                 self._requests.drop(key)
             elif ref := self._late.holders.release(key):
                 self._blocks.free(ref)

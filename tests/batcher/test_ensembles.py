@@ -339,7 +339,7 @@ def test_a_successor_begins_again_what_may_run_again() -> None:
         star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
         star.ask()
         item = star.item(star.double)
-        asked = [star.exchange._requests[key] for key in star.exchange._requests]
+        asked = [*star.exchange._requests.by_key.values()]
         star.succeed()
         star.add_ensemble(FAN, CHAIN, (DOUBLE, DOUBLE), may_run_again=may_run_again)
         _, _, _, ref, span, _, _, _ = asked[0]

@@ -32,7 +32,7 @@ class Table:
         )
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)
-            self.requests[key(number)] = (self.client, self.model, number, INPUT_BLOCK, HEADER, 100, 500, queued)
+            self.requests.by_key[key(number)] = (self.client, self.model, number, INPUT_BLOCK, HEADER, 100, 500, queued)
             self.model.scheduler.add(queued, 500)
 
     def received(self) -> list[tuple[int, int]]:
@@ -66,7 +66,7 @@ def test_what_waits_can_be_cancelled_and_what_runs_goes_on() -> None:
     table.requests.cancel(key(1), 2_000)
     table.requests.cancel(key(2), 2_000)
     assert table.received() == [(2, Reason.CANCELLED)]
-    assert list(table.requests) == [key(1)]
+    assert list(table.requests.by_key) == [key(1)]
 
 
 def test_answers_of_which_nothing_is_published_yet_count_for_those_who_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_dead_client_hears_nothing_and_nothing_of_it_waits() -> None:
     table = Table(2)
     table.requests.forget(table.client)
     table.requests.answer(key(1), 0, BLOCK, HEADER, COMPUTE, 2_000)
-    assert (table.received(), len(table.requests), table.holders.num_held) == ([], 0, 0)
+    assert (table.received(), len(table.requests.by_key), table.holders.num_held) == ([], 0, 0)
     assert (table.model.scheduler.pending, table.counted) == (0, {table.model})
 
 
