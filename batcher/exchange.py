@@ -6,7 +6,7 @@ the time and handles all records that are there. How a request ends is decided i
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from operator import itemgetter
+from typing import Final
 
 from shoal.batcher import statistics
 from shoal.batcher.arrivals import Arrivals
@@ -43,10 +43,10 @@ from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R, W
 from shoal.shm.ring import Record
 
-_NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # _PART and _OTHERS are words of RELEASE
-_MAX_NUMBER = (1 << NUMBER_BITS) - 1
-_REF = D.BLOCK  # in every record of a worker; 0 if it names no block
-_answer = itemgetter(D.KEY, D.STATUS, D.BLOCK, D.HEADER)
+_NUMBER: Final = R.NUMBER
+_OTHERS: Final = R.HEADER  # in RELEASE
+_MAX_NUMBER: Final = (1 << NUMBER_BITS) - 1
+_REF: Final = D.BLOCK  # in every record of a worker; 0 if it names no block
 
 
 class Exchange:
@@ -352,7 +352,7 @@ class Exchange:
                 if kind == REQUEST:
                     self._arrivals.accept(client, record, now_ns)
                 elif kind == RELEASE:
-                    if ref := self.holders.release(client.first_key + record[_NUMBER], record[_PART]):
+                    if ref := self.holders.release(client.first_key + record[_NUMBER], record[R.BLOCK]):
                         self.blocks.free(ref)
                     if record[_OTHERS]:
                         self._release_others(client, record)
@@ -413,7 +413,7 @@ class Exchange:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
             self.reports.append(ProcessDistrusted(worker.owner))
             return
-        for ref in set(unheld):
+        for ref in set(unheld) if unheld else ():
             if not self.holders.is_held(ref):
                 self.blocks.free(ref)
         if self.busy and not worker.missing:
@@ -421,17 +421,17 @@ class Exchange:
         self._read.append(worker)
 
     def _handle_records(self, worker: WorkerPeer, records: Sequence[Record], now_ns: int) -> list[int]:
-        """Handle a worker's records. Returns the blocks that they name, all of them the worker's own. Raises
+        """Handle a worker's records. Returns the worker's blocks that they name and that may have no holder. Raises
         LayoutError for a record that names another process's block; that record changes nothing."""
         if self._late.are_any:
             self._late.note_blocks(records)
-        named, owner = list[int](), worker.owner
+        unheld, owner = list[int](), worker.owner
         for record in records:
             kind, ref = record[0], record[_REF]
             if ref and (
                 ref >> OWNER_SHIFT == owner or self.blocks.check_named(worker, ref, may_be_gone=kind == layout.HAVE)
             ):
-                named.append(ref)
+                unheld.append(ref)
             if kind == DONE:  # a request's only response, or the end of its responses
                 _, key, _, status, _, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
                 running = worker.missing.pop(key, None)
@@ -440,7 +440,8 @@ class Exchange:
                 if end != running.end_ns:  # computed once for all requests of a batch
                     running.end_ns = end
                     running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-                self._requests.answer(key, status, ref, header, running.compute, now_ns, 0, running)
+                if self._requests.answer(key, status, ref, header, running.compute, now_ns, 0, running):
+                    unheld.pop()
                 running.num_missing = num_missing = running.num_missing - 1
                 if num_missing:
                     worker.partly_answered = running
@@ -469,14 +470,14 @@ class Exchange:
                     self.mirror.give_back(worker)
                 if guest := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
                     self.distrust(guest)
-        return named
+        return unheld
 
     def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.
 
         Returns the request's model if this response makes it fail, so that the worker must be sent a CANCEL; else None.
         """
-        key, status, ref, header = _answer(record)
+        _, key, _, status, ref, header, *_ = record
         if key not in worker.missing:
             return None
         worker.note_overlap()

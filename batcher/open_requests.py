@@ -98,12 +98,12 @@ class OpenRequests:
     def answer(
         self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
         num_pieces: int = 0, running: RunningBatch | None = None,
-    ) -> None:  # fmt: skip
-        """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the executed batch,
-        in which this request still counts as missing."""
+    ) -> bool:  # fmt: skip
+        """Send a worker's final answer. True: the client holds its block `ref` from now on. `running` is the executed
+        batch, in which this request still counts as missing."""
         request = self.by_key.pop(key, None)
         if request is None:
-            return
+            return False
         client, model, number, _, _, start_ns, queue_ns, queued = request
         reply: Record = (REPLY, number, status, ref, header)
         if now_ns - start_ns > model.finished.slow_ns or status:
@@ -112,7 +112,7 @@ class OpenRequests:
             if has_block:
                 self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
             if model.split_id and self._answer_in_split(key, request, status, ref, header, compute, now_ns, running):
-                return
+                return False
             if has_block and model.mirror is not None and key not in self._responded:
                 answer = status, ref, header, num_pieces
                 if model.mirror.note(request, answer, compute, now_ns, running):
@@ -141,6 +141,7 @@ class OpenRequests:
             model.sharing.settle(model, key, only, now_ns, is_executed=True)
         if self.last_chances or self._responded:
             self._forget(key, model, now_ns)
+        return ref != 0
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
         """Answer a request with the answer to an equal one; finding that answer has taken `hit_ns`."""
