@@ -60,10 +60,11 @@ class Holders:
             ref = 0
         if ref == 0:
             return 0
-        count = self._counts.pop(ref) - 1
-        if count:
-            self._counts[ref] = count
+        count = self._counts[ref]
+        if count > 1:
+            self._counts[ref] = count - 1
             return 0
+        del self._counts[ref]
         return ref
 
     def held_in(self, segments: Container[int]) -> dict[int, set[int]]:

@@ -6,7 +6,7 @@ Peers and models have little behaviour; `exchange.py` changes them. Live in the 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.finished_requests import FinishedRequests
@@ -36,7 +36,7 @@ from shoal.timing import Cause, Execution
 #: Most CANCEL records in a worker's ring at once: half of the room beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
 _NO_ITEM = layout.record()
-_NO_KEYS = frozenset[int]()
+_NO_KEYS: Final = frozenset[int]()
 NO_SIGNATURE = Signature("", 0, {}, {})
 
 

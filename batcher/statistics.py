@@ -1,21 +1,26 @@
 """Counting of requests and executions in a model's row of cells. Pure; times are monotonic nanoseconds."""
 
+from typing import Final
+
 from shoal.errors import CancelledError
 from shoal.shm.counters import CELL, Row
 
-_SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
-_FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
-_QUEUE_NS, _INFERENCE_COUNT = CELL["queue_ns"], CELL["inference_count"]
+_SUCCESS_COUNT, _FAIL_COUNT, _FAIL_NS = CELL["success_count"], CELL["fail_count"], CELL["fail_ns"]
+# Those of every answered request and every step are Final: mypyc looks other names of a module up at each use.
+_SUCCESS_NS: Final = CELL["success_ns"]
+_QUEUE_NS: Final = CELL["queue_ns"]
+_INFERENCE_COUNT: Final = CELL["inference_count"]
 _HIT_COUNT, _HIT_NS = CELL["cache_hit_count"], CELL["cache_hit_ns"]
 _MISS_COUNT, _MISS_NS = CELL["cache_miss_count"], CELL["cache_miss_ns"]
-_LAST_INFERENCE_MS = CELL["last_inference_ms"]
+_LAST_INFERENCE_MS: Final = CELL["last_inference_ms"]
 #: Reasons for which a request failed: each is the cell that counts the request beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
 #: Requests given to a split's stable version.
 FALLEN_BACK = CELL["fallen_back"]
 #: Cells with the state of the queue, which is read from the scheduler whenever a row is published.
-PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
+PENDING_COUNT: Final = CELL["pending_count"]
+OLDEST_QUEUED_NS: Final = CELL["oldest_queued_ns"]
 
 #: Times of one execution in ns: its start, then the durations of input, inference and output.
 Compute = tuple[int, int, int, int]
@@ -38,7 +43,7 @@ class WallClock:
 
 
 #: Longer than any step of the batcher (ours; a batcher is killed after a second of silence).
-_STEP_NS = 1_000_000_000
+_STEP_NS: Final = 1_000_000_000
 
 
 def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
@@ -67,14 +72,15 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
     compute_start_ns = compute[0]
     request_ns = now_ns - start_ns if now_ns > start_ns else 0
     waited_ns = compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
-    cells[_SUCCESS_NS] += request_ns
-    cells[_QUEUE_NS] += waited_ns
-    cells[_INFERENCE_COUNT] += rows
+    # Not `+=`, which mypyc compiles to operations on objects.
+    cells[_SUCCESS_NS] = cells[_SUCCESS_NS] + request_ns
+    cells[_QUEUE_NS] = cells[_QUEUE_NS] + waited_ns
+    cells[_INFERENCE_COUNT] = cells[_INFERENCE_COUNT] + rows
     # Written out for each histogram: a loop would take 1.5 times as long.
     requests, queued, _, _, _ = row.histograms
     requests[request_ns.bit_length()] += 1
     queued[waited_ns.bit_length()] += 1
-    if compute is not row.compute:
+    if compute != row.compute:
         row.add_computed()
         row.compute = compute
     row.num_computed += 1

@@ -17,7 +17,7 @@ one set of windows (windows.py) per row.
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.fault import IS_ARMED, reached
 from shoal.shm.layout import WORD, Geometry
@@ -61,9 +61,16 @@ CELLS = (
     "fallen_back",  # requests given to the stable version because a canary has failed them, or had no instance
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
-_SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
-_PENDING_COUNT, _OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
-_INPUT_NS, _INFER_NS, _OUTPUT_NS = CELL["compute_input_ns"], CELL["compute_infer_ns"], CELL["compute_output_ns"]
+_NUM_CELLS: Final = len(CELLS)
+_FALLEN_BACK = CELL["fallen_back"]
+_SUCCESS_COUNT: Final = CELL["success_count"]
+_FAIL_COUNT: Final = CELL["fail_count"]
+_EXECUTION_COUNT: Final = CELL["execution_count"]
+_PENDING_COUNT: Final = CELL["pending_count"]
+_OLDEST_QUEUED_NS: Final = CELL["oldest_queued_ns"]
+_INPUT_NS: Final = CELL["compute_input_ns"]
+_INFER_NS: Final = CELL["compute_infer_ns"]
+_OUTPUT_NS: Final = CELL["compute_output_ns"]
 _BATCHES_WORD = 40
 _BATCH_WORDS = 5
 _MAX_BATCH_ENTRIES = 94
@@ -142,16 +149,17 @@ class Row:
 
     def count_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Count one executed batch of `rows` rows, with its three compute times in ns."""
-        self.cells[_EXECUTION_COUNT] += 1
+        cells = self.cells
+        cells[_EXECUTION_COUNT] = cells[_EXECUTION_COUNT] + 1  # not `+=`, which mypyc compiles to operations on objects
         entry = self._batches.get(rows)
         if entry is None:
             if len(self._batches) == _MAX_BATCH_ENTRIES:
                 return
             entry = self._batches[rows] = [_BATCHES_WORD + len(self._batches) * _BATCH_WORDS, rows, 0, 0, 0, 0]
-        entry[2] += 1
-        entry[3] += input_ns
-        entry[4] += infer_ns
-        entry[5] += output_ns
+        entry[2] = entry[2] + 1
+        entry[3] = entry[3] + input_ns
+        entry[4] = entry[4] + infer_ns
+        entry[5] = entry[5] + output_ns
         self._changed.add(rows)
 
     @property
@@ -164,12 +172,12 @@ class Row:
         if not self.num_computed:
             return
         num, cells = self.num_computed, self.cells
-        cells[_SUCCESS_COUNT] += num
+        cells[_SUCCESS_COUNT] = cells[_SUCCESS_COUNT] + num
         _, input_ns, infer_ns, output_ns = self.compute
         _, _, inputs, infers, outputs = self.histograms
-        cells[_INPUT_NS] += num * input_ns
-        cells[_INFER_NS] += num * infer_ns
-        cells[_OUTPUT_NS] += num * output_ns
+        cells[_INPUT_NS] = cells[_INPUT_NS] + num * input_ns
+        cells[_INFER_NS] = cells[_INFER_NS] + num * infer_ns
+        cells[_OUTPUT_NS] = cells[_OUTPUT_NS] + num * output_ns
         inputs[input_ns.bit_length()] += num
         infers[infer_ns.bit_length()] += num
         outputs[output_ns.bit_length()] += num
@@ -197,10 +205,11 @@ class Row:
             words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
             return
         self._num_ended = num_ended
-        words[: len(cells)] = array("Q", cells)
+        words[:_NUM_CELLS] = array("Q", cells)
         for rows in self._changed:  # word by word: half the cost of storing an array
-            start, *batch = self._batches[rows]
-            words[start], words[start + 1], words[start + 2], words[start + 3], words[start + 4] = batch
+            start, size, num, input_ns, infer_ns, output_ns = self._batches[rows]
+            words[start], words[start + 1], words[start + 2] = size, num, input_ns
+            words[start + 3], words[start + 4] = infer_ns, output_ns
         self._changed.clear()
         if IS_ARMED:
             reached("counted")

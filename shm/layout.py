@@ -90,8 +90,8 @@ HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines, which hold all that a scheduler needs to know of a request.
-RECORD = struct.Struct("<16Q")
-RECORD_BYTES = RECORD.size
+RECORD: Final = struct.Struct("<16Q")
+RECORD_BYTES: Final = RECORD.size
 RING_OFFSET: Final = PAGE
 
 UNIT: Final = 4096  # bytes of the smallest block; a request of 16 floats and its header need about 200

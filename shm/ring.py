@@ -13,6 +13,7 @@ the small ring.
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
+from typing import Final
 
 from shoal.fault import IS_ARMED, reached
 from shoal.shm.layout import (
@@ -30,10 +31,10 @@ from shoal.shm.segment import Mapping, Segment
 
 __all__ = ["Record", "RingFullError", "RingReader", "RingWriter"]
 
-_NUM_WORDS = RECORD_BYTES // WORD
+_NUM_WORDS: Final = RECORD_BYTES // WORD
 #: The functions that pack n words, by n; a record's other words become 0. The one for n = 0 packs all words: no record
 #: is without words.
-_PACK_INTO = [
+_PACK_INTO: Final = [
     Struct(f"{num}Q{RECORD_BYTES - num * WORD}x").pack_into for num in (_NUM_WORDS, *range(1, _NUM_WORDS + 1))
 ]
 

@@ -4,26 +4,27 @@ Instances are numbers here; only the batcher knows workers and their batches. Pu
 """
 
 from collections import deque
+from typing import Final
 
 #: An execution shorter than this costs less than waking the two processes that hand over the next one (measured: a
 #: wake takes 5 to 30 us, and three are needed per execution).
-FAST_NS = 250_000
+FAST_NS: Final = 250_000
 #: An execution shorter than this costs less than waking even one process: it goes to an instance that is awake, though
 #: another instance is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half of the
 #: worker's CPU time).
-TINY_NS = 50_000
+TINY_NS: Final = 50_000
 #: Executions that a fast instance may have at once: the running one and those that lie ready in its ring.
-MAX_AHEAD = 8
+MAX_AHEAD: Final = 8
 #: An execution that takes longer than this is slow: executions behind it in the ring would wait for longer than work
 #: ahead saves them, and cannot move to another instance (ours).
-SLOW_NS = 1_000_000
+SLOW_NS: Final = 1_000_000
 #: After a slow execution, the instances of a model with several do not work ahead for this many times its duration.
 #: With this value, work ahead is off for models whose slow executions take a tenth of the time, and still on if an
 #: execution is interrupted now and then (measured: with 4 instances on 2 crowded cores, 3 executions a second took 1 to
 #: 12 ms instead of 0.02; with a value of 100 a request cost the batcher 33 us instead of 21).
-CALM_TIMES = 10
+CALM_TIMES: Final = 10
 #: The longest such pause of work ahead (ours).
-MAX_CALM_NS = 10_000_000_000
+MAX_CALM_NS: Final = 10_000_000_000
 
 
 class Instances:

@@ -5,7 +5,7 @@ Pure policy, runs in the batcher.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.batcher.scheduling.queue import QueuedRequest
 
@@ -19,7 +19,7 @@ class Batch(NamedTuple):
 
 
 #: Makes a Batch of its three fields as a tuple: 1k instructions instead of 3k.
-make_batch: Callable[[tuple[int, tuple[QueuedRequest, ...], int]], Batch] = partial(tuple.__new__, Batch)
+make_batch: Final[Callable[[tuple[int, tuple[QueuedRequest, ...], int]], Batch]] = partial(tuple.__new__, Batch)
 
 
 class Payload:

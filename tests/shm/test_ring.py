@@ -6,7 +6,8 @@ and tells of each store, so a test can look, or act as the other process would, 
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from shoal.shm import ring
 from shoal.shm.layout import CLIENT, LINK, RECORD, Geometry, LayoutError
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
@@ -40,15 +42,21 @@ class Watched:
         self.told(index.start if isinstance(index, slice) else index)
 
 
-class WatchedRecord:
-    """The record's struct, which calls `told(byte index)` right after it has packed one."""
+@contextmanager
+def watched_records(told: Callable[[int], None]) -> Iterator[None]:
+    """Calls `told(byte index)` right after a record has been packed. The ring's functions are replaced in their list,
+    since compiled code does not look the list's name up."""
 
-    def __init__(self, told: Callable[[int], None]) -> None:
-        self.told = told
-
-    def pack_into(self, buffer: memoryview, offset: int, *words: int) -> None:
+    def pack_into(buffer: Any, offset: int, /, *words: Any) -> None:
         RECORD.pack_into(buffer, offset, *words)
-        self.told(offset)
+        told(offset)
+
+    functions = list(ring._PACK_INTO)
+    ring._PACK_INTO[:] = [pack_into] * len(functions)
+    try:
+        yield
+    finally:
+        ring._PACK_INTO[:] = functions
 
 
 class Ends:
@@ -116,33 +124,29 @@ def test_words_that_are_left_out_are_0_whatever_stood_there(ends: Ends) -> None:
 # -- The order of stores ------------------------------------------------------------------------------------------
 
 
-def test_records_are_stored_before_the_tail(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_stored_before_the_tail(ends: Ends) -> None:
     stores: list[tuple[str, int]] = []
     writer_end = ends.writer_segment
     writer_end.words = cast("memoryview", Watched(writer_end.words, lambda word: stores.append(("word", word))))
     writer = ends.writer()
-    watched = WatchedRecord(lambda byte: stores.append(("record at", byte)))
-    monkeypatch.setattr("shoal.shm.ring._PACK_INTO", [watched.pack_into] * 17)
-    push_all(writer, [1, 2])
-    assert writer.publish()
-    push_all(writer, [3])
-    assert writer.publish()
+    with watched_records(lambda byte: stores.append(("record at", byte))):
+        push_all(writer, [1, 2])
+        assert writer.publish()
+        push_all(writer, [3])
+        assert writer.publish()
     assert stores == [("record at", 0), ("record at", 128), ("word", 8), ("record at", 256), ("word", 8)]
 
 
-def test_a_reader_that_looks_at_every_moment_sees_whole_groups_or_nothing(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_looks_at_every_moment_sees_whole_groups_or_nothing(ends: Ends) -> None:
     reader, seen = ends.reader(), []
     ends.writer_segment.words = cast(
         "memoryview", Watched(ends.writer_segment.words, lambda _: seen.append(drained(reader)))
     )
     writer = ends.writer()
-    watched = WatchedRecord(lambda _: seen.append(drained(reader)))
-    monkeypatch.setattr("shoal.shm.ring._PACK_INTO", [watched.pack_into] * 17)
-    for group in ([1], [2, 3, 4], [5, 6], [7, 8, 9, 10]):
-        push_all(writer, group)
-        assert writer.publish()
+    with watched_records(lambda _: seen.append(drained(reader))):
+        for group in ([1], [2, 3, 4], [5, 6], [7, 8, 9, 10]):
+            push_all(writer, group)
+            assert writer.publish()
     assert seen == [[], [1], [], [], [], [2, 3, 4], [], [], [5, 6], [], [], [], [], [7, 8, 9, 10]]
 
 
