@@ -10,16 +10,17 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
-from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
-from shoal.client.request_arguments import RequestArguments, takes, version_text
+from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError, question_limit_s
+from shoal.client.request_arguments import RequestArguments, checked_shape, checked_text, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
-from shoal.client.sync import connect, join_limit_s, late_to_join
+from shoal.client.sync import connect, late_to_join, path_of, question_about
 from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
 from shoal.passwords import shown_url
 from shoal.reasons import ModelGoneError
@@ -35,7 +36,7 @@ class AsyncClient:
     """
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
-        self._place = None if place is None else os.fspath(place)
+        self._place = path_of(place)
         if self._place is not None and "://" in self._place:
             raise InvalidArgumentError(
                 f"'{shown_url(self._place)}' is a URL; with asyncio, use tritonclient's own clients for those"
@@ -62,7 +63,7 @@ class AsyncClient:
                 num_reloads += 1
                 if num_reloads > MAX_RELOADS:
                     raise
-                await _in_executor(call.connection.catch_up)
+                await _in_executor(partial(call.connection.catch_up, question_limit_s(asked.timeout)))
 
     @takes(RequestArguments)
     async def stream(self, asked: RequestArguments) -> AsyncIterator[Result]:
@@ -98,23 +99,26 @@ class AsyncClient:
     async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
         """Like `Client.empty`, for coroutines."""
         session = await self._connected()
-        return await _in_executor(lambda: session.empty(model, name, tuple(shape), version))
+        return await _in_executor(lambda: session.empty(model, name, checked_shape(shape), version))
 
     # --- the server ---
 
     async def is_live(self) -> bool:
         """Whether the server answers. Raises no error."""
         try:
-            await self._connected()
+            await _in_executor((await self._connected()).connection.catch_up)
         except UnavailableError:
             return False
         return True
 
     async def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Like `Client.is_ready`."""
-        if not model:
-            return await self.is_live() and bool(await self._ask("ready"))
-        return bool(await self._ask("is_ready", model, version))
+        if checked_text("model", model):
+            return bool(await self._ask("is_ready", model, version))
+        try:
+            return bool(await self._ask("ready"))
+        except UnavailableError:
+            return False
 
     async def server_metadata(self) -> dict[str, Any]:
         """Like `Client.server_metadata`."""
@@ -128,9 +132,10 @@ class AsyncClient:
 
     async def model_config(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """Like `Client.model_config`."""
+        version = version_text(version)
         connection = (await self._connected()).connection
         await _in_executor(connection.catch_up)
-        return connection.models.lookup(model, version_text(version) or None).config
+        return connection.models.lookup(checked_text("model", model), version or None).config
 
     async def statistics(self, model: str = "", *, version: str | int = "") -> list[dict[str, Any]]:
         """Like `Client.statistics`."""
@@ -138,18 +143,16 @@ class AsyncClient:
         return rows
 
     async def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
-        shared = (await self._connected()).connection.shared
-        try:
-            return await _in_executor(lambda: shared.ask(verb, {"model": model, "version": version_text(version)}))
-        except OSError as error:
-            raise ConnectionLostError(f"the server is gone: {error}") from error
+        asked = question_about(model, version)
+        connection = (await self._connected()).connection
+        return await _in_executor(lambda: connection.ask(verb, asked))
 
     # --- the connection ---
 
     async def _connected(self, timeout_s: float | None = None) -> Session:
         if (session := self._live()) is not None:
             return session
-        limit_s = join_limit_s(timeout_s)
+        limit_s = question_limit_s(timeout_s)
         end_s = time.monotonic() + limit_s
         while (session := self._live()) is None:
             if self._is_closed:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.request_arguments import RequestArguments, sent_parameters
+from shoal.client.request_arguments import RequestArguments
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import TensorSpec
@@ -81,11 +81,10 @@ def prepare(
     entry: ModelEntry, arrays: Mapping[str, Array], asked: RequestArguments, lent: Mapping[str, Lent]
 ) -> OutgoingRequest:
     """Validate a request against its model. Raises InvalidArgumentError, mostly in Triton's words."""
-    asked.check_numbers()
     specs = entry.signature.inputs
     tensors = [as_input(name, array, specs.get(name), lent.get(name, _NOWHERE)) for name, array in arrays.items()]
     sequence = (asked.sequence_id, asked.flags) if asked.sequence_id else (0, 0)
-    outputs, parameters = tuple(asked.outputs or ()), sent_parameters(asked.parameters)
+    outputs, parameters = tuple(asked.outputs or ()), asked.parameters or {}
     return check(
         entry, RawRequest(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
     )
@@ -104,17 +103,32 @@ def as_input(name: str, array: Array, spec: TensorSpec | None, where: Lent = _NO
         is_bf16 = spec is not None and spec.datatype is BF16 and array.dtype == BF16.dtype
         known = BF16 if is_bf16 else _DATATYPES.get(array.dtype)
         if known is None:
-            raise InvalidArgumentError(f"input '{name}' is an array of {array.dtype}, which is no datatype")
+            raise no_datatype(name, array.dtype)
         datatype, data = known, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return Input(name, datatype, array.shape, data, where.ref, where.offset)
 
 
+def no_datatype(name: str, dtype: np.dtype[Any]) -> InvalidArgumentError:
+    """The error for an array whose elements no tensor holds."""
+    remedy = "the dtype for the datatype in model_metadata"
+    if dtype.byteorder == ">":
+        remedy = f"'{dtype.newbyteorder('<').str}'"
+    return InvalidArgumentError(
+        f"input '{name}' is an array of {dtype}, which is no datatype: convert it with astype({remedy})"
+    )
+
+
 def elements(name: str, array: Array) -> list[bytes]:
     """The elements of an array of strings, texts in UTF-8. Raises InvalidArgumentError for any other element."""
+    values = array.ravel().tolist()
     try:
-        return [each if isinstance(each, bytes) else str.encode(each) for each in array.ravel().tolist()]
+        return [each if isinstance(each, bytes) else str.encode(each) for each in values]
     except TypeError:
-        raise InvalidArgumentError(f"an element of input '{name}' is neither bytes nor text") from None
+        other = next(type(each).__name__ for each in values if not isinstance(each, (bytes, str)))
+        raise InvalidArgumentError(
+            f"an element of input '{name}' is {other}, neither bytes nor text: an array of numbers needs a dtype of "
+            "numbers"
+        ) from None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"an element of input '{name}' has no UTF-8: {error}") from None
 

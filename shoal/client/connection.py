@@ -16,12 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from shoal.client.request_arguments import checked_timeout
 from shoal.control import GONE
-from shoal.errors import ConnectionLostError, ShoalError, UnavailableError
+from shoal.errors import ConnectionLostError, ShoalError, TimedOutError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.messages.to_client import ServerStopping, ToClient
 from shoal.shm.doorbell import WAIT_S, GuestBell
@@ -31,6 +32,7 @@ from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD, MAX_HELD_NBYTES, HeldBlock
 from shoal.star.place import Place, join_as_guest
+from shoal.star.questions import NoAnswerError
 from shoal.star.shared_port import SharedPort
 
 T = TypeVar("T")
@@ -39,6 +41,14 @@ _LOST = "the connection to the server was lost"
 #: How often a request that could not be submitted, because the server was being replaced, is sent to the new server
 #: (ours).
 MAX_RECONNECTS = 3
+#: Most seconds that the supervisor may take to let a client join, or to answer its question, whatever the call's
+#: timeout (ours: a server that is starting another batcher takes a few).
+QUESTION_S = 30.0
+#: What to do about a server that does not answer in that time.
+STANDSTILL_REMEDY = (
+    "Look whether its process is stopped, as by a debugger (kill -CONT continues it), or its machine overloaded; else "
+    "start it again"
+)
 
 
 class NotSubmittedError(ConnectionLostError):
@@ -373,13 +383,20 @@ class Connection:
             return False
         return True
 
-    def catch_up(self) -> None:
-        """Wait until all messages that the supervisor has sent are applied: the models may have changed with the answer
-        to a question. Not to be called in the listening thread. Raises ShoalError."""
+    def ask(self, verb: str, arguments: dict[str, Any], limit_s: float = QUESTION_S) -> Any:
+        """Ask the supervisor a question. Not to be called in the listening thread. Raises ShoalError; TimedOutError if
+        the answer takes more than `limit_s` seconds."""
         try:
-            self.shared.ask("ping", {})
+            return self.shared.ask(verb, arguments, limit_s)
+        except NoAnswerError:
+            raise TimedOutError(f"the server has not answered within {limit_s:.3g} s. {STANDSTILL_REMEDY}") from None
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
+
+    def catch_up(self, limit_s: float = QUESTION_S) -> None:
+        """Wait until all messages that the supervisor has sent are applied: the models may have changed with the answer
+        to a question. Raises the errors of `ask`."""
+        self.ask("ping", {}, limit_s)
 
     def abandon(self) -> None:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
@@ -390,6 +407,12 @@ class Connection:
         self._open.clear()
         self.channel.close()
         self.bell.close()
+
+
+def question_limit_s(timeout_s: float | None) -> float:
+    """How many seconds a server may take to let a client join, or to answer a question, for a call with this timeout.
+    Raises InvalidArgumentError for what is no timeout."""
+    return QUESTION_S if timeout_s is None else min(max(0.0, checked_timeout(timeout_s)), QUESTION_S)
 
 
 def _taken(noted: deque[T]) -> T | None:

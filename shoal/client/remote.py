@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import bf16, reasons
-from shoal.client.arrays import elements
-from shoal.client.request_arguments import RequestArguments, sent_parameters, takes, version_text
+from shoal.client.arrays import elements, no_datatype
+from shoal.client.request_arguments import RequestArguments, checked_shape, checked_text, takes
 from shoal.client.result import Result
-from shoal.client.sync import Client
-from shoal.datatypes import BF16, BY_NAME, BYTES
+from shoal.client.sync import Client, question_about
+from shoal.datatypes import BF16, BY_NAME, BYTES, checked_nbytes
 from shoal.errors import (
     ConnectionLostError,
     InvalidArgumentError,
@@ -101,6 +101,7 @@ class RemoteClient(Client):
     @takes(RequestArguments)
     def infer(self, asked: RequestArguments) -> Result:
         """Like `Client.infer`; `copy` has no effect."""
+        asked.check()
         if asked.timing:
             raise UnsupportedError(
                 "tritonclient keeps no headers of responses, and so no times: ask at the server's socket, or send the "
@@ -112,11 +113,10 @@ class RemoteClient(Client):
         return self._result(asked.model, answer)
 
     def _arguments(self, asked: RequestArguments) -> dict[str, Any]:
-        """Arguments of tritonclient's calls, except model and inputs."""
-        asked.check_numbers()
+        """Arguments of tritonclient's calls, except model and inputs, of a checked request."""
         outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
         return {
-            "model_version": version_text(asked.version),
+            "model_version": asked.version,
             "outputs": outputs or None,
             "request_id": asked.request_id,
             "sequence_id": asked.sequence_id,
@@ -124,7 +124,7 @@ class RemoteClient(Client):
             "sequence_end": bool(asked.sequence_end),
             "priority": asked.priority,
             "timeout": asked.timeout_us or None,
-            "parameters": sent_parameters(asked.parameters),
+            "parameters": asked.parameters,
         }
 
     def _inputs(self, asked: RequestArguments) -> list[Any]:
@@ -155,9 +155,12 @@ class RemoteClient(Client):
 
     def empty(self, model: str, name: str, shape: Sequence[int], *, version: str | int = "") -> NDArray[Any]:
         """An uninitialised ordinary array of the input's datatype. Raises NotFoundError, InvalidArgumentError."""
+        dims, wanted = checked_shape(shape), checked_text("name", name)
         for tensor in self.model_metadata(model, version=version)["inputs"]:
-            if tensor["name"] == name:
-                return np.empty(tuple(shape), BY_NAME[tensor["datatype"]].dtype)
+            if tensor["name"] == wanted:
+                datatype = BY_NAME[tensor["datatype"]]
+                checked_nbytes(dims, datatype.itemsize)
+                return np.empty(dims, datatype.dtype)
         raise InvalidArgumentError(f"unexpected inference input '{name}' for model '{model}'")
 
     # --- the server ---
@@ -171,9 +174,10 @@ class RemoteClient(Client):
 
     def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
+        asked = question_about(model, version)
         if not model:
             return bool(self._call(lambda client: client.is_server_ready()))
-        if self._call(lambda client: client.is_model_ready(model, version_text(version))):
+        if self._call(lambda client: client.is_model_ready(*asked.values())):
             return True
         try:  # the answer "not ready" gives no reason; for an unknown model this raises NotFoundError
             self.model_metadata(model, version=version)
@@ -187,7 +191,8 @@ class RemoteClient(Client):
         return config
 
     def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
-        return self._get(_SUBJECTS[verb], (model, version_text(version)) if verb != "server_metadata" else ())
+        asked = question_about(model, version)
+        return self._get(_SUBJECTS[verb], [*asked.values()] if verb != "server_metadata" else ())
 
     # --- the connection ---
 
@@ -254,7 +259,7 @@ def _word_of(name: str, array: NDArray[Any]) -> str:
 
     word = BYTES.name if array.dtype.kind in "OSU" else np_to_triton_dtype(array.dtype)
     if word is None:
-        raise InvalidArgumentError(f"input '{name}' is an array of {array.dtype}, which is no datatype")
+        raise no_datatype(name, array.dtype)
     return str(word)
 
 

@@ -9,7 +9,7 @@ from shoal import errors
 from shoal.client.remote import RemoteClient, RemoteResponse
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
-from shoal.errors import ConnectionLostError, InternalError, ShoalError, TimedOutError
+from shoal.errors import ConnectionLostError, InternalError, InvalidArgumentError, ShoalError, TimedOutError
 
 _BY_STATUS = {
     "UNKNOWN": errors.UnknownError,
@@ -37,6 +37,7 @@ class GrpcClient(RemoteClient):
     @takes(RequestArguments)
     def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Like `Client.stream`."""
+        asked.check()
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         answers: _Answers = queue.SimpleQueue()
         client = self._connect(None)  # a client of its own: tritonclient's has one stream at a time
@@ -53,7 +54,8 @@ class GrpcClient(RemoteClient):
         try:
             while True:
                 try:
-                    answer, error = answers.get(timeout=self._limit_s(asked))
+                    limit_s = self._limit_s(asked)
+                    answer, error = answers.get(timeout=None if limit_s is None else max(0.0, limit_s))
                 except queue.Empty:
                     raise TimedOutError(f"Request timeout expired: no answer from model '{asked.model}'") from None
                 if error is not None:
@@ -99,6 +101,8 @@ class GrpcClient(RemoteClient):
             return ConnectionLostError(f"no server is found at {self._address}: {sentence}")
         if word == "UNIMPLEMENTED" and sentence.startswith(_NO_METHOD):
             return self._no_model_server()
+        if not word:  # tritonclient has refused an argument
+            return InvalidArgumentError(sentence)
         return _BY_STATUS.get(word, InternalError)(sentence)
 
 

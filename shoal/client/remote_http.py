@@ -60,6 +60,10 @@ class HttpClient(RemoteClient):
             if any(word in str(error) for word in _CUT_SHORT):
                 raise ConnectionLostError(f"{self._address} hung up") from error
             raise self._no_model_server() from error  # the answer is not HTTP, such as a gRPC server's
+        except ValueError as error:
+            if "request URI" not in str(error):  # geventhttpclient's word for a path with blanks; else an answer's
+                raise
+            raise InvalidArgumentError(f"'version' or 'model' has a character that no URL has: {error}") from None
 
     def _cut_when_late(self, timeout_s: float | None) -> AbstractContextManager[object]:
         """Overridden because tritonclient's own timeout does not limit a whole call: it begins once for connecting, and

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import index
 from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar
@@ -13,9 +13,13 @@ from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
 _START, _END = 1, 2
-#: A timeout of 285 years, in µs: the longest one that also fits into a request's record in ns.
-_NEVER_US = 2**53
+#: A timeout of 142 years, in µs: the longest one for which a time in ns, also one since 1970, fits into 64 bits.
+_NEVER_US = 2**52
+_NEVER_S = _NEVER_US / 1e6
 _MAX_INT64 = 2**63 - 1
+_MAX_DIMS = 32  # of arrays, in every version of numpy
+_SECONDS = frozenset([float, int])  # the types of a timeout that is used as it is
+_LISTS = frozenset([type(None), list, tuple])  # and of `outputs`
 
 
 @dataclass(slots=True)  # made for each request: a frozen class would take twice as long
@@ -44,22 +48,42 @@ class RequestArguments:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request has no parameters, request id or sequence, and a valid priority."""
-        return not (
-            self.parameters
-            or self.request_id
-            or self.sequence_id
-            or type(self.priority) is not int
-            or self.priority >> 63
+        """Whether the request has no parameters, request id or sequence, and `check` would change and refuse nothing
+        but model and names."""
+        return (
+            (self.parameters is None or self.parameters == {})
+            and type(self.request_id) is str
+            and not self.request_id
+            and type(self.sequence_id) is type(self.priority) is int
+            and not (self.sequence_id or self.priority >> 63)
+            and (self.timeout is None or (type(self.timeout) in _SECONDS and 0 <= self.timeout <= _NEVER_S))
+            and type(self.outputs) in _LISTS
+            and type(self.copy) is type(self.timing) is bool
         )
 
-    def check_numbers(self) -> None:
-        """Convert the priority and a sequence's number to Python's int, since they may be numpy's. Raises
-        InvalidArgumentError for a number that a request cannot carry."""
+    def check(self) -> None:
+        """Convert what Python's, numpy's and other types of numbers, texts and lists have in common to the types that
+        requests carry. Raises InvalidArgumentError, which names the argument, for anything that no request carries."""
+        checked_text("model", self.model)
+        if not isinstance(self.inputs, Mapping):
+            raise InvalidArgumentError(f"'inputs' must be a dict of arrays by name, not {_kind(self.inputs)}")
+        for name in self.inputs:
+            checked_text("inputs", name)
+        self.outputs = _names("outputs", self.outputs)
+        self.version = version_text(self.version)
+        if self.timeout is not None:
+            self.timeout = checked_timeout(self.timeout)
+        self.request_id = "" if self.request_id is None else checked_text("request_id", self.request_id)
         # The batcher disconnects a client in shared memory whose priority has more bits (batcher/guests.py).
         self.priority = _number("priority", self.priority, 63)
-        if not isinstance(self.sequence_id, str):
-            self.sequence_id = _number("sequence_id", self.sequence_id or 0, 64)
+        if isinstance(self.sequence_id, str):
+            self.sequence_id = checked_text("sequence_id", self.sequence_id) or 0
+        else:
+            has_none = self.sequence_id is None or (isinstance(self.sequence_id, float) and not self.sequence_id)
+            self.sequence_id = 0 if has_none else _number("sequence_id", self.sequence_id, 64)
+        self.parameters = sent_parameters(self.parameters)
+        for name in ("sequence_start", "sequence_end", "copy", "timing"):
+            setattr(self, name, _truth(name, getattr(self, name)))
 
     @property
     def timeout_us(self) -> int:
@@ -74,7 +98,7 @@ class RequestArguments:
     @property
     def correlation_id(self) -> int | str:
         """The sequence's id, under the name that it has in Triton's core; 0 without a sequence."""
-        return self.sequence_id or 0  # a request without a sequence may have None, "" or numpy's 0
+        return self.sequence_id
 
     @property
     def flags(self) -> int:
@@ -88,17 +112,74 @@ def version_text(version: str | int) -> str:
     """A version as text, as the server takes it; "" means the default version. Raises InvalidArgumentError for a
     version that is neither a text nor an integer."""
     if isinstance(version, str):
-        return version
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise InvalidArgumentError(f"a version is a number, or its text as '2', not {type(version).__name__}")
-    return str(version)
+        return checked_text("version", version)
+    if isinstance(version, bool) or not hasattr(version, "__index__"):
+        raise InvalidArgumentError(f"a version is a number, or its text as '2', not {_kind(version)}")
+    return str(_number("version", version, 64))
+
+
+def checked_text(name: str, value: str) -> str:
+    """The value of the argument `name`. Raises InvalidArgumentError for a value that is no text, or has no UTF-8."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"'{name}' must be text, not {_kind(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"'{name}' has no UTF-8: {error}") from None
+    return value
+
+
+def checked_timeout(timeout: float) -> float:
+    """A timeout in seconds, at most 142 years; below 0 if it is over. Raises InvalidArgumentError for what is no
+    number."""
+    try:
+        if isinstance(timeout, (str, bytes)) or (seconds := float(timeout)) != seconds:
+            raise ValueError
+    except OverflowError:
+        return _NEVER_S if timeout > 0 else -_NEVER_S
+    except (TypeError, ValueError):
+        shown = "NaN" if isinstance(timeout, float) else _kind(timeout)
+        raise InvalidArgumentError(f"'timeout' must be a number of seconds, not {shown}") from None
+    return min(max(seconds, -_NEVER_S), _NEVER_S)
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple of Python's int. Raises InvalidArgumentError for what is no sequence of integers."""
+    try:
+        dims = tuple(map(index, shape))
+    except TypeError:
+        raise InvalidArgumentError(f"'shape' must be a list of integers, as [1, 16], not {shape!r:.80}") from None
+    if len(dims) > _MAX_DIMS:
+        raise InvalidArgumentError(f"'shape' has {len(dims)} dimensions, at most {_MAX_DIMS} are possible")
+    return dims
+
+
+def _names(argument: str, names: Sequence[str] | None) -> list[str] | None:
+    """Several names, from any iterable but a text. Raises InvalidArgumentError for anything else."""
+    if names is None:
+        return None
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise InvalidArgumentError(f"'{argument}' must be a list of names, not {_kind(names)}")
+    return [checked_text(argument, each) for each in names]
+
+
+def _truth(name: str, value: object) -> bool:
+    try:
+        return bool(value)
+    except ValueError:  # such as an array
+        raise InvalidArgumentError(f"'{name}' must be true or false, not {_kind(value)}") from None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _number(name: str, value: SupportsIndex, num_bits: int) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise InvalidArgumentError(f"'{name}' must be an integer, not {type(value).__name__}") from None
+        raise InvalidArgumentError(f"'{name}' must be an integer, not {_kind(value)}") from None
     if not 0 <= number < 1 << num_bits:
         raise InvalidArgumentError(f"'{name}' is {_shown(number)}, must be from 0 to 2^{num_bits} - 1")
     return number
@@ -112,11 +193,17 @@ def _shown(value: int) -> str:
 def sent_parameters(parameters: Parameters | None) -> Parameters:
     """Request parameters as every kind of client sends them: an integer beyond int64 becomes a double, as Triton reads
     it from JSON. Raises InvalidArgumentError for a value that cannot be a parameter."""
-    return {name: _sent(name, value) for name, value in parameters.items()} if parameters else {}
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise InvalidArgumentError(f"'parameters' must be a dict of values by name, not {_kind(parameters)}")
+    return {checked_text("parameters", name): _sent(name, value) for name, value in parameters.items()}
 
 
 def _sent(name: str, value: str | int | float | bool) -> str | int | float | bool:
-    if not isinstance(value, (str, int, float)):  # Triton's sentence
+    if isinstance(value, str):
+        return checked_text(f"parameters['{name}']", value)
+    if not isinstance(value, (int, float)):  # Triton's sentence
         raise InvalidArgumentError(
             f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
         )

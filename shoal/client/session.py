@@ -11,8 +11,8 @@ from shoal import errors
 from shoal.client import arrays as tensors
 from shoal.client.arrays import ArraysTemplate, Lent
 from shoal.client.call import ClientCall, Responses
-from shoal.client.connection import Connection, Waiter
-from shoal.client.request_arguments import RequestArguments, version_text
+from shoal.client.connection import QUESTION_S, Connection, Waiter, question_limit_s
+from shoal.client.request_arguments import RequestArguments, checked_text, version_text
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
@@ -45,8 +45,8 @@ class Session:
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str | int = "") -> NDArray[Any]:
         """An uninitialised array, for an input of a model, in memory that requests can name. May wait for the
         supervisor. Raises ShoalError."""
-        entry = self.find(model, version)
-        spec = entry.signature.inputs.get(name)
+        entry = self.find(checked_text("model", model), version)
+        spec = entry.signature.inputs.get(checked_text("name", name))
         if spec is None:
             raise InvalidArgumentError(f"unexpected inference input '{name}' for model '{model}'")
         if spec.datatype is BYTES:
@@ -68,15 +68,16 @@ class Session:
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
-    def find(self, model: str, version: str | int) -> ModelEntry:
-        """The version that a request to `model` and `version` goes to; may wait for the supervisor. Raises ShoalError.
+    def find(self, model: str, version: str | int, limit_s: float = QUESTION_S) -> ModelEntry:
+        """The version that a request to `model` and `version` goes to; may wait for the supervisor, for `limit_s`
+        seconds at most. Raises ShoalError.
 
         The version may have no instance at the moment: then its requests wait for one, as over HTTP.
         """
         try:
             return self._find(model, version)
         except ShoalError:
-            self.connection.catch_up()  # a message that is not applied yet may say that the model is loaded
+            self.connection.catch_up(limit_s)  # a message that is not applied yet may say that the model is loaded
             return self._find(model, version)
 
     def _find(self, model: str, version: str | int) -> ModelEntry:
@@ -86,12 +87,14 @@ class Session:
         """Whether `submit` may wait for the supervisor: for a model that is not known to be ready, or a large array."""
         try:
             self._find(asked.model, asked.version)
+            return any(
+                isinstance(array, np.ndarray) and array.nbytes > BESIDE_NBYTES and self._memory.find(array) is None
+                for array in asked.inputs.values()
+            )
         except ShoalError:
             return True
-        return any(
-            isinstance(array, np.ndarray) and array.nbytes > BESIDE_NBYTES and self._memory.find(array) is None
-            for array in asked.inputs.values()
-        )
+        except (AttributeError, TypeError):  # an argument of a wrong type, which `submit` refuses
+            return False
 
     def submit(self, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool = False) -> ClientCall:
         """Validate and submit a request; `notify` is called when a reply has arrived. Raises ShoalError."""
@@ -100,8 +103,12 @@ class Session:
             self._num_changes = connection.models.num_changes
             self._templates.entries.clear()
             self._responses.forget()
-        key = self._key(asked)
-        template = self._templates.entries.get(key) if key is not None else None
+        try:
+            key = self._key(asked)
+            template = self._templates.entries.get(key) if key is not None else None
+        except (AttributeError, TypeError):  # `inputs` is no dict, or a name is no text and cannot be hashed
+            asked.check()
+            raise
         if template is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
         _check_kind(template.entry, is_stream=is_stream)
@@ -111,9 +118,12 @@ class Session:
 
     def _key(self, asked: RequestArguments) -> Any:
         """What the template of a validated request is kept by: equal for requests that differ only in their tensors'
-        contents; None if the request must be validated."""
+        contents; None if the request must be validated. Raises InvalidArgumentError for an argument that no request
+        carries."""
         if not asked.is_plain:
-            return None
+            asked.check()
+            if not asked.is_plain:
+                return None
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
         for name, array in asked.inputs.items():
             if type(array) is not np.ndarray:
@@ -129,7 +139,9 @@ class Session:
     def _submit_checked(
         self, key: Any, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool
     ) -> ClientCall:
-        entry = self.find(asked.model, asked.version)
+        if key is not None:
+            asked.check()
+        entry = self.find(asked.model, asked.version, question_limit_s(asked.timeout))
         _check_kind(entry, is_stream=is_stream)
         arrays = tensors.as_arrays(entry, asked.inputs)
         lent = {name: where for name, array in arrays.items() if (where := self._memory.find(array)) is not None}
@@ -169,7 +181,7 @@ class Session:
             span, start_ns = write(block.memory), time.monotonic_ns()
             # The timeout of a request to a decoupled model limits the wait for each response, not the execution.
             deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
-        except BaseException:  # such as for a text that UTF-8 cannot encode, or a timeout of NaN
+        except BaseException:
             connection.shared.free(block.ref)
             raise
         waiter = Waiter(notify, kept, wants_timing=asked.timing)

@@ -19,8 +19,15 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
-from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
-from shoal.client.request_arguments import RequestArguments, takes, version_text
+from shoal.client.connection import (
+    MAX_RECONNECTS,
+    QUESTION_S,
+    STANDSTILL_REMEDY,
+    Connection,
+    NotSubmittedError,
+    question_limit_s,
+)
+from shoal.client.request_arguments import RequestArguments, checked_shape, checked_text, takes, version_text
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths, other_paths
@@ -31,9 +38,8 @@ from shoal.passwords import shown_url
 from shoal.reasons import ModelGoneError
 from shoal.server_url import split_url
 
-#: Most seconds that a call waits until the server lets the client join, whatever the call's timeout (ours: a server
-#: that is starting another batcher takes a few).
-JOIN_S = 30.0
+#: The most characters of a model's name or version in a question (ours).
+_MAX_TEXT = 4096
 
 
 class Client:
@@ -42,8 +48,8 @@ class Client:
     With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
     `http://host:port`, `https://host:port` or `grpc://host:port`, makes the same calls over the network, with
     tritonclient; $SSL_CERT_FILE names the certificates that may sign an https server's. The client connects with its
-    first call, and again with the first call after the server was restarted. A call waits for its connection as long as
-    its timeout, and for 30 s at most.
+    first call, and again with the first call after the server was restarted. A call waits for its connection, and for
+    the answer to a question about models or server, as long as its timeout, and for 30 s at most.
 
     Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
     server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
@@ -66,8 +72,8 @@ class Client:
         return object.__new__(cls)
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
-        self._place = None if place is None else os.fspath(place)
-        #: Timeout in seconds of calls without one of their own, set by Shoal's commands; None: JOIN_S or, over the
+        self._place = path_of(place)
+        #: Timeout in seconds of calls without one of their own, set by Shoal's commands; None: QUESTION_S or, over the
         #: network, tritonclient's default.
         self.timeout_s: float | None = None
         # Changed under the lock. A forked copy of the process replaces the lock, which may stay locked for ever there.
@@ -99,7 +105,7 @@ class Client:
                 num_reloads += 1
                 if num_reloads > MAX_RELOADS:
                     raise
-                call.connection.catch_up()
+                call.connection.catch_up(question_limit_s(asked.timeout))
 
     @takes(RequestArguments)
     def stream(self, asked: RequestArguments) -> Iterator[Result]:
@@ -140,23 +146,26 @@ class Client:
         After a restart of the server it is an ordinary array, which is copied. Raises UnavailableError if there is no
         memory.
         """
-        return self._connected().empty(model, name, tuple(shape), version)
+        return self._connected().empty(model, name, checked_shape(shape), version)
 
     # --- the server ---
 
     def is_live(self) -> bool:
         """Whether the server answers. Raises no error."""
         try:
-            self._connected()
+            self._connected().connection.catch_up(question_limit_s(self.timeout_s))
         except UnavailableError:
             return False
         return True
 
     def is_ready(self, model: str = "", *, version: str | int = "") -> bool:
         """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
-        if not model:
-            return self.is_live() and bool(self._ask("ready"))
-        return bool(self._ask("is_ready", model, version))
+        if checked_text("model", model):
+            return bool(self._ask("is_ready", model, version))
+        try:
+            return bool(self._ask("ready"))
+        except UnavailableError:
+            return False
 
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions of the server, as GET /v2 has them."""
@@ -170,9 +179,10 @@ class Client:
 
     def model_config(self, model: str, *, version: str | int = "") -> dict[str, Any]:
         """The completed configuration of a model, as GET /v2/models/M/config has it."""
+        version = version_text(version)
         connection = self._connected().connection
-        connection.catch_up()
-        return connection.models.lookup(model, version_text(version) or None).config
+        connection.catch_up(question_limit_s(self.timeout_s))
+        return connection.models.lookup(checked_text("model", model), version or None).config
 
     def statistics(self, model: str = "", *, version: str | int = "") -> list[dict[str, Any]]:
         """Statistics of a model, or of all: what GET /v2/models/M/stats lists under `model_stats`."""
@@ -180,12 +190,8 @@ class Client:
         return rows
 
     def _ask(self, verb: str, model: str = "", version: str | int = "") -> Any:
-        asked = {"model": model, "version": version_text(version)}
-        shared = self._connected().connection.shared
-        try:
-            return shared.ask(verb, asked)
-        except OSError as error:
-            raise ConnectionLostError(f"the server is gone: {error}") from error
+        asked = question_about(model, version)
+        return self._connected().connection.ask(verb, asked, question_limit_s(self.timeout_s))
 
     # --- the connection ---
 
@@ -197,7 +203,7 @@ class Client:
             return session
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
-        limit_s = join_limit_s(self.timeout_s if timeout_s is None else timeout_s)
+        limit_s = question_limit_s(self.timeout_s if timeout_s is None else timeout_s)
         end_s = time.monotonic() + limit_s
         if not self._lock.acquire(timeout=limit_s):  # another thread is connecting
             raise late_to_join("the server", limit_s)
@@ -240,20 +246,35 @@ def _scheme_of(url: str) -> str:
         raise InvalidArgumentError(str(error)) from None
 
 
-def join_limit_s(timeout_s: float | None) -> float:
-    """How many seconds a server may take to let a client join, for a call with this timeout."""
-    return JOIN_S if timeout_s is None else min(max(0.0, float(timeout_s)), JOIN_S)  # float: it may be numpy's
+def path_of(place: str | os.PathLike[str] | None) -> str | None:
+    """The place of a server as text. Raises InvalidArgumentError for what is no text and no path."""
+    try:
+        path = None if place is None else os.fspath(place)
+        if path is not None and "\0" not in path:
+            os.fsencode(path)
+            return path
+    except (TypeError, UnicodeEncodeError):  # also bytes, in which no text can be
+        path = ""
+    if path is None:
+        return None
+    raise InvalidArgumentError(f"a server's place is the path of its socket, or a URL, not {place!r:.200}")
+
+
+def question_about(model: str, version: str | int) -> dict[str, Any]:
+    """The arguments of a question about a model. Raises InvalidArgumentError for what no model is named."""
+    asked = {"model": checked_text("model", model), "version": version_text(version)}
+    for name, text in asked.items():
+        if len(text) > _MAX_TEXT:  # a larger message would end the connection (control.py)
+            raise InvalidArgumentError(f"'{name}' has {len(text)} characters, must have at most {_MAX_TEXT}")
+    return asked
 
 
 def late_to_join(server: str, limit_s: float) -> TimedOutError:
     """The error for a server that has not let a client join in time."""
-    return TimedOutError(
-        f"{server} has not let this client join within {limit_s:.3g} s. Look whether its process is stopped, as by a "
-        "debugger (kill -CONT continues it), or its machine overloaded; else start it again"
-    )
+    return TimedOutError(f"{server} has not let this client join within {limit_s:.3g} s. {STANDSTILL_REMEDY}")
 
 
-def connect(place: str | None, limit_s: float = JOIN_S) -> Connection:
+def connect(place: str | None, limit_s: float = QUESTION_S) -> Connection:
     """A connection to the server at `place` or, if that is None, to the first server found at `client_paths`. Raises
     ShoalError; TimedOutError if a server listens there, but has not let this process join within `limit_s` seconds."""
     paths = client_paths(os.environ) if place is None else [place]

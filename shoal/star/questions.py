@@ -31,16 +31,20 @@ class OpenQuestions:
         self._send = send
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        # Changed under the lock: number of a question → queue of the thread that waits.
-        self._waiting: dict[int, queue.SimpleQueue[QuestionAnswered]] = {}
+        # Changed under the lock: number of a question → queue of the thread that waits, which gets None if no answer
+        # can come any more; the error that says why.
+        self._waiting: dict[int, queue.SimpleQueue[QuestionAnswered | None]] = {}
+        self._lost: ShoalError | None = None
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> Any:
         """Ask, and return the supervisor's answer, of types that msgpack packs.
 
-        Raises the ShoalError of a refusal, and NoAnswerError after `timeout_s` seconds.
+        Raises the ShoalError of a refusal, NoAnswerError after `timeout_s` seconds, and the error of `lose`.
         """
-        answers: queue.SimpleQueue[QuestionAnswered] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[QuestionAnswered | None] = queue.SimpleQueue()
         with self._lock:
+            if self._lost is not None:
+                raise _again(self._lost)
             number = next(self._numbers)
             self._waiting[number] = answers
         try:
@@ -51,16 +55,19 @@ class OpenQuestions:
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
+        if answer is None:
+            assert self._lost is not None
+            raise _again(self._lost)
         if answer.wire:
             raise errors.from_wire(answer.wire, answer.sentence)
         return answer.result
 
     def lose(self, why: ShoalError) -> None:
-        """Fail all open questions with this error: the supervisor is gone."""
+        """Fail all open and later questions with this error: the supervisor is gone, or the server ends."""
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        for number, waiter in waiting.items():
-            waiter.put(QuestionAnswered(number, why.wire, str(why)))
+            waiting, self._waiting, self._lost = self._waiting, {}, why
+        for waiter in waiting.values():
+            waiter.put(None)
 
     def receive(self, answer: QuestionAnswered) -> None:
         """Pass on an answer. The answer is dropped if the thread that asked has given up."""
@@ -68,3 +75,8 @@ class OpenQuestions:
             waiter = self._waiting.pop(answer.question, None)
         if waiter is not None:
             waiter.put(answer)
+
+
+def _again(error: ShoalError) -> ShoalError:
+    """An equal error, for another thread to raise."""
+    return type(error)(str(error))

@@ -219,7 +219,7 @@ class SharedPort:
 
         Without `timeout_s` the answer may take as long as loading a model.
         """
-        return self._questions.ask(verb, arguments, timeout_s or self._place.answer_timeout_s)
+        return self._questions.ask(verb, arguments, self._place.answer_timeout_s if timeout_s is None else timeout_s)
 
     def _send(self, message: Message) -> None:
         with self._channel_lock:
@@ -236,7 +236,8 @@ class SharedPort:
         return self._oversize.allocate(nbytes, 0)
 
     def lose(self, why: ShoalError) -> None:
-        """Fail all waiting threads with this error: the supervisor is gone, or the server ends."""
+        """Fail all waiting threads, and those that will ask, with this error: the supervisor is gone, or the server
+        ends."""
         self._questions.lose(why)
         self._oversize.lose(why)
 

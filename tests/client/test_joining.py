@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from shoal import AsyncClient, Client
-from shoal.client import aio, sync
+from shoal.client import aio, connection, sync
 from shoal.client.connection import Connection
+from shoal.client.session import Session
 from shoal.control import Channel, Listener
-from shoal.errors import ConnectionLostError, TimedOutError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, TimedOutError
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.port import Port
@@ -33,7 +34,7 @@ LONG_S, SHORT_S = 60.0, 0.05
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The path of a socket that takes connections, and on which nothing is sent."""
-    monkeypatch.setattr(sync, "JOIN_S", LONG_S)
+    monkeypatch.setattr(connection, "QUESTION_S", LONG_S)
     with closing(Listener.at(str(tmp_path / "sock"))):
         yield str(tmp_path / "sock")
 
@@ -74,7 +75,7 @@ def test_calls_without_a_timeout_of_their_own_have_the_command_s(path: str) -> N
 
 
 def test_calls_without_any_have_a_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "JOIN_S", SHORT_S)
+    monkeypatch.setattr(connection, "QUESTION_S", SHORT_S)
     with Client(path) as client, pytest.raises(TimedOutError, match=r"within 0.05 s"):
         client.server_metadata()
 
@@ -142,9 +143,7 @@ def test_a_coroutine_that_is_cancelled_leaves_the_connection_to_the_next_one(pat
 
 def test_a_client_that_is_closed_while_it_joins_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    end = End(layout.CLIENT, 41)
-    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
-    connection = Connection(Place(port, GuestBell.pair()[0], Channel(there), ModelTable(), 10, 10))
+    connection = joined(there)
     joins = threading.Event()
 
     def join(*_: object) -> Connection:
@@ -165,6 +164,52 @@ def test_a_client_that_is_closed_while_it_joins_keeps_no_connection(monkeypatch:
     monkeypatch.setattr(aio, "connect", join)
     with here:
         asyncio.run(ask())
+
+
+def joined(there: socket.socket) -> Connection:
+    end = End(layout.CLIENT, 41)
+    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+    return Connection(Place(port, GuestBell.pair()[0], Channel(there), ModelTable(), 10, LONG_S))
+
+
+def test_a_question_to_a_server_that_stands_still_has_a_limit() -> None:
+    """It waited ten minutes, the default of --model-load-timeout-secs, whatever the timeout."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there, Client("a server") as client:
+        client._session = Session(joined(there))
+        client.timeout_s = SHORT_S
+        calls: list[Callable[[], object]] = [
+            lambda: client.model_config("m"), lambda: client.model_metadata("m"), lambda: client.is_ready("m"),
+            client.statistics, client.server_metadata,
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(TimedOutError, match=r"^the server has not answered within 0.05 s\. .*kill -CONT"):
+                call()
+        assert not client.is_live()
+        assert not client.is_ready()
+        with pytest.raises(TimedOutError, match=r"has not answered within 0.05 s"):
+            client.infer("m", INPUTS, timeout=SHORT_S)
+
+
+def test_a_question_after_the_server_s_end_is_not_asked() -> None:
+    """One that came between the end and the closing of the channel waited for its whole time."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        lost = joined(there)
+        lost.lose("the server is gone, or has hung up")
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError, match=r"^the server is gone, or has hung up$"):
+                lost.ask("ping", {}, LONG_S)
+
+
+def test_a_place_that_is_no_path_is_refused() -> None:
+    places: list[Any] = [5, b"/tmp/sock", "a\0b", "\ud800", ["sock"]]
+    for kind in (Client, AsyncClient):
+        for place in places:
+            with pytest.raises(
+                InvalidArgumentError, match=r"^a server's place is the path of its socket, or a URL, not"
+            ):
+                kind(place)
 
 
 def test_a_joined_client_waits_without_the_deadline_of_joining() -> None:
