@@ -9,7 +9,6 @@ the machine. Runs in the supervisor.
 import functools
 import os
 import threading
-from contextlib import suppress
 
 from shoal.process import set_niceness
 
