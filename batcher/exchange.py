@@ -5,10 +5,8 @@ the time and handles all records that are there. How a request ends is decided i
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from typing import Final
 
-from shoal.batcher import statistics
 from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.cached_responses import CachedResponses
@@ -30,7 +28,7 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.split_requests import SplitRequests
 from shoal.batcher.splits import Splits
-from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT, WallClock
+from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT, WallClock, compute_times
 from shoal.batcher.succession import Succession
 from shoal.fault import IS_ARMED, reached
 from shoal.messages.from_batcher import ProcessDistrusted
@@ -53,13 +51,9 @@ class Exchange:
     """All peers and models, and the handling of every record that a peer sends."""
 
     def __init__(
-        self,
-        wall_offset_ns: int,
-        max_in_flight: int,
-        limiter: RateLimiter | None = None,
-        deadline_ns: int = 0,
+        self, wall_offset_ns: int, max_in_flight: int, limiter: RateLimiter | None = None, deadline_ns: int = 0,
         poison_refusal_ns: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`wall_offset_ns`: wall clock minus monotonic clock now. `deadline_ns`: time limit of every request, 0 = none.
         `poison_refusal_ns`: how long requests equal to a poisonous one are refused, 0 = never."""
         self.wall = WallClock(wall_offset_ns)
@@ -384,7 +378,9 @@ class Exchange:
                     self.distrust(owner)
 
     def _release_others(self, client: ClientPeer, record: Record) -> None:
-        for number in takewhile(bool, record[_OTHERS:]):
+        for number in record[_OTHERS:]:
+            if not number:
+                return
             if number > _MAX_NUMBER:
                 raise LayoutError(f"client {client.owner} sent the number {number}")
             if ref := self.holders.release(client.first_key + number):
@@ -428,20 +424,22 @@ class Exchange:
         unheld, owner = list[int](), worker.owner
         for record in records:
             kind, ref = record[0], record[_REF]
-            if ref and (
+            is_own = ref != 0 and (
                 ref >> OWNER_SHIFT == owner or self.blocks.check_named(worker, ref, may_be_gone=kind == layout.HAVE)
-            ):
-                unheld.append(ref)
+            )
             if kind == DONE:  # a request's only response, or the end of its responses
                 _, key, _, status, _, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
                 running = worker.missing.pop(key, None)
                 if running is None:
+                    if is_own:
+                        unheld.append(ref)
                     continue
                 if end != running.end_ns:  # computed once for all requests of a batch
                     running.end_ns = end
-                    running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-                if self._requests.answer(key, status, ref, header, running.compute, now_ns, 0, running):
-                    unheld.pop()
+                    running.compute = compute_times(start, input_end, output_start, end, now_ns)
+                is_held = self._requests.answer(key, status, ref, header, running.compute, now_ns, 0, running)
+                if is_own and not is_held:
+                    unheld.append(ref)
                 running.num_missing = num_missing = running.num_missing - 1
                 if num_missing:
                     worker.partly_answered = running
@@ -451,7 +449,10 @@ class Exchange:
                     self._executions.finish(worker, running, running.compute, now_ns)
                 if IS_ARMED:
                     reached("answered")
-            elif kind == RESPONSE:
+                continue
+            if is_own:
+                unheld.append(ref)
+            if kind == RESPONSE:
                 if (model := self._respond(worker, record, now_ns)) is not None:
                     self._send_cancel(record[D.KEY], model)
             elif kind == layout.READY:
