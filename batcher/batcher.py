@@ -8,7 +8,7 @@ client has sent its open requests again.
 
 import select
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal import log
 from shoal.batcher.bells import Bells
@@ -56,16 +56,16 @@ MAX_SLEEP_S = 10.0
 LOOK_NS = 1_000_000_000
 #: How often a full ring is checked for room, since reading a ring rings no bell; and how often a worker with several
 #: batches is checked for answers, since it rings only at the end of an execution that may be long (ours).
-SHORT_SLEEP_S = 0.001
+SHORT_SLEEP_S: Final = 0.001
 
 #: Shorter sleeps are timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
-FINE_SLEEP_S = 0.01
+FINE_SLEEP_S: Final = 0.01
 #: Most events per epoll call (epoll's default makes room for a thousand each time); further events come with the next
 #: call.
-MAX_EVENTS = 64
+MAX_EVENTS: Final = 64
 #: With more open requests than this the batcher does not spin: the requests wait for their models, and the batcher
 #: wakes rarely.
-SPINS_BESIDE = 1
+SPINS_BESIDE: Final = 1
 
 
 class Batcher:
@@ -143,17 +143,18 @@ class Batcher:
         poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
         exchange, control_fd, busy = self._exchange, self._channel.fileno(), self._exchange.busy
         spinning, look_ns, events = self._spinning, 0, list[tuple[int, int]]()
+        clock_ns = time.monotonic_ns
         poller.register(self._bell.fd, select.EPOLLIN | select.EPOLLET)
         poller.register(control_fd, select.EPOLLIN)
         while True:
             deadline_ns = exchange.next_deadline_ns()
             sleep_s = SHORT_SLEEP_S if exchange.has_backlog else MAX_SLEEP_S
             if deadline_ns is not None:
-                sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+                sleep_s = min(sleep_s, max(0, deadline_ns - clock_ns()) / 1e9)
                 if 0 < sleep_s < FINE_SLEEP_S:
                     select.select((poller,), (), (), sleep_s)
                     sleep_s = 0.0
-            if busy and (events or exchange.may_miss_answers(time.monotonic_ns())):
+            if busy and (events or exchange.may_miss_answers(clock_ns())):
                 sleep_s = min(sleep_s, SHORT_SLEEP_S)
             if spinning is not None and sleep_s and exchange.num_open <= SPINS_BESIDE:
                 events = spinning.poll(sleep_s, MAX_EVENTS)
@@ -174,7 +175,7 @@ class Batcher:
                         self._receive()
             if self._is_taking_over:
                 continue
-            now_ns = time.monotonic_ns()
+            now_ns = clock_ns()
             exchange.step(now_ns, None if is_for_all else rung_by)
             if now_ns >= look_ns:  # a second step, of all rings, so that no request waits for it
                 exchange.step(now_ns)

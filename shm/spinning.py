@@ -16,16 +16,17 @@ import os
 import select
 import time
 from collections.abc import Callable
+from typing import Final
 
 #: The longest spin after the first short wait, in ns (ours).
-FIRST_NS = 12_500
+FIRST_NS: Final = 12_500
 #: A wait is short if a spin of the greatest length would have seen its event: if the wait was no longer than that spin
 #: or, before spins have that length, at most this many times as long, since processes that sleep take longer to answer
 #: each other.
-SHORT_ASLEEP = 2
+SHORT_ASLEEP: Final = 2
 #: A yield that took longer than this, in ns, has given the core to another program: a process of
 #: Shoal's gives it back after 10 to 50 µs.
-LONG_YIELD_NS = 200_000
+LONG_YIELD_NS: Final = 200_000
 #: The time without spins after a long yield, in multiples of the yield's length; each further long yield doubles it, up
 #: to MOST_PAUSE, unless ENOUGH spins before that yield have ended with an event (ours).
 PAUSE, MOST_PAUSE, ENOUGH = 100, 3200, 1000
