@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
-from shoal.passwords import without_passwords
+from shoal.passwords import shown_url, without_passwords
 
 #: Scheme → how its addresses are written.
 _FORMS = {
@@ -80,11 +80,11 @@ def _fault(url: CloudUrl) -> str:
     if port.isdecimal() and not 0 < int(port) < 65536:
         return f"port {port} is not in 1 to 65535"
     if url.scheme == "as" and not _ACCOUNT.fullmatch(url.account):
-        return f"{url.account!r} is no storage account" if url.account else "it names no storage account"
+        return f"{shown_url(url.account)!r} is no storage account" if url.account else "it names no storage account"
     if not url.bucket:
         return "it names no container" if url.scheme == "as" else "it names no bucket"
     if not _BUCKET.fullmatch(url.bucket):
-        return f"{url.bucket!r} is no name of a {'container' if url.scheme == 'as' else 'bucket'}"
+        return f"{shown_url(url.bucket)!r} is no name of a {'container' if url.scheme == 'as' else 'bucket'}"
     parts = url.prefix.split("/")
     if "." in parts or ".." in parts:
         return "its path goes through '.' or '..'"

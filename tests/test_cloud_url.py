@@ -76,7 +76,6 @@ def test_it_is_written_as_its_user_writes_it(url: CloudUrl, text: str, path: str
         ("s3://host:0/bucket", f"port 0 is not in 1 to 65535; write {S3_FORMS}"),
         ("s3://host:65536/bucket", f"port 65536 is not in 1 to 65535; write {S3_FORMS}"),
         ("s3://https://host:port/bucket", f"'https:' is no name of a bucket; write {S3_FORMS}"),
-        ("s3://me@host:9000/bucket", f"'me@host:9000' is no name of a bucket; write {S3_FORMS}"),
         ("s3://bucket/a/../../b", f"its path goes through '.' or '..'; write {S3_FORMS}"),
         ("gs://", "it names no bucket; write gs://bucket/path"),
         ("gs://bücket", "'bücket' is no name of a bucket; write gs://bucket/path"),
@@ -102,3 +101,12 @@ def test_what_is_not(text: str, fault: str) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
         CloudUrl.parse(text)
     assert str(refusal.value) == f"'{text}' is no address of a model repository: {fault}"
+
+
+@pytest.mark.parametrize("user", ["me:secret@", "secret@"])
+def test_a_password_or_token_is_in_no_refusal(user: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^'s3://.*\*@host:9000/bucket' .* '.*\*@host:9000' is no name of"):
+        CloudUrl.parse(f"s3://{user}host:9000/bucket")
+    with pytest.raises(InvalidArgumentError) as refusal:
+        CloudUrl.parse(f"as://{user}account/container")
+    assert "secret" not in str(refusal.value)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from shoal.passwords import shown_url
 from shoal.repository.identifier import is_model_name
 from shoal.torchserve_errors import torchserve_error
 
@@ -58,7 +59,9 @@ def download(url: str, store: Path, patterns: Sequence[str]) -> Path:
     """
     name = base_name(url)
     if not is_allowed(url, patterns):
-        raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
+        raise torchserve_error(
+            404, "ModelNotFoundException", f"Given URL {shown_url(url)} does not match any allowed URL(s)"
+        )
     if not name or urlsplit(url).scheme.lower() not in _SCHEMES:
         raise _failed(url, "it is no http, https or file URL that ends with the name of a file")
     if "@" in urlsplit(url).netloc:
@@ -87,7 +90,9 @@ def download(url: str, store: Path, patterns: Sequence[str]) -> Path:
 
 
 def _failed(url: str, reason: object) -> Exception:
-    return torchserve_error(400, "DownloadArchiveException", f"Failed to download archive from: {url} ({reason})")
+    return torchserve_error(
+        400, "DownloadArchiveException", f"Failed to download archive from: {shown_url(url)} ({reason})"
+    )
 
 
 def _copy(source: BufferedReader | HTTPResponse, target: IO[bytes], store: Path) -> None:

@@ -24,6 +24,7 @@ from shoal.errors import ShoalError
 from shoal.file_kinds import exists, is_dir, is_file
 from shoal.model_config import files
 from shoal.model_config.load import parse_override, prepare_config
+from shoal.passwords import shown_url
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import is_model_name
 from shoal.repository.poll import newest_ns
@@ -162,7 +163,9 @@ class TorchServeStore:
         if not url:
             raise torchserve_error(404, "ModelNotFoundException", "empty url")
         if ".." in url:
-            raise torchserve_error(404, "ModelNotFoundException", f"Relative path is not allowed in url: {url}")
+            raise torchserve_error(
+                404, "ModelNotFoundException", f"Relative path is not allowed in url: {shown_url(url)}"
+            )
         if is_url(url):
             return _Place(download(url, self.settings.directory, self.settings.allowed_urls), False, True)
         is_unpacked = request.part is not None and bool(request.part.unpacked)
@@ -174,9 +177,9 @@ class TorchServeStore:
                 return _Place(path, False, False)
         except OSError as error:  # the name is too long, or the server's user may not read a directory
             raise torchserve_error(
-                404, "ModelNotFoundException", f"Model not found at: {url} ({error.strerror})"
+                404, "ModelNotFoundException", f"Model not found at: {shown_url(url)} ({error.strerror})"
             ) from error
-        raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
+        raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {shown_url(url)}")
 
     def _path(self, url: str, *, is_trusted: bool) -> Path | None:
         """The path that `url` means, a name in the store or an absolute path; None where it can be neither.
@@ -188,7 +191,9 @@ class TorchServeStore:
             return None
         # A client's path needs the same permission as the file URL of that path.
         if not is_trusted and not is_allowed(f"file://{url}", self.settings.allowed_urls):
-            raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
+            raise torchserve_error(
+                404, "ModelNotFoundException", f"Given URL {shown_url(url)} does not match any allowed URL(s)"
+            )
         return Path(url)
 
     # --- unpacking ---

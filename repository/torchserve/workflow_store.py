@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ShoalError
+from shoal.passwords import shown_url
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import is_model_name
 from shoal.repository.torchserve.configuration import StoreRequest, WorkflowPart
@@ -73,16 +74,18 @@ def _find(store: TorchServeStore, url: str) -> tuple[Path, bool]:
     if not url:
         raise torchserve_error(404, "WorkflowNotFoundException", "empty url")
     if ".." in url:
-        raise torchserve_error(404, "WorkflowNotFoundException", f"Relative path is not allowed in url: {url}")
+        raise torchserve_error(
+            404, "WorkflowNotFoundException", f"Relative path is not allowed in url: {shown_url(url)}"
+        )
     if not url.partition("?")[0].endswith(ENDING):
-        raise invalid(f"'{url}' is no archive of a workflow, whose name ends with {ENDING}")
+        raise invalid(f"'{shown_url(url)}' is no archive of a workflow, whose name ends with {ENDING}")
     directory = store.settings.workflow_directory
     if is_url(url):
         return download(url, directory, store.settings.allowed_urls), True
     with suppress(OSError):  # a name that is too long, or a directory that the server's user may not read
         if is_model_name(url) and (directory / url).is_file():
             return directory / url, False
-    raise torchserve_error(404, "WorkflowNotFoundException", f"Workflow not found in workflow store: {url}")
+    raise torchserve_error(404, "WorkflowNotFoundException", f"Workflow not found in workflow store: {shown_url(url)}")
 
 
 def _of_node(workflow: Workflow, node: Node, request: WorkflowRequest, directory: Path) -> StoreRequest:

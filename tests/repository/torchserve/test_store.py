@@ -317,6 +317,12 @@ REFUSED = [
         "http://u:secret@host/a.mar",
         "ts:400:DownloadArchiveException:Failed to download archive from: http://u:***@host/a.mar (no user's name and",
     ),
+    (
+        "http://token@host/a.mar",
+        "ts:400:DownloadArchiveException:Failed to download archive from: http://***@host/a.mar (no user's name and",
+    ),
+    ("u:secret@host/a.mar", "ts:404:ModelNotFoundException:Model not found at: u:***@host/a.mar"),
+    ("token@host/a.mar", "ts:404:ModelNotFoundException:Model not found at: ***@host/a.mar"),
     ("broken.mar", "ts:400:InvalidModelException:Model name is not defined. Archive 'broken.mar' is refused"),
     ("nameless.mar", "ts:400:InvalidModelException:Model name is not defined. Neither"),
     ("no_handler.mar", "ts:400:InvalidModelException:Model handler is not defined"),
