@@ -73,9 +73,11 @@ class Roster:
         self._instances.pop(instance.number, None)
 
     def join(self, number: int, member: Member) -> None:
-        """Hand a worker that has connected to its instance; close the connection of one that is not expected."""
+        """Hand a worker that has connected to its instance; close the connection of one that is not expected, as of a
+        worker that has died since it connected."""
         instance = self._instances.get(number)
-        if instance is None or instance.state is not InstanceState.STARTING or instance.worker.joined.done():
+        is_starting = instance is not None and instance.state is InstanceState.STARTING
+        if instance is None or not is_starting or member.pid != instance.pid or instance.worker.joined.done():
             member.hang_up()
             return
         instance.join(member)

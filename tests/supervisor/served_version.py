@@ -111,6 +111,7 @@ class Version:
     def _join(self, instance: Instance) -> Process:
         process = self._processes[instance.number] = self.rig.start()
         self.rig.clock.settle()
+        process.member.pid = instance.pid
         self.roster.join(instance.number, process.member)
         self.rig.clock.settle()
         return process

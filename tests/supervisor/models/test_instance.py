@@ -125,9 +125,23 @@ def test_a_second_process_that_claims_to_be_an_instance_is_hung_up_on(starting: 
     first, second = starting.rig.start(), starting.rig.start()
     starting._processes[instance.number] = first
     for process in (first, second):
+        process.member.pid = instance.pid
         starting.roster.join(instance.number, process.member)
     assert (first.member.is_open, second.member.is_open) == (True, False)
     starting.rig.all.remove(second)
     second.close()
     starting.rig.clock.settle()
     assert instance.state is InstanceState.LOADING
+
+
+def test_a_worker_that_has_died_before_it_is_taken_in_does_not_take_the_next_ones_place(pair: Version) -> None:
+    instance = pair.served.instances[0]
+    dead, late = instance.pid, pair.rig.start()
+    pair.end(instance)
+    pair.until(lambda: instance.pid not in (0, dead))
+    late.member.pid = dead  # it had connected, and its first message is read only now
+    pair.roster.join(instance.number, late.member)
+    assert not late.member.is_open
+    pair.rig.all.remove(late)
+    late.close()
+    pair.bring_up(instance)
