@@ -202,9 +202,13 @@ class Instance:
         # that finds the state UP, all of what follows has been done.
         if not worker.pid:
             return
+        try:
+            worker.came_up(worker.participant)
+        except OSError as error:
+            worker.fail(UnavailableError(explain(error)))
+            return
         self.state = InstanceState.UP
         self.has_been_up, self.is_failed = True, False
-        worker.came_up(worker.participant)
         self.rss_when_up_bytes = rss_bytes(self.pid)
         star.admit_worker(worker.participant)
         if self.shared_process is not None and worker.thread is None:
@@ -379,7 +383,10 @@ class Instance:
         if self.shared_process is not None and self.worker.member is not None:
             self.worker.member.send(PinInstance(list(placement.cores)))
         elif self.pid:
-            pin_threads(self.pid, placement.cores)
+            try:
+                pin_threads(self.pid, placement.cores)
+            except OSError as error:
+                _log.error("worker %s (pid %d) keeps its cores: %s", self.name, self.pid, explain(error))
 
     def kill(self) -> None:
         self.worker.signal(signal.SIGKILL)

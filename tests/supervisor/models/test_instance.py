@@ -1,6 +1,7 @@
 """instance.py: what may happen while a worker comes up. Workers only wait, the test speaks for them."""
 
-from collections.abc import Callable, Iterator
+import errno
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from shoal.messages.message import Message
 from shoal.messages.shared import LedgerCounted
 from shoal.messages.to_batcher import WorkerReady
 from shoal.repository.lifecycle import VersionState
+from shoal.supervisor.models import instance as instance_module
+from shoal.supervisor.models import worker as worker_module
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.processes.progress import WorkerProgress
 from tests.messages import Nonsense
 from tests.supervisor.served_version import Version
 from tests.supervisor.star_rig import OPTIONS
@@ -145,3 +149,33 @@ def test_a_worker_that_has_died_before_it_is_taken_in_does_not_take_the_next_one
     pair.rig.all.remove(late)
     late.close()
     pair.bring_up(instance)
+
+
+def test_a_worker_for_whose_progress_no_descriptor_is_left_fails_the_load_and_says_why(
+    starting: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_fds: int) -> WorkerProgress:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(worker_module, "WorkerProgress", refuse)
+    instance = starting.served.instances[0]
+    map_memory(starting, instance)
+    acknowledge_all(starting)
+    starting.until(lambda: instance not in starting.roster)
+    starting._forget(instance.number)
+    assert not instance.has_been_up
+    assert "failed to load 'm' version 1: no file descriptor is left" in caplog.text
+    assert "the server's own" not in caplog.text
+
+
+def test_a_worker_that_cannot_be_pinned_keeps_its_cores_and_serves(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_pid: int, _cores: Collection[int]) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(instance_module, "pin_threads", refuse)
+    instance = pair.served.instances[0]
+    instance.pin(instance.placement._replace(cores=(0, 1)))
+    assert f"worker m_0_0 (pid {instance.pid}) keeps its cores: no file descriptor is left" in caplog.text
+    assert instance.state is InstanceState.UP
