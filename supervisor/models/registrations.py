@@ -19,7 +19,7 @@ from shoal.model_config.parameters import parameter
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
-from shoal.supervisor.event_loop import gather, shared, sleep
+from shoal.supervisor.event_loop import first, gather, shared, sleep
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.registration import (
@@ -138,7 +138,7 @@ class Registrations:
         """Look for changed archives in the store every `period_s`, and load them again."""
         while True:
             await sleep(period_s)
-            await self.look_again()
+            await first(self._loop.start(self.look_again()))  # a task of its own: an error in it ends no later look
 
     async def look_again(self) -> None:
         """Load again, one after the other, versions whose archives in the store have changed. An old version serves
@@ -178,13 +178,14 @@ class Registrations:
             row.config, row.directory = before.config, before.directory
             self._repository.withdraw(found.directory, "")
             raise
-        if text != row.text:
-            if self._defaults[name] == row.text:
-                self._defaults[name] = text
-            self._rows[name] = {text if key == row.text else key: each for key, each in rows.items()}
-            row.text = text
-        _log.info("model '%s' version %s: its archive has changed, and is loaded again", name, text)
-        self.snapshots.save("snapshot")
+        if self._rows.get(name, {}).get(row.text) is row:  # otherwise it has been unregistered meanwhile
+            if text != row.text:
+                if self._defaults[name] == row.text:
+                    self._defaults[name] = text
+                self._rows[name] = {text if key == row.text else key: each for key, each in self._rows[name].items()}
+                row.text = text
+            _log.info("model '%s' version %s: its archive has changed, and is loaded again", name, text)
+            self.snapshots.save("snapshot")
         if before.directory != row.directory:
             self._loop.start(self._withdraw_after(old, before.directory))
 

@@ -311,6 +311,41 @@ def test_a_changed_archive_may_be_another_version() -> None:
         assert made.listed() == [("m", "2.0", 1, True, True)]
 
 
+def test_a_changed_archive_whose_model_is_unregistered_while_it_is_loaded_leaves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with rig() as made:
+        made.add(found("m", "1.0", 1))
+        made.bring_up()
+        made.changed = [changed("2.0")]
+        looking = look_again(made)
+        (old,) = made.models.models[ModelIdentifier("m")].serving.values()
+        unregistered = made.ask("ts_unregister", model="m")
+        made.bring_up()
+        made.end_old(old)
+        made.end("m", 1)
+        assert unregistered.exception() is None
+        assert looking.exception() is None
+        assert (made.listed(), made.registrations._rows, made.registrations._defaults) == ([], {}, {})
+        assert sorted(made.withdrawn) == [("m-1.0", ""), ("m-2.0-again", "")]
+
+
+def test_an_error_in_a_look_at_the_store_ends_no_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+
+    async def fail() -> None:
+        looks.append(len(looks))
+        raise KeyError
+
+    with rig() as made:
+        monkeypatch.setattr(made.registrations, "look_again", fail)
+        made.made.rig.loop.begin(made.registrations.follow(10.0))
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                made.made.rig.clock.pass_time(10.0)
+        assert looks == [0, 1]
+
+
 def test_a_changed_archive_that_fails_leaves_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
     with rig() as made:
         made.add(found("m", "1.0", 1))
