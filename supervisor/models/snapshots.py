@@ -63,10 +63,12 @@ class Snapshots:
             await first(self._loop.begin(self._write_one("shutdown")), limit_s=LAST_WAIT_S)
 
     async def _write(self) -> None:
-        while (occasion := self._next) is not None:
-            self._next = None
-            await self._write_one(occasion)
-        self._is_writing = False
+        try:
+            while (occasion := self._next) is not None:
+                self._next = None
+                await self._write_one(occasion)
+        finally:
+            self._is_writing = False
 
     async def _write_one(self, occasion: Occasion) -> None:
         name = f"{datetime.now().strftime('%Y%m%d%H%M%S%f')[:17]}-{occasion}.cfg"
