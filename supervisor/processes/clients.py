@@ -26,6 +26,9 @@ from shoal.supervisor.questions.questions import Questions
 
 _log = logging.getLogger(__name__)
 
+#: The longest pause before a front end is given its memory that was refused (ours): it answers no request meanwhile.
+MAX_PAUSE_S = 2.0
+
 
 class Clients:
     """The joins of all clients that are the server's own. `send_settings` sends a front end what only front ends need;
@@ -46,12 +49,11 @@ class Clients:
         self._front_ends = front_ends
         self._send_settings = send_settings
         self._gives_up = gives_up
-        # Changed as front ends join.
-        self._num_refused = 0  # refusals of memory to front ends, in a row
         self._endings = list[Message]()  # about the server's end, for front ends. Changed by announce_ending
 
     async def join_front_end(self, member: Member) -> None:
         """Take in a front end: send it its memory and all models. Where there is no memory now, try again later."""
+        num_refused = 0
         while member.is_open:
             try:
                 client = await self._welcome(*self._star.join_client(member))
@@ -60,15 +62,14 @@ class Clients:
                     return  # the front end has ended, which has closed its memory: the server does not lack descriptors
                 if self._gives_up(error):
                     return
-                self._num_refused += 1
-                pause_s = backoff_s(self._num_refused)
+                num_refused += 1
+                pause_s = min(backoff_s(num_refused), MAX_PAUSE_S)
                 _log.error(
                     "a front end (pid %d) cannot join: %s; it is tried again in %g s",
                     member.pid, explain(error), pause_s,
                 )  # fmt: skip
                 await sleep(pause_s)
             else:
-                self._num_refused = 0
                 self._send_settings(client)
                 for ending in self._endings:
                     member.send(ending)

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from shoal.messages.to_client import ModelForgotten
 from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.layout import Geometry
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant, make_participant
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.guests import Guests
-from shoal.supervisor.processes.members import PATIENCE_S
+from shoal.supervisor.processes.members import PATIENCE_S, Member
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
 from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, WELCOME, StarRig
@@ -111,6 +114,29 @@ def test_a_front_end_that_ends_while_it_joins_does_not_end_the_server(
     process.heard()
     assert opened
     assert (lacks, rig.star.clients) == ([], known)
+
+
+def test_front_ends_without_memory_try_again_each_by_itself_and_soon(
+    rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = Counter[Member]()
+
+    def refuse(member: Member) -> tuple[Participant, Future[None]]:
+        tries[member] += 1
+        raise OutOfSharedMemoryError("no shared memory")
+
+    monkeypatch.setattr(rig.star, "join_client", refuse)
+    nothing: Any = SimpleNamespace(welcome=lambda **_: WELCOME)
+    clients = Clients(rig.star, nothing, Questions(rig.loop, {}), nothing, lambda _client: None, lambda _error: False)
+    members = [rig.start().member for _ in range(4)]
+    for member in members:
+        rig.loop.start(clients.join_front_end(member))
+    for pause_s in (0.0, 0.5, 1.0, 2.0, 2.0):
+        rig.clock.pass_time(pause_s)
+    assert [tries[member] for member in members] == [6] * 4
+    for member in members:
+        member.hang_up()
+    rig.clock.pass_time(2.0)
 
 
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(rig: StarRig) -> None:
