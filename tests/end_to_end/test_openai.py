@@ -270,8 +270,8 @@ def test_vllm_s_model_by_triton_s_own_endpoints(ask: Any) -> None:
     events = ask("/v2/models/words/generate_stream", asked).body.decode().strip().split("\n\n")
     told = [json.loads(event.removeprefix("data: ")) for event in events]
     assert [(each["text_output"], each["finish_reason"]) for each in told] == [("two ", "None"), ("one ", "length")]
-    asked = {"text_input": "", "embedding_request": json.dumps({"input": [5, 7]}), "return_num_input_tokens": True}
-    embedded = ask("/v2/models/words/generate", asked).json
+    tokens = {"text_input": "", "embedding_request": json.dumps({"input": [5, 7]}), "return_num_input_tokens": True}
+    embedded = ask("/v2/models/words/generate", tokens).json
     assert (embedded["text_output"], embedded["num_input_tokens"]) == ("[5.0, 7.0]", 2)
 
 
