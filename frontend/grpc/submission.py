@@ -41,7 +41,7 @@ from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered, other_version
 
-_MAX_RESPONSES = 16  # of one template: each set of output sizes needs one
+_MAX_REGION_RESPONSES = 16  # of one RegionTemplate: each set of output sizes needs one
 
 
 class RegionResponse(NamedTuple):
@@ -83,7 +83,7 @@ class RegionTemplate:
     ) -> None:
         """Keep a response that was rendered in full for later ones, if all of its outputs are in regions."""
         outputs = outputs_in_regions(self.prepared, response)
-        if outputs is not None and len(self.responses) < _MAX_RESPONSES:
+        if outputs is not None and len(self.responses) < _MAX_REGION_RESPONSES:
             self.responses[packed, stream, final] = RegionResponse(around, outputs)
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from shoal.datatypes import FP32, UINT8
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from shoal.frontend.grpc import wire
+from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.messages import service
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.regions import Regions
 from shoal.messages.to_client import RegionRegistered
 from shoal.request import InferResponse, TensorRef
+from shoal.star.refusal import answered
 from tests.frontend.grpc.submission_lane import Lane, grid
 from tests.frontend.lane_star import ONE, TWO, config, message
 
@@ -182,6 +183,21 @@ def test_a_known_response_is_the_one_that_is_rendered(client: Client, stream: bo
         assert (response.outputs[0].name, list(response.outputs[0].shape)) == ("OUT_A", [1, 2])
         assert list(response.raw_output_contents) == [b""]
         assert list(response.parameters) == (["triton_final_response"] if stream else [])
+
+
+def test_a_template_keeps_sixteen_responses(client: Client) -> None:
+    client.answer(there_and_back("1"), ONE)
+    number, asked = client.ask(there_and_back("2"))
+    client.seen()
+    reply = client.reply(number, InferResponse((TensorRef("OUT_A", FP32.wire, (1, 2), 0, 8),), {}), TWO)
+    template = asked.in_regions
+    assert template is not None
+    for count in range(20):
+        packed, response, block = answered(asked.prepared.entry, "", reply)
+        around, _ = infer.render_envelope(asked.prepared, response, block, None)
+        template.keep_response(packed + bytes(count), response, around, stream=False, final=True)
+    assert len(template.responses) == 16
+    client.port.release(number)
 
 
 def test_a_region_cut_short_refuses_a_known_request_and_its_response(client: Client) -> None:
