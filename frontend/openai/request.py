@@ -59,8 +59,7 @@ class TextRequest(NamedTuple):
 
 
 def read_body(call: HandlerCall) -> dict[str, Any]:
-    """The object in a request's body, without members that are null. Raises InvalidRequestError, or
-    UnsupportedEncodingError for a compression that this server cannot read."""
+    """The object in a request's body, without members that are null. Raises InvalidArgumentError."""
     refuse_encoding(call.headers)
     try:
         request = door.read_json(call.body, call.state.http_max_input_size)

@@ -3,8 +3,8 @@
     {"text_input": "hello", "temperature": 0.5}  →  {"model_name": "m", "model_version": "1", "text_output": "hi"}
 
 A key that is an input's name holds that tensor's data, a scalar or a flat list, from which the shape is worked out; any
-other key is a request parameter. The object `parameters` is flattened. `generate` requires exactly one response of the
-model; `generate_stream` sends each response as an event of a stream, as the response comes.
+other key but `id` is a request parameter. The object `parameters` is flattened. `generate` requires exactly one
+response of the model; `generate_stream` sends each response as an event of a stream, as the response comes.
 """
 
 import sys
@@ -160,7 +160,7 @@ class _Mapping:
         self._nbytes = 0
 
     def take(self, members: Any, *, is_nested: bool = False) -> None:
-        """Map all members of an object, in their order. Raises InternalError."""
+        """Map all members of an object, in their order. Raises ShoalErrors with Triton's sentences."""
         if type(members) is not dict:
             raise InternalError("attempt to get members for non-object")
         self.num_members += len(members)

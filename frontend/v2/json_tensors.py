@@ -1,8 +1,8 @@
 """Tensors in JSON: turns a request's `data` into the tensor's bytes, and an output's bytes into JSON text.
 
 `data` may be flat or nested in any way, only the number of elements counts. Types are strict: 1.0 is no integer and 1
-no boolean; an integer too large for the tensor wraps. All work on the elements of valid data is done in C; for invalid
-data a slow loop finds the error that Triton would report. Front-end processes.
+no boolean; an integer too large for the tensor wraps. All work on the elements of valid data is done in C, unless
+elements stand beside lists; for invalid data a slow loop finds the error that Triton would report. Front-end processes.
 """
 
 from array import array
@@ -170,13 +170,13 @@ def _too_large(name: str, nbytes: int, max_input_size: int) -> InvalidArgumentEr
 
 
 def encode_data(name: str, datatype: Datatype, num_elements: int, view: memoryview) -> orjson.Fragment:
-    """An output's `data` as a fragment for orjson, see encode_text. Raises InternalError."""
+    """An output's `data` as a fragment for orjson, see encode_text. Raises ShoalError."""
     return orjson.Fragment(encode_text(name, datatype, num_elements, view))
 
 
 def encode_text(name: str, datatype: Datatype, num_elements: int, view: memoryview) -> bytes:
     """An output's `data` as JSON text, flat. Raises InternalError if `view`, which a worker wrote, does not fit the
-    shape.
+    shape, InvalidArgumentError for a datatype that has no form in JSON.
 
     An FP32 is printed with the fewest digits that give the same FP32 back.
     """

@@ -31,7 +31,7 @@ _MAX_SHOWN = 40
 
 @blocking
 def index(call: HandlerCall) -> Response:
-    """A row for each known version, and for each model on disk that was never loaded. Raises InvalidArgumentError."""
+    """A row for each known version, and for each model on disk that was never loaded. Raises ShoalError."""
     request = read_json(call.body, call.state.http_max_input_size) if call.body else {}
     only_ready = request["ready"] if door.has(request, "ready") else False
     if type(only_ready) is not bool:

@@ -26,7 +26,7 @@ def recording(call: HandlerCall) -> Response:
 @blocking
 def record(call: HandlerCall) -> Response:
     """Record a model from now on; the answer is that of `recording`, once the batcher has been notified. Raises
-    InvalidArgumentError, or NotFoundError for an unknown model."""
+    ShoalError, for an unknown model NotFoundError."""
     said = read_json(call.body, call.state.http_max_input_size)
     if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
         raise InvalidArgumentError('a recording is as {"model": "digits", "for": "10m", "sample": 0.1, "max": "2GiB"}')

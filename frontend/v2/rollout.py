@@ -23,7 +23,7 @@ def rollout(call: HandlerCall) -> Response:
 
 @blocking
 def change_rollout(call: HandlerCall) -> Response:
-    """Begin, change or end a rollout; the answer is that of `rollout` afterwards. Raises InvalidArgumentError."""
+    """Begin, change or end a rollout; the answer is that of `rollout` afterwards. Raises ShoalError."""
     given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict:
         raise InvalidArgumentError('a rollout is as {"version": 3, "steps": "1,10,50,100", "every": "10m"}')

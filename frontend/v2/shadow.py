@@ -39,8 +39,8 @@ def shadows(call: HandlerCall) -> Response:
 
 @blocking
 def shadow(call: HandlerCall) -> Response:
-    """Begin or end a shadow; the answer is that of `shadows` for this model. Raises InvalidArgumentError, or
-    NotFoundError for an unknown model."""
+    """Begin or end a shadow; the answer is that of `shadows` for this model. Raises ShoalError, for an
+    unknown model NotFoundError."""
     given = read_json(call.body, call.state.http_max_input_size)
     if type(given) is not dict or not given.keys() <= _MEMBERS or type(given.get("model")) is not str:
         raise InvalidArgumentError(_SYNTAX)

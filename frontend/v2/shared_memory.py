@@ -1,5 +1,5 @@
-"""The shared memory extensions: registering, unregistering and listing clients' regions. Asks the supervisor, so it
-runs on the road.
+"""The shared memory extensions: registering, unregistering and listing clients' regions. Changes ask the supervisor, so
+they run on the road; each front end knows all regions, and lists them itself.
 
 System regions are objects in /dev/shm (shm/client_regions.py), CUDA regions a client's memory on a GPU
 (shm/cuda_regions.py). A server without GPUs refuses CUDA regions in the words of a Triton that was built without GPUs.
