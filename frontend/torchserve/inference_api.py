@@ -220,7 +220,7 @@ def describe(call: HandlerCall) -> Response:
 
 
 def any_method(handler: Handler) -> dict[str, Handler]:
-    """The handler for every method; HEAD has that of GET."""
+    """The handler for every method but OPTIONS; HEAD has that of GET."""
     return dict.fromkeys(_METHODS, handler)
 
 

@@ -1,6 +1,7 @@
 """TorchServe's lists of models: GET /models, page by page, and GET /models/M[/V], a description of each version.
 
-The list is read from this process's table of models; for a description the supervisor is asked about the workers.
+Loaded versions are in this process's table of models; the supervisor is asked for versions that are registered without
+workers and, for a description, about the workers.
 """
 
 import time
@@ -193,7 +194,7 @@ def _description(call: HandlerCall, version: _Version) -> dict[str, Any]:
 
 
 def worker(number: int, instance: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """An instance as a worker of TorchServe's; a worker that loads has no pid yet."""
+    """An instance as a worker of TorchServe's; one that is not up is shown as UNLOADING and without a pid."""
     is_ready = instance["state"] == "up"
     device = instance["device"]
     return {

@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     """The facts about a prediction that follow from its path."""
 
     explain: str | None = None  # "True" or "False"; None on paths that have no explanations
-    url_path: str | None = None  # the path behind the version; None on paths that end there
+    url_path: str | None = None  # the path behind the version, "" without; None on paths that cannot go on there
     fields_from_query: bool = False  # whether parameters of the query are fields of the data
 
 
@@ -142,7 +142,8 @@ class Answered(NamedTuple):
 
 
 def answered(response: InferResponse, block: memoryview) -> Answered:
-    """The answer in a response. Raises InternalError if its output is not one element of bytes."""
+    """The answer in a response: its first output, of BYTES the only element, of another datatype the bytes as they are.
+    Raises InternalError if there is no output, or a BYTES output is not one element."""
     if not response.outputs:
         raise InternalError("the model gave no output to answer a prediction with")
     ref = response.outputs[0]
