@@ -37,8 +37,8 @@ def has_body(environ: Environ) -> bool:
 def read_body(
     environ: Environ, unreadable: tuple[type[Exception], ...], limit: int, too_long: type[BodyTooLongError]
 ) -> memoryview:
-    """The whole body. Raises `too_long` if the body is longer than `limit`, and InvalidArgumentError if it is shorter
-    than announced, or broken."""
+    """The whole body. Raises `too_long` if the body is longer than `limit`, another ShoalError if it is shorter than
+    announced, broken, or announced in a way that this server refuses."""
     if not has_body(environ):
         return _NO_BODY
     announced = _announced_length(environ)

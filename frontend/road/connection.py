@@ -71,7 +71,7 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Changed by every method: the received bytes that are not parsed yet, in order.
+        # Changed as bytes come and are parsed: the received bytes that are not parsed yet, in order.
         self._pieces: deque[bytearray] = deque()
         self.is_short = False  # whether gunicorn has wanted more bytes than had been collected
 
@@ -82,8 +82,8 @@ class ReceivedBytes(Unreader):  # type: ignore[misc]
             self._pieces.append(bytearray(data))
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """The next bytes, at most as many as gunicorn asks for; b"" if there are no more, which gunicorn takes for the
-        end of the stream."""
+        """The next bytes, at most HEAD_BYTES or as many as gunicorn asks for, if those are more; b"" if there are none,
+        which gunicorn takes for the end of the stream."""
         if not self._pieces:
             self.is_short = True
             return b""
@@ -116,7 +116,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.is_tunnel = is_of_lane(accepted)
         self.address = client[0] if isinstance(client, tuple) else ""
         self.received = ReceivedBytes()
-        # All of these are changed by the event loop (uploads.py).
+        # All of these are changed by the event loop (uploads.py, road.py).
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0

@@ -1,8 +1,8 @@
 """The responses to requests on the road that no thread answers: the event loop refuses them, or gunicorn's parser.
 
 A refusal has the form of the protocol of its request's path, as far as the head has come. A refusal by the event loop
-has a line in the access log, as the responses of threads have; a refusal by gunicorn's parser has none. Refusals are
-made in the event loop's thread, gunicorn's in any thread.
+has a line in the access log if its request's head has come, as the responses of threads have; a refusal by gunicorn's
+parser has none. Refusals are made in the event loop's thread, gunicorn's in any thread.
 """
 
 import logging

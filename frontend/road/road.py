@@ -457,10 +457,10 @@ def mend(
 
 
 def bound_chunks(reader: Any, max_request_bytes: int) -> None:
-    """Make gunicorn's reader of chunked bodies refuse too many chunks, and a chunk that is announced to be larger than
-    any body may be.
+    """Make gunicorn's reader of chunked bodies refuse too many chunks or bytes of chunk extensions, and a chunk that is
+    announced to be larger than any body may be.
 
-    gunicorn itself would wait for 2^72 announced bytes, and does not limit the number of chunks.
+    gunicorn itself would wait for 2^72 announced bytes, and does not limit the number of chunks or extensions.
     """
     parse_chunk_size, read_into = reader.parse_chunk_size, reader.read_into
     num_chunks = num_read = num_extension_bytes = 0

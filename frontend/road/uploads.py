@@ -56,7 +56,7 @@ class Uploads:
         self._now_s = now_s
         self._budget = state.upload_budget
         self._pace = state.upload_pace
-        # All of these are changed by every method.
+        # Changed as connections come, wait and end, and by `drain`.
         self._waiting: set[RoadConnection] = set()  # connections that wait for a request or the rest of one
         self._lingering: set[RoadConnection] = set()  # connections that wait for their client to close them
         self._ticks_s = 0.0
@@ -102,7 +102,7 @@ class Uploads:
                 connection.deadline_s = min(connection.deadline_s, ends_s)
 
     def refuse_all(self, error: ShoalError) -> None:
-        """Refuse the requests that have not come whole, and close all connections."""
+        """Refuse the requests that have not come whole, and close idle connections."""
         for connection in list(self._waiting):
             if connection.begun_s:
                 self.refuse(connection, error)
