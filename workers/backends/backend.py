@@ -226,7 +226,7 @@ def with_rows(array: Array, rows: int) -> Array:
 
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
     """The requests whose inputs can be joined with those of the first one. The batcher sends only such requests; any
-    other is failed with an internal error."""
+    other, and one whose strings cannot be read, is failed with an internal error."""
     first, joined = requests[0].parsed, []
     for request in requests:
         reason = "" if request.parsed is first else why_not_joined(first, request.parsed, ragged)

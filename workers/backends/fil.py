@@ -38,7 +38,7 @@ class FilBackend(BatchedBackend):
     """One forest of decision trees, loaded by treelite."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # Changed by describe, load and unload.
         self._name = ""
         self._forest: Any = None
         self._settings = ForestSettings("", False, False, 0.5, False, 1)

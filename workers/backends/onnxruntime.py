@@ -1,8 +1,10 @@
-"""ONNX models on ONNX Runtime: one session per instance, on the worker's own cores. The only file that imports it.
+"""ONNX models on ONNX Runtime: one session per process, which all instances of the process run, on the process's cores.
+The only file of the backends that imports it.
 
 A batch is run with `session.run`, or, if its outputs are large and their shapes known, with IO binding, so that they
-are computed where clients read them. BF16 tensors travel as 16-bit words either way. On a GPU inputs are gathered in
-page-locked memory and bound from there: ONNX Runtime copies them to the device when they are bound.
+are computed where clients read them. Models with BF16 are always run with IO binding: BF16 tensors travel as 16-bit
+words. So are models on a GPU without strings: inputs are gathered in page-locked memory and bound from there, and ONNX
+Runtime copies them to the device when they are bound.
 """
 
 import ctypes

@@ -26,8 +26,8 @@ class OpenvinoSettings:
 
 
 def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
-    """All options of `model`. Raises InvalidArgumentError with Triton's sentence for an invalid value,
-    UnsupportedError for another device than the CPU."""
+    """All options of `model`. Raises InvalidArgumentError with Triton's sentence for an invalid value or an instance
+    that is not on the CPU, UnsupportedError for a TARGET_DEVICE other than the CPU."""
     if device.kind != "KIND_CPU":
         raise InvalidArgumentError(
             f"unable to load model '{model.name}', Triton openVINO backend supports only CPU device"

@@ -51,7 +51,7 @@ class TensorflowBackend(BatchedBackend):
     """One TensorFlow session."""
 
     def __init__(self) -> None:
-        # These fields are changed by describe and load.
+        # These fields are changed by describe, load and unload.
         self._session: Any = None
         self._graph_def: Any = None  # the graph as read; None once it is loaded
         self._run: Any = None
@@ -79,8 +79,8 @@ class TensorflowBackend(BatchedBackend):
 
     def load(self, model: BackendModel, device: Device) -> None:
         """Open the session, and check the model's tensors against the configuration. Raises InvalidArgumentError if
-        file and configuration disagree, UnavailableError without a file, InternalError with TensorFlow's text if the
-        file cannot be read."""
+        file and configuration disagree, UnsupportedError for an optional input or a GPU, UnavailableError without a
+        file, InternalError with TensorFlow's text if the file cannot be read."""
         signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
         file_checks.refuse_optional(signature, "TensorFlow")
         self._open(model, settings)

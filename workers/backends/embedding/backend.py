@@ -1,7 +1,7 @@
 """The embedding backend: looks up the ids in a batch's inputs, and writes the rows of the tables straight into the
 block that clients read.
 
-A request with an id that a table does not have fails alone. Runs in a worker.
+A request with an id that a table does not have fails alone, unless a setting replaces unknown ids. Runs in a worker.
 """
 
 import os

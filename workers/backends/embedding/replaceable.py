@@ -49,11 +49,11 @@ class Replaceable(Generic[T]):
         return self._current
 
     def refresh(self) -> bool:
-        """Open the file again if another one is at the path. False if that one cannot be opened, and so is not in use;
-        the log has the error.
+        """Open the file again if another one is at the path. False if that one cannot be opened, for which the log has
+        the error, or if none is there: the former one stays in use.
 
-        A file that cannot be opened now is tried again at the next call. If no file was opened before, raises the
-        error, or UnavailableError if there is no file.
+        A file that cannot be opened for now (UnavailableError) is tried again at the next call. If no file was opened
+        before, raises the error, or UnavailableError if there is no file.
         """
         try:
             stamp = self._stamp_of(os.stat(self._path))

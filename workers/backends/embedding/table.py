@@ -80,7 +80,7 @@ class TableRows(Rows):
                 )
 
     def find(self, ids: Array) -> FoundRows:
-        """Look up ids: the numbers of their rows, 0 for an id without one."""
+        """Look up ids: the numbers of their rows, that of any row for an id without one."""
         table = self._files.current
         if table.ids is not None:
             return FoundRows(*_find_sorted(table.ids, ids), {})

@@ -74,8 +74,8 @@ class PythonBackend(Backend):
         self._model.load()
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Pass the batch to the model, and the model's responses to `answers`. Raises DeviceError if the GPU is
-        lost."""
+        """Pass the batch to the model, and the model's responses to `answers`. Raises DeviceError for a fault of the
+        GPU, unless `execute` is a coroutine."""
         batch = [ServedRequest(request, answers, self._served, self._has_copies) for request in requests]
         # A decoupled model may answer at any time, so tensors of its requests are not lent.
         parents = self._runtime.begin(requests, answers, can_lend=not self._model.is_decoupled)

@@ -1,10 +1,10 @@
 """Business logic scripting: requests that a model makes to other models, and what they inherit. Runs in a worker.
 
-With the model's first call of another model the worker joins the star a second time, as a client. A large tensor that
-lies in the server's memory is lent, not copied: a tensor of a request that is being executed is lent until the calls
-made for that request are answered, a tensor of another model's response for as long as an array over it exists. The
-requests for which a call is made are its parents: the call inherits their remaining time and priority, and is cancelled
-when all of them are.
+With the model's first call of another model, or of the supervisor, the worker joins the star a second time, as a
+client. A large tensor that lies in the server's memory is lent, not copied: a tensor of a request that is being
+executed is lent until the calls made for that request are answered, a tensor of another model's response for as long as
+an array over it exists. The requests for which a call is made are its parents: the call inherits their remaining time
+and priority, and is cancelled when all of them are.
 """
 
 import json

@@ -27,7 +27,7 @@ from shoal.workers.backends.python.raised import original, raise_as_exception
 from shoal.workers.sentences import text_of
 
 CLASS = "TritonPythonModel"
-#: Longest time that is_ready may take (Triton's).
+#: Longest time that an is_ready may take that is a coroutine (Triton's).
 IS_READY_S = 5.0
 
 #: The result of execute, one element per request; None for a request that a response sender answers, or that returns to
@@ -152,7 +152,7 @@ class PythonModel:
 
     def is_ready(self) -> bool:
         """The result of the model's is_ready; True if it has none. Raises whatever the method raises,
-        TritonModelException for a wrong or late result."""
+        TritonModelException for a wrong result, and for a coroutine's late one."""
         check = getattr(self._instance, "is_ready", None)
         if check is None:
             return True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WorkerRuntime(Runtime):
-    """The runtime of one model instance; `Runtime` describes the methods that models use."""
+    """The runtime of a worker's instances; `Runtime` describes the methods that models use."""
 
     def __init__(self, model: str) -> None:
         self._model = model

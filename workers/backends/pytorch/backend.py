@@ -55,7 +55,7 @@ class PytorchBackend(BatchedBackend):
         #: Whether this instance shares its process with others, and so has a CUDA stream of its own: its work on the
         #: GPU must not wait for that of the others.
         self._has_own_stream = False
-        # These fields are changed by load.
+        # These fields are changed by load, keep_outputs_on_gpu and unload.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs
@@ -119,7 +119,8 @@ class PytorchBackend(BatchedBackend):
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs by name. Some are views of PyTorch's memory; outputs computed on a GPU are in page-locked memory.
-        Raises InternalError with PyTorch's text if the run fails."""
+        Raises InternalError with PyTorch's text if the run fails, InvalidArgumentError if an output does not fit the
+        configuration."""
         datatypes = self._datatypes
         return self._run(lambda: {name: self._as_tensor(array, datatypes[name]) for name, array in inputs.items()})
 

@@ -2,7 +2,7 @@
 
     by name    the name of an argument of `forward`, or a path: ARGS[0], ARGS[2][key], KWARGS[name], RESULT[key][0]
     by index   NAME__INDEX
-    by order   the order of the configuration, with a warning
+    by order   the order of the configuration, with a warning if there are several
 
 One convention holds for all inputs, and one for all outputs: the first, from the top, that suits every name. The inputs
 of a model in a Python file are paired by order only, as in Triton; names that indicate another order are refused.

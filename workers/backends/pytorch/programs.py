@@ -138,8 +138,9 @@ _NO_OUTPUT = (
 def load(model: BackendModel, device: torch.device | None, settings: PytorchSettings) -> Program:
     """The program of a model, with its weights on `device`; None leaves them on the devices from which they were saved.
 
-    Raises UnavailableError without a file, InternalError with PyTorch's text for a file that PyTorch cannot load, and
-    InvalidArgumentError if file and configuration disagree.
+    Raises UnavailableError without a file, InternalError with PyTorch's text for a file that PyTorch cannot load,
+    InvalidArgumentError if file and configuration disagree, and UnsupportedError for a setting that the file's form
+    lacks or a package that is not installed.
     """
     file = _file(model)
     try:

@@ -22,7 +22,7 @@ class Transfers:
         synchronize: Callable[[], None],
     ) -> None:
         """`make_pinned` makes a page-locked tensor of a shape and type, contents undefined; `synchronize` waits for all
-        work that has been given to the GPU."""
+        work that this instance has given to the GPU."""
         self._device = device
         self._make_pinned = make_pinned
         self._synchronize = synchronize

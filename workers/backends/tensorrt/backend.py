@@ -3,7 +3,7 @@ memory for inputs and outputs, and CUDA graphs if configured.
 
 The only file, besides build.py, that imports tensorrt; CUDA itself is imported by workers/cuda.py. A batch goes from
 page-locked memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, with
-one wait.
+one wait, or two if the shape of an output is known only after the execution.
 """
 
 import ctypes
@@ -103,7 +103,7 @@ class TensorrtBackend(BatchedBackend):
     """One engine, with an execution context for each of the optimization profiles that the instance group names."""
 
     def __init__(self) -> None:
-        # These fields are changed by describe and load.
+        # These fields are changed by describe, load and unload.
         self._log = Log()
         self._runtime: Any = None  # must outlive the engine
         self._engine: Any = None
@@ -153,7 +153,7 @@ class TensorrtBackend(BatchedBackend):
             self._run_smallest(model.instance_name)
 
     def unload(self) -> None:
-        """Release everything, each object before the objects that it needs."""
+        """Release the engine and the objects that use it, each before the objects that it needs."""
         self._graphs.clear()
         self._contexts.clear()
         self._growing.clear()

@@ -40,7 +40,7 @@ class Reply:
         self._answers = answers
         self._sender = sender
         self._streams = streams and sender is not None and num_rows == 1
-        # These fields are changed by add_part, add and fail.
+        # These fields are changed as parts are added, and at the end.
         self._bodies: list[bytes] = [b""] * num_rows
         self._num_missing = num_rows
         self._parameters: Parameters | None = None
