@@ -4,8 +4,8 @@
 
     word   what
     0      the named cells below
-    40     94 entries of five words, statistics by executed batch size, filled in the order sizes first occur (of a
-           model that executes more distinct sizes, the first 94)
+    40     94 entries of five words, statistics by executed batch size, filled in the order sizes first occur; only the
+           first 94 distinct sizes are kept
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
     840    65 words, first responses by the bounds that the model or Triton sets; the last for those over all bounds
     905    the sum of the times of first responses
@@ -83,7 +83,7 @@ _NS_PER_MS = 1_000_000
 
 
 def reserved_part(index: int) -> tuple[int, int]:
-    """Offset and size in bytes, in the segment, of a row that is about to be used."""
+    """Offset and size in bytes of a row in the segment; the supervisor allocates its pages before use."""
     return GEOMETRY.slab_offset + index * ROW_WORDS * WORD, ROW_WORDS * WORD
 
 
@@ -100,9 +100,9 @@ class BatchStatistics(NamedTuple):
 class Row:
     """One model version's figures, writable, in the batcher: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
-    Cells are private integers, which cost a third of words in shared memory to change, and `publish` copies them.
-    Histograms are counted in shared memory directly: copying all words that could have changed would cost more. After a
-    batcher's death, the figures lack at most what its last step has counted.
+    Cells are private integers, which `publish` copies: changing one costs a third of changing a shared word. Histograms
+    are counted in shared memory directly: copying all words that could have changed would cost more. If the batcher
+    dies, at most the counts of its last step are lost.
     """
 
     def __init__(self, words: memoryview, windows: Windows | None) -> None:
@@ -116,9 +116,10 @@ class Row:
         self.windows = windows
         #: Upper bounds of the histogram of first responses, in ms, ascending; empty if the model has none. Set once.
         self.first_response_bounds: Sequence[float] = ()
-        # Changed by batcher/statistics.py and the methods here: the cells. Changed by count_execution: the batches.
+        # Changed by the batcher and the methods here: the cells. Changed by count_execution, restore and clear: the
+        # batches.
         self.cells = [0] * len(CELLS)
-        #: The compute times that each of `num_computed` succeeded requests had, which are not added to the cells yet
+        #: Compute times shared by the last `num_computed` successful requests (one batch), not yet added to the cells
         #: (batcher/statistics.py): if each request were added by itself, the whole work for a request in a batch of
         #: eight would take 70k instructions instead of 65k.
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -139,8 +140,8 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back the figures that a dead batcher published last, but for those of the queue, whose requests
-        are counted again."""
+        """Read back the figures that a dead batcher published last, except the queue's cells, which are recomputed from
+        the requests that clients send again."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0
@@ -216,7 +217,7 @@ class Row:
 
 
 class RowView(NamedTuple):
-    """One model version's figures, copied at one moment."""
+    """A copy of one model version's figures; the batcher may write during the copy."""
 
     cells: dict[str, int]
     batches: tuple[BatchStatistics, ...]
@@ -232,7 +233,7 @@ ZERO_ROW = RowView(
 )
 
 
-#: Figures of the whole response cache; times in ns. Counts outlive a batcher; the cached entries do not.
+#: Figures of the whole response cache; times in ns. Counts outlive a batcher, the cached entries do not.
 CACHE_FIGURES = (
     "num_lookups", "num_hits", "num_misses", "num_evictions", "lookup_ns", "insertion_ns", "num_entries", "used_bytes",
     "total_bytes",
@@ -272,7 +273,8 @@ class CounterTable:
         return row
 
     def cache_figures(self, total_bytes: int) -> CacheFigures:
-        """Figures of a response cache that is empty now and may use `total_bytes`; counts of a dead batcher go on."""
+        """Figures of a response cache that may use `total_bytes`. A successor continues the counts of a dead batcher
+        but starts with an empty cache."""
         return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
 
 
