@@ -126,7 +126,7 @@ class Row:
         self.num_computed = 0
         self._batches: dict[int, list[int]] = {}
         self._changed: set[int] = set()
-        #: Requests and batches that had ended at the last `publish`.
+        #: Requests and batches that had ended at the last `publish`; -1 if a cell was changed by `add` since.
         self._num_ended = 0
 
     def clear(self) -> None:

@@ -24,12 +24,12 @@ class GuestQuestions:
         options: ServerOptions,
         models: Models,
         read_counters: Callable[[], CounterTableView],
-        asks_model: Verb,
+        ask_model: Verb,
     ) -> None:
         self._options = options
         self._models = models
         self._read_counters = read_counters
-        self._asks_model = asks_model
+        self._ask_model = ask_model
         self.verbs: dict[str, Verb] = {
             "server_metadata": self._server_metadata,
             "model_metadata": self._model_metadata,
@@ -54,7 +54,7 @@ class GuestQuestions:
     async def _is_ready(self, arguments: dict[str, Any]) -> Any:
         entry = self._server().models.lookup(*_version_of(arguments))
         if entry.ready and entry.has_ready_check:
-            return await self._asks_model({"model": entry.model_id})
+            return await self._ask_model({"model": entry.model_id})
         return entry.ready
 
     def _server(self) -> KnownServer:
