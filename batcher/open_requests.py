@@ -88,9 +88,9 @@ class OpenRequests:
             model.recording.note_part(request, (status, ref, header, num_pieces), now_ns)
         if ref:
             self._holders.hold_part(ref, key)
-        if model.row.first_response_bounds:
-            self._count_first_response(key, request, now_ns)
-        self._responded.add(key)
+        if key not in self._responded:
+            self._responded.add(key)
+            statistics.count_first_response(model.row, request[5], now_ns)
         part = records.part_record(number, status, ref, header, num_pieces)
         self._send(model, key, client, records.of_version(part, version) if version else part, is_last=False)
         return None
@@ -133,8 +133,8 @@ class OpenRequests:
             statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
             count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
-        if model.row.first_response_bounds:
-            self._count_first_response(key, request, now_ns)
+        if model.row.first_response_bounds and key not in self._responded:
+            statistics.count_first_response(model.row, start_ns, now_ns)
         if model.sharing is not None:
             is_only = bool(ref) and not status and key not in self._responded
             only = (ref, header, num_pieces) if is_only else None
@@ -170,8 +170,8 @@ class OpenRequests:
             self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
         if model.split_id and self._fail_in_split(key, request, reason, now_ns, cell):
             return model
-        if model.row.first_response_bounds:
-            self._count_first_response(key, request, now_ns)
+        if key not in self._responded:
+            statistics.count_first_response(model.row, start_ns, now_ns)
         self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
@@ -183,12 +183,6 @@ class OpenRequests:
         if model.sharing is not None:
             model.sharing.settle(model, key, None, now_ns, is_executed=False)
         return model
-
-    def _count_first_response(self, key: int, request: OpenRequest, now_ns: int) -> None:
-        """Count the response that is sent now, if it is the request's first. A canary's answer that its client is not
-        sent counts, too."""
-        if key not in self._responded:
-            request[1].row.count_first_response(max(0, now_ns - request[5]))
 
     # --- requests of a split's versions: overridden in split_requests.py ---
 
@@ -272,16 +266,9 @@ class OpenRequests:
             client.traced[number] = TraceParent(found.root, parent)
 
     def send_child_trace(
-        self,
-        trace: TraceParent,
-        key: int,
-        model: ScheduledModel,
-        times: tuple[int, ...],
-        now_ns: int,
-        *,
-        is_call: bool = False,
-        is_decoupled_step: bool = False,
-    ) -> None:
+        self, trace: TraceParent, key: int, model: ScheduledModel, times: tuple[int, ...], now_ns: int, *,
+        is_call: bool = False, is_decoupled_step: bool = False,
+    ) -> None:  # fmt: skip
         """Send an ended child's times to the front end whose traced request caused the child; not after the end of the
         traced request, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
         root, parent = trace

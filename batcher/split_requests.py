@@ -39,8 +39,8 @@ class SplitRequests(OpenRequests):
             statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
             statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
-        if model.row.first_response_bounds:
-            self._count_first_response(key, request, now_ns)
+        if key not in self._responded:
+            statistics.count_first_response(model.row, start_ns, now_ns)
         if stable is not None:
             self._fall_back(key, request, routed, stable, now_ns)
             return True
@@ -129,8 +129,8 @@ class SplitRequests(OpenRequests):
                 routed.split.canary.failed()
             return False
         statistics.count_failure(model.row, cell, request[5], now_ns)
-        if model.row.first_response_bounds:
-            self._count_first_response(key, request, now_ns)
+        if key not in self._responded:
+            statistics.count_first_response(model.row, request[5], now_ns)
         self._fall_back(key, request, routed, stable, now_ns)
         return True
 

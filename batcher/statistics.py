@@ -100,8 +100,14 @@ def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns:
     requests, queued, *_ = row.histograms
     requests[request_ns.bit_length()] += 1
     queued[waited_ns.bit_length()] += 1
+    count_first_response(row, start_ns, now_ns)
+
+
+def count_first_response(row: Row, start_ns: int, now_ns: int) -> None:
+    """Count the first response to a request, if the model has a histogram of them; `count_success` and `count_failure`
+    do not. A canary's answer counts even if its client is not sent it."""
     if row.first_response_bounds:
-        row.count_first_response(request_ns)
+        row.count_first_response(max(0, now_ns - start_ns))
 
 
 def count_cache_miss(row: Row, miss_ns: int) -> None:

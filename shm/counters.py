@@ -295,8 +295,8 @@ class CounterTableView:
             )
         }
         first_response = words[_FIRST_RESPONSE_WORD : _FIRST_RESPONSE_WORD + MAX_BOUNDS + 1]
-        cells, batches = dict(zip(CELLS, words, strict=False)), tuple(_batches(words))
-        return RowView(cells, batches, histograms, first_response, words[_FIRST_RESPONSE_NS_WORD])
+        batches, first_ns = tuple(_batches(words)), words[_FIRST_RESPONSE_NS_WORD]
+        return RowView(dict(zip(CELLS, words, strict=False)), batches, histograms, first_response, first_ns)
 
     def cache_figures(self) -> dict[str, int]:
         """A copy of the figures in CACHE_FIGURES; all 0 without a cache."""
