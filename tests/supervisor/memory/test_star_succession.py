@@ -139,7 +139,7 @@ def test_a_successor_is_sent_a_worker_that_dies_between_the_end_of_a_batchers_co
     successor = rig.replace_batcher()
     assert announced(rig.worker_of_3, 3) in successor.heard()
     rig.settle()
-    assert WorkerDied(owner=rig.worker_of_3.owner, reason=5, detail=0, is_repeated=False) in successor.all_heard
+    assert WorkerDied(owner=rig.worker_of_3.owner, reason=5, detail=0, is_repeated=True) in successor.all_heard
 
 
 def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(rig: StarRig) -> None:
