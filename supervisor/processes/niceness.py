@@ -9,6 +9,7 @@ the machine. Runs in the supervisor.
 import functools
 import os
 import threading
+from contextlib import suppress
 
 from shoal.process import set_niceness
 
@@ -34,7 +35,8 @@ def _set(pid: int, steps: int) -> None:
     except RuntimeError:  # no thread can be started now; not cached, so the next call tries again
         return
     if can_restore:
-        set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
+        with suppress(OSError):  # no descriptor is left to find its threads: it keeps its priority
+            set_niceness(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
 
 
 @functools.cache
