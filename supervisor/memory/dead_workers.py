@@ -73,9 +73,8 @@ class DeadWorkers:
     async def _close_when_read(self, worker: Participant, batcher: Member, passed_on: Future[None]) -> None:
         """Close a dead worker's segment once the batcher has forwarded its answers and clients have read them."""
         await passed_on
-        # An announcement does not wait for a batcher whose connection has ended; its death may be known only later.
         if self._batcher is not batcher or not batcher.is_open:
-            return  # this batcher may have died before it had forwarded the worker's answers
+            return  # this batcher has died, perhaps before it had forwarded the worker's answers
         del self._dead[worker.owner]
         self._passed_on[worker.owner] = worker
         loans = self._star.loans
