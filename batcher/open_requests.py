@@ -343,11 +343,10 @@ class OpenRequests:
         model = request[1]
         if self._late.has(key):
             self.drop(key)
-            return
-        if model.sequences is not None:
+        elif model.sequences is not None:
             model.sequences.add_again(request[-1])
-            return
-        self.enqueue(model, request[-1], now_ns)
+        else:
+            self.enqueue(model, request[-1], now_ns)
 
     def enqueue(self, model: ScheduledModel, queued: QueuedRequest, now_ns: int) -> None:
         """Put an open request into its model's queue; refuse the request if the queue does not take it."""
@@ -398,7 +397,8 @@ class OpenRequests:
         begun = _batch_begun(worker, reason)
         if model.recording is not None:
             for key, running in worker.missing.items():
-                if running.number <= begun and (request := self.by_key.get(key)) is not None:
+                request = None if self._late.may_have_answer(key) else self.get(key)
+                if running.number <= begun and request is not None:
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             poison.note_death(worker, begun, reason, detail, now_ns)
@@ -423,8 +423,7 @@ class OpenRequests:
 
     def _queue_again(self, key: int) -> None:
         """Queue a request whose instance died, before all others and for a batch of its own."""
-        request = self.by_key.get(key)
-        if request is None:
+        if (request := self.get(key)) is None:
             return
         if self._late.has(key):
             self.drop(key)
