@@ -50,7 +50,7 @@ def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tupl
         (FP32, ["1"], "cannot be a tensor of FP32"),
         (FP32, [[1], [2, 3]], "lists that differ in length"),
         (FP32, np.array([1j]), "input 'X' is an array of complex128, which is no datatype"),
-        (BYTES, [1], "an element of input 'X' is neither bytes nor text"),
+        (BYTES, [1], "an element of input 'X' is int, neither bytes nor text"),
     ],
 )
 def test_what_is_no_tensor_is_refused(datatype: Datatype, value: Any, sentence: str) -> None:
