@@ -6,7 +6,7 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     0           8          magic                               supervisor → all, before it is handed out
     8           8          layout version | kind << 32         supervisor → all
     16          8          owner id                            supervisor → all
-    24          8          epoch (always 1)                    supervisor → all
+    24          8          unused
     32          8          ring capacity             records   supervisor → all
                            | the small ring's << 32
     40          8          slab offset               bytes     supervisor → all
@@ -73,7 +73,7 @@ WORD: Final = 8
 CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER, RECORDING = 1, 2, 3, 4, 5, 6, 7
 KIND_NAMES = dict(enumerate(("client", "link", "worker", "counters", "oversize", "batcher", "recording"), start=1))
 
-HEADER = struct.Struct("<8Q")
+HEADER = struct.Struct("<3Q8x4Q")
 # Word indices (byte offset / 8) of the header words that change while a segment is in use; each on its own cache line.
 TAIL_WORD: Final = 8
 HEAD_WORD: Final = 16
@@ -138,7 +138,6 @@ class Header(NamedTuple):
     magic: int
     version_and_kind: int
     owner: int
-    epoch: int
     ring_capacities: int
     slab_offset: int
     slab_nbytes: int
@@ -167,13 +166,12 @@ class LayoutError(Exception):
     """A peer's memory or record that this code cannot read: it is of another version or size, or damaged."""
 
 
-def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
+def pack_header(kind: int, owner: int, geometry: Geometry) -> bytes:
     """The first 64 bytes of a new segment."""
     return HEADER.pack(
         MAGIC,
         VERSION | kind << 32,
         owner,
-        epoch,
         geometry.ring_capacity | geometry.small_capacity << 32,
         geometry.slab_offset,
         geometry.slab_nbytes,

@@ -64,7 +64,7 @@ def _last_part(geometry: Geometry) -> tuple[int, int]:
 
 
 def create(
-    kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: bool, for_guest: bool = False, lazy: bool = False
+    kind: int, owner: int, geometry: Geometry, *, sealed: bool, for_guest: bool = False, lazy: bool = False
 ) -> int:
     """A new segment's descriptor, its first pages reserved and its header written; to be closed by its receiver.
 
@@ -82,7 +82,7 @@ def create(
             os.posix_fallocate(fd, 0, first_nbytes(kind, geometry))
             os.posix_fallocate(fd, *_last_part(geometry))
             os.ftruncate(fd, geometry.nbytes)
-        os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
+        os.pwrite(fd, layout.pack_header(kind, owner, geometry), 0)
     except OSError as error:
         os.close(fd)
         lower = "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"

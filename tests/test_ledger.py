@@ -63,7 +63,7 @@ def test_segments_count_for_as_long_as_they_are_mapped() -> None:
     before = mapped_bytes()
     views: list[SegmentView] = []
     for sealed in (False, True):  # a file of /dev/shm, a memfd
-        fd = segment.create(LINK, 1, 1, Geometry(0, 5 * 4096), sealed=sealed)
+        fd = segment.create(LINK, 1, Geometry(0, 5 * 4096), sealed=sealed)
         assert mapped_bytes() == before + len(views) * 7 * 4096
         views.append(SegmentView.attach(fd))
         assert mapped_bytes() == before + len(views) * 7 * 4096  # a header, a table and five units

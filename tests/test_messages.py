@@ -118,7 +118,7 @@ def test_messages_of_two_types_are_never_equal() -> None:
 
 
 def batcher() -> Batcher:
-    bell, table = Doorbell.create(), segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
+    bell, table = Doorbell.create(), segment.create(COUNTERS, 1, counters.GEOMETRY, sealed=False)
     settings = BatcherActivated({}, 1, 1, 0, False, 0, None, False, None, 0, 0, 0, os.dup(bell.fd), table)
     bell.close()
     return Batcher(NONE, settings)

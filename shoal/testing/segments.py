@@ -26,6 +26,6 @@ def create_segment(
     memory = mmap.mmap(-1, geometry.nbytes, flags=_FLAGS)
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)  # with huge pages, the first write to a page would take 2 MiB
-    header = layout.pack_header(kind, owner, 1, geometry)
+    header = layout.pack_header(kind, owner, geometry)
     memory[: len(header)] = header
     return Segment(memory), SegmentView(memory)

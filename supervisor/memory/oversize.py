@@ -87,7 +87,7 @@ class OversizeSegments:
         may_be_kept = not is_guests and is_little and self._num_open < MAX_OVERSIZE_SEGMENTS // KEPT_PART
         try:
             with ExitStack() as undo:
-                segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
+                segment_fd = segment.create(layout.OVERSIZE, owner, geometry, sealed=True, for_guest=is_guests)
                 undo.callback(os.close, segment_fd)
                 read_only_fd = segment.read_only(segment_fd)
                 undo.pop_all()

@@ -129,9 +129,9 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
     a guest connects in a tenth of the time, and takes only what it uses.
     """
     with ExitStack() as undo:
-        segment_fd = segment.create(layout.CLIENT, owner, 1, own, sealed=True, for_guest=True, lazy=True)
+        segment_fd = segment.create(layout.CLIENT, owner, own, sealed=True, for_guest=True, lazy=True)
         undo.callback(os.close, segment_fd)
-        link_fd = segment.create(layout.LINK, owner, 1, link, sealed=True, for_guest=True)
+        link_fd = segment.create(layout.LINK, owner, link, sealed=True, for_guest=True)
         undo.callback(os.close, link_fd)
         read_only_fd = segment.read_only(segment_fd)
         undo.callback(os.close, read_only_fd)
@@ -157,4 +157,4 @@ def create_segment(
     """Make a segment; returns its descriptor. A segment that does not fit into /dev/shm (Docker gives it 64 MB) beside
     `promised_nbytes` is a memfd, which that limit does not concern."""
     sealed = sealed or not segment.fits_dev_shm(promised_nbytes + geometry.nbytes)
-    return segment.create(kind, owner, 1, geometry, sealed=sealed, lazy=lazy)
+    return segment.create(kind, owner, geometry, sealed=sealed, lazy=lazy)

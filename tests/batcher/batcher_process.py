@@ -47,8 +47,8 @@ class Supervisor:
 
     def add(self, kind: int, owner: int) -> "End":
         """Introduce a client or a worker."""
-        own = segment.create(kind, owner, 1, GEOMETRY, sealed=True)
-        link = segment.create(LINK, owner, 1, GEOMETRY, sealed=False)
+        own = segment.create(kind, owner, GEOMETRY, sealed=True)
+        link = segment.create(LINK, owner, GEOMETRY, sealed=False)
         views = segment.read_only(own), segment.read_only(link)
         bell, batcher_bell = Doorbell.create(), Doorbell.create()
         if kind == CLIENT:
@@ -92,7 +92,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(10)
     bell = Doorbell.create()
-    table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
+    table = segment.create(COUNTERS, 1, counters.GEOMETRY, sealed=False)
     view = CounterTableView(SegmentView.attach(os.dup(table)))
     settings = BatcherActivated(
         log={}, max_queue_size=100, max_in_flight=100, deadline_ns=0, counts_first_responses=False, cache_bytes=0,

@@ -31,7 +31,7 @@ SINGLE = {"name": "m", "max_batch_size": 0}
 
 def make_segment(kind: int, owner: int, geometry: Geometry = GEOMETRY) -> tuple[Segment, SegmentView]:
     """The owner's mapping and a peer's."""
-    fd = segment.create(kind, owner, 1, geometry, sealed=True)
+    fd = segment.create(kind, owner, geometry, sealed=True)
     view = SegmentView.attach(segment.read_only(fd))
     return Segment.attach(fd), view
 

@@ -147,8 +147,8 @@ def test_what_a_guest_has_rung_is_taken_out_of_its_socket() -> None:
     """Else the socket is full after some hundred rings, and no further ring wakes the batcher."""
     guest = FRONT_END + 1
     own, link = (
-        segment.create(CLIENT, guest, 1, GEOMETRY, sealed=True),
-        segment.create(LINK, guest, 1, GEOMETRY, sealed=False),
+        segment.create(CLIENT, guest, GEOMETRY, sealed=True),
+        segment.create(LINK, guest, GEOMETRY, sealed=False),
     )
     batchers, guests = GuestBell.pair()
     with batching() as supervisor:

@@ -34,7 +34,7 @@ class Worker:
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
-        fd = segment.create(layout.WORKER, owner, 1, GEOMETRY, sealed=True)
+        fd = segment.create(layout.WORKER, owner, GEOMETRY, sealed=True)
         self.fd = segment.read_only(fd)
         self.slab = Slab(Segment.attach(fd))
         block = self.slab.allocate(4)

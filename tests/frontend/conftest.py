@@ -62,7 +62,7 @@ def make_message() -> Any:
 
 @pytest.fixture(scope="session")
 def _memory() -> tuple[Segment, SegmentView]:
-    fd = segment.create(COUNTERS, 1, 1, GEOMETRY, sealed=False)
+    fd = segment.create(COUNTERS, 1, GEOMETRY, sealed=False)
     view = SegmentView.attach(segment.read_only(fd))
     return Segment.attach(fd), view
 

@@ -73,7 +73,7 @@ CONFIGS = [
 
 def make_segment(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
     """The owner's mapping and a peer's."""
-    fd = segment.create(kind, owner, 1, geometry, sealed=False)
+    fd = segment.create(kind, owner, geometry, sealed=False)
     view = SegmentView.attach(segment.read_only(fd))
     return Segment.attach(fd), view
 

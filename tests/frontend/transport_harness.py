@@ -24,7 +24,7 @@ from shoal.star.validation import PreparedInput
 
 
 def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
-    fd = segment.create(kind, owner, 1, geometry, sealed=True)
+    fd = segment.create(kind, owner, geometry, sealed=True)
     view = SegmentView.attach(segment.read_only(fd))
     return Segment.attach(fd), view
 

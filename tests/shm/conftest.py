@@ -16,7 +16,7 @@ def segment_pair() -> Callable[[int, int, Geometry], tuple[Segment, SegmentView]
     """(kind, owner id, geometry) → the owner's mapping of a new segment and a peer's."""
 
     def make(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
-        fd = segment.create(kind, owner, 1, geometry, sealed=False)
+        fd = segment.create(kind, owner, geometry, sealed=False)
         view_fd = segment.read_only(fd)
         return Segment.attach(fd), SegmentView.attach(view_fd)
 

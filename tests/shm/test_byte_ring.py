@@ -21,8 +21,8 @@ class Pair:
 
     def __init__(self) -> None:
         fds = [
-            create(RECORDING, 0, 1, Geometry(0, NBYTES), sealed=True),
-            create(LINK, 0, 1, Geometry(0, 0), sealed=True),
+            create(RECORDING, 0, Geometry(0, NBYTES), sealed=True),
+            create(LINK, 0, Geometry(0, 0), sealed=True),
         ]
         self.views = [SegmentView.attach(read_only(fd)) for fd in fds]
         self.own = [Segment.attach(fd) for fd in fds]

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from shoal.shm import layout, records
 from shoal.shm.layout import Geometry, LayoutError
 
-# A worker's segment (kind 3), owner 7, epoch 2: 16 records, a slab of two units.
+# A worker's segment (kind 3), owner 7: 16 records, a slab of two units.
 GEOMETRY = Geometry(ring_capacity=16, slab_nbytes=8192)
 HEADER = bytes.fromhex(
     "53484f414c000000"  # "SHOAL"
     "0200000003000000"  # layout version 2, kind 3
     "0700000000000000"  # owner
-    "0200000000000000"  # epoch
+    "0000000000000000"  # unused
     "1000000000000000"  # 16 records
     "0020000000000000"  # slab at 8192: 4096 + 16 × 128 + 2 × 8 = 6160, rounded up to a page
     "0020000000000000"  # slab of 8192 bytes
@@ -26,7 +26,7 @@ def memory(header: bytes, nbytes: int = 16384) -> memoryview:
 
 
 def test_the_header_of_a_new_segment() -> None:
-    assert layout.pack_header(kind=3, owner=7, epoch=2, geometry=GEOMETRY) == HEADER
+    assert layout.pack_header(kind=3, owner=7, geometry=GEOMETRY) == HEADER
 
 
 def test_the_offsets_follow_from_the_sizes() -> None:
@@ -49,7 +49,7 @@ def test_rings_generations_and_slab_do_not_overlap(ring_capacity: int, num_units
 def test_a_ring_that_begins_small_lies_in_two_places() -> None:
     geometry = Geometry(ring_capacity=40, slab_nbytes=4096, small_capacity=8)
     assert (geometry.slab_offset, geometry.slab_end, geometry.nbytes) == (8192, 12288, 20480)
-    header = layout.pack_header(kind=1, owner=7, epoch=2, geometry=geometry)
+    header = layout.pack_header(kind=1, owner=7, geometry=geometry)
     assert header[32:40] == bytes.fromhex("2800000008000000")
     read = layout.read_header(memory(header, 20480))
     assert (read.ring_capacity, read.geometry) == (40, geometry)
@@ -57,7 +57,7 @@ def test_a_ring_that_begins_small_lies_in_two_places() -> None:
 
 def test_a_header_is_read_back() -> None:
     header = layout.read_header(memory(HEADER))
-    assert (header.kind, header.owner, header.epoch) == (3, 7, 2)
+    assert (header.kind, header.owner) == (3, 7)
     assert (header.ring_capacity, header.slab_offset, header.slab_nbytes, header.segment_nbytes) == (
         16, 8192, 8192, 16384,
     )  # fmt: skip

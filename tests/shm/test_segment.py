@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["dev-shm", "memfd"]
 
 
 def create(*, sealed: bool) -> int:
-    return segment.create(3, 7, 2, GEOMETRY, sealed=sealed)
+    return segment.create(3, 7, GEOMETRY, sealed=sealed)
 
 
 @BOTH

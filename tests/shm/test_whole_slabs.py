@@ -19,7 +19,7 @@ def make() -> Callable[..., tuple[Segment, SlabView]]:
     """A segment of some units, and a reader's view of it."""
 
     def make(owner: int = 80, num_units: int = 3) -> tuple[Segment, SlabView]:
-        fd = segment.create(OVERSIZE, owner, 1, Geometry(0, num_units * 4096), sealed=True)
+        fd = segment.create(OVERSIZE, owner, Geometry(0, num_units * 4096), sealed=True)
         view = SegmentView.attach(os.dup(fd))
         return Segment.attach(fd), SlabView(view)
 

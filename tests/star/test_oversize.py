@@ -42,7 +42,7 @@ class Harness:
         self.blocks.receive(receive(self.channel)[0])
 
     def grant(self, request: int, owner: int, *, keep: bool = False) -> SegmentView:
-        fd = segment.create(OVERSIZE, owner, 1, Geometry(0, 3 * 4096), sealed=True)
+        fd = segment.create(OVERSIZE, owner, Geometry(0, 3 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
         self.say(shared.PayloadGranted(request, owner, keep, fd))
         os.close(fd)

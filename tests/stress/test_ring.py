@@ -68,8 +68,8 @@ class RacedRing:
     """A ring's memory and bells, as a supervisor holds them; it outlives whoever is at its ends."""
 
     def __init__(self) -> None:
-        self.writer_fd = segment.create(CLIENT, 5, 1, Geometry(CAPACITY, 0), sealed=False)
-        self.reader_fd = segment.create(LINK, 1, 1, Geometry(0, 0), sealed=False)
+        self.writer_fd = segment.create(CLIENT, 5, Geometry(CAPACITY, 0), sealed=False)
+        self.reader_fd = segment.create(LINK, 1, Geometry(0, 0), sealed=False)
         self.writer_view_fd, self.reader_view_fd = map(segment.read_only, (self.writer_fd, self.reader_fd))
         self.bells = [Doorbell.create() for _ in range(3)]
         self.writer_view = SegmentView.attach(os.dup(self.writer_view_fd))

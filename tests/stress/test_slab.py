@@ -39,8 +39,8 @@ def look(view: SlabView, ref: int, word: int, nbytes: int) -> str:
 
 def race(num_blocks: int, seed: int) -> Counter[str]:
     """Read what an owner tells until its last record; how often each look ended how."""
-    owner_fd = segment.create(CLIENT, 5, 1, Geometry(64, 16 * 4096), sealed=True)
-    link_fd = segment.create(LINK, 1, 1, Geometry(0, 0), sealed=False)
+    owner_fd = segment.create(CLIENT, 5, Geometry(64, 16 * 4096), sealed=True)
+    link_fd = segment.create(LINK, 1, Geometry(0, 0), sealed=False)
     owner_view = SegmentView.attach(segment.read_only(owner_fd))
     link_view_fd = segment.read_only(link_fd)
     data, space = Doorbell.create(), Doorbell.create()

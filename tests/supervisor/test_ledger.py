@@ -148,7 +148,7 @@ def test_children_are_counted_until_they_are_reaped() -> None:
 def test_a_segment_counts_once_until_its_last_descriptor_is_closed() -> None:
     before = shared_bytes()
     for sealed in (False, True):
-        fd = segment.create(LINK, 1, 1, Geometry(0, 4096), sealed=sealed)
+        fd = segment.create(LINK, 1, Geometry(0, 4096), sealed=sealed)
         second = segment.read_only(fd)
         assert shared_bytes() == before + 3 * 4096
         os.close(fd)

@@ -62,7 +62,7 @@ def test_strings_that_are_cut_short_fail_their_request_only(batcher: Batcher) ->
 
 
 def made(owner: int) -> tuple[Slab, int]:
-    fd = segment.create(layout.CLIENT, owner, 1, Geometry(0, 16 * layout.UNIT), sealed=True)
+    fd = segment.create(layout.CLIENT, owner, Geometry(0, 16 * layout.UNIT), sealed=True)
     read_only = segment.read_only(fd)
     return Slab(Segment.attach(fd)), read_only
 

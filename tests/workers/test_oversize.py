@@ -44,7 +44,7 @@ def hasty(make_batcher: Callable[..., Batcher]) -> Batcher:
 
 def grant(batcher: Batcher, owner: int = 50, request: int = 1, *, keep: bool = False) -> SegmentView:
     """Send the worker a segment; a reader's view of it."""
-    fd = segment.create(OVERSIZE, owner, 1, Geometry(0, UNITS * 4096), sealed=True)
+    fd = segment.create(OVERSIZE, owner, Geometry(0, UNITS * 4096), sealed=True)
     view = SegmentView.attach(segment.read_only(fd))
     batcher.supervisor.send(PayloadGranted(request, owner, keep, fd))
     os.close(fd)

@@ -25,7 +25,7 @@ class Lender:
     """Another worker's slab, and a supervisor that lends it in its own thread."""
 
     def __init__(self, supervisor: Channel) -> None:
-        fd = segment.create(WORKER, LENDER, 1, Geometry(0, 4 * layout.UNIT), sealed=True)
+        fd = segment.create(WORKER, LENDER, Geometry(0, 4 * layout.UNIT), sealed=True)
         self.read_only_fd = segment.read_only(fd)
         self.slab = Slab(Segment.attach(fd))
         self.supervisor = supervisor

@@ -28,7 +28,7 @@ def batcher(make_batcher: Callable[..., Batcher]) -> Batcher:
 
 
 def make(owner: int, nbytes: int) -> tuple[int, SegmentView]:
-    fd = segment.create(OVERSIZE, owner, 1, Geometry(0, nbytes), sealed=True)
+    fd = segment.create(OVERSIZE, owner, Geometry(0, nbytes), sealed=True)
     return fd, SegmentView.attach(segment.read_only(fd))
 
 

@@ -73,7 +73,7 @@ class Pair:
 
     def grant(self) -> SlabView:
         """Give the worker a segment, which it may keep for its next result."""
-        fd = segment.create(OVERSIZE, RESULT, 1, Geometry(0, 128 * 4096), sealed=True)
+        fd = segment.create(OVERSIZE, RESULT, Geometry(0, 128 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
         self.supervisor.send(PayloadGranted(request=1, owner=RESULT, may_be_kept=True, segment=fd))
         os.close(fd)

@@ -53,9 +53,9 @@ class Batcher:
     """The other end of a worker's rings, a client's slab, and the supervisor's end of a control connection."""
 
     def __init__(self, worker_slab_nbytes: int, client_slab_nbytes: int, block_wait_s: float) -> None:
-        worker = segment.create(WORKER, WORKER_OWNER, 1, Geometry(256, worker_slab_nbytes), sealed=True)
-        link = segment.create(LINK, LINK_OWNER, 1, Geometry(256, 0), sealed=False)
-        client = segment.create(CLIENT, CLIENT_OWNER, 1, Geometry(0, client_slab_nbytes), sealed=False)
+        worker = segment.create(WORKER, WORKER_OWNER, Geometry(256, worker_slab_nbytes), sealed=True)
+        link = segment.create(LINK, LINK_OWNER, Geometry(256, 0), sealed=False)
+        client = segment.create(CLIENT, CLIENT_OWNER, Geometry(0, client_slab_nbytes), sealed=False)
         self.worker_view = SegmentView.attach(segment.read_only(worker))
         self.client_fd = segment.read_only(client)
         self.descriptors = [worker, segment.read_only(link)]

@@ -165,7 +165,7 @@ def test_a_models_own_buckets_are_its_bounds(state: ServerState, make_message: A
 
 def test_summaries_are_of_the_last_minute(state: ServerState) -> None:
     assert not [line for line in lines(state) if "_summary" in line]
-    fd = segment.create(COUNTERS, 1, 1, layout.GEOMETRY_WITH_WINDOWS, sealed=True)
+    fd = segment.create(COUNTERS, 1, layout.GEOMETRY_WITH_WINDOWS, sealed=True)
     view = SegmentView.attach(segment.read_only(fd))
     row = CounterTable(Segment.attach(fd)).row(3)
     assert row.windows is not None

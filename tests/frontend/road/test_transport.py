@@ -51,7 +51,7 @@ def test_more_than_that_gets_a_segment_until_its_reply(harness: TransportHarness
     asked, _ = receive(harness.supervisor)
     assert (type(asked), asked.request, asked.model_id) == (shared.PayloadWanted, 1, 3)
     assert 4 * 4096 < asked.nbytes < 5 * 4096
-    fd = segment.create(OVERSIZE, 80, 1, Geometry(0, 5 * 4096), sealed=True)
+    fd = segment.create(OVERSIZE, 80, Geometry(0, 5 * 4096), sealed=True)
     harness.supervisor.send(shared.PayloadGranted(request=1, owner=80, may_be_kept=False, segment=fd))
     os.close(fd)
     harness.transport.shared.receive()

@@ -17,8 +17,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.fds = [
-            segment.create(WORKER, 1, 1, Geometry(4, 4096), sealed=True),
-            segment.create(LINK, 1, 1, Geometry(4, 0), sealed=False),
+            segment.create(WORKER, 1, Geometry(4, 4096), sealed=True),
+            segment.create(LINK, 1, Geometry(4, 0), sealed=False),
         ]
         own, link = (Segment.attach(os.dup(fd)) for fd in self.fds)
         self.words = own.words
