@@ -16,8 +16,8 @@ from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 MIB = 1 << 20
 #: Executions whose outputs a worker's slab holds: one that runs, one that is being sent, two with slow readers (ours).
 EXECUTIONS_PER_SLAB = 4
-#: The largest slab for the requests of a worker whose model calls others; a payload of more than a quarter of the slab
-#: has a segment of its own (ours).
+#: The largest slab for the requests of a worker whose model calls others; a payload of more than a quarter of the
+#: slab's largest block has a segment of its own (ours).
 MAX_CALLER_SLAB_MIB = 16
 #: Bytes per row assumed for an output of unknown size (ours: a megabyte is a large embedding or a small image).
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
