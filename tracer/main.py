@@ -37,7 +37,7 @@ MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
 CHILD_NBYTES = 600
 #: How many calls of `_collect` empty the socket: Linux's usual buffer holds 550 small messages, or one with large
 #: tensors.
-MAX_PASSES = 4
+NUM_EMPTYING_PASSES = 4
 #: Seconds between two lines about dropped traces.
 DROPPED_S = 1.0
 
@@ -67,7 +67,7 @@ class Tracer:
                 self._collect()
                 if self._supervisor.fileno() in ready:
                     # Traces that arrived before the settings do not belong to them.
-                    for _ in range(MAX_PASSES):
+                    for _ in range(NUM_EMPTYING_PASSES):
                         self._collect()
                     self._apply(*self._supervisor.receive(kinds))
         except GONE:
