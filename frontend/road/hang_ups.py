@@ -18,26 +18,26 @@ from shoal.frontend.response import CONTINUE
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
-class Caller:
-    """The client of a request, by its connection; `can_be_asked` says whether an interim response may be sent now."""
+class WatchedClient:
+    """The client of a request, by its connection; `can_be_probed` says whether an interim response may be sent now."""
 
-    def __init__(self, connection: socket.socket, can_be_asked: Callable[[], bool]) -> None:
+    def __init__(self, connection: socket.socket, can_be_probed: Callable[[], bool]) -> None:
         self._connection = connection
-        self._can_be_asked = can_be_asked
+        self._can_be_probed = can_be_probed
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def ask(self) -> None:
+    def probe(self) -> None:
         """Probe the client with an interim response. Only for the thread that will send the final response."""
         # No probe if it would block, since the client has not read earlier responses.
-        if self._can_be_asked() and events_of(self.fileno(), select.POLLOUT):
+        if self._can_be_probed() and events_of(self.fileno(), select.POLLOUT):
             with suppress(OSError):  # the client is gone: the thread that watches the connection reports it
                 self._connection.sendall(CONTINUE)
 
 
-#: A function that is called with the Caller of a client that may have hung up, or with None if the client has hung up.
-Notify = Callable[[Caller | None], None]
+#: A function that is called with a client that may have hung up, or with None if the client has hung up.
+Notify = Callable[[WatchedClient | None], None]
 
 
 class HangUps:
@@ -47,20 +47,20 @@ class HangUps:
         self._poller = select.epoll()
         self._lock = threading.Lock()
         # Changed by watch, under the lock: by descriptor, each watched client and the function to call.
-        self._watched: dict[int, tuple[Caller, Notify]] = {}
+        self._watched: dict[int, tuple[WatchedClient, Notify]] = {}
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="shoal-hang-ups", daemon=True).start()
 
     @contextmanager
-    def watch(self, caller: Caller, notify: Notify) -> Iterator[None]:
+    def watch(self, client: WatchedClient, notify: Notify) -> Iterator[None]:
         """Within the context, `notify` is called from the watching thread when the client hangs up or may have hung up
         (see Notify); never if epoll takes no further descriptor."""
-        fd = caller.fileno()
+        fd = client.fileno()
         with self._lock, suppress(OSError):
             # Edge-triggered, for the end of the stream and for the reset; bytes that arrive wake no thread.
             self._poller.register(fd, select.EPOLLRDHUP | select.EPOLLET)
-            self._watched[fd] = caller, notify
+            self._watched[fd] = client, notify
         try:
             yield
         finally:
@@ -78,19 +78,19 @@ class HangUps:
             with self._lock:
                 watched = self._watched.get(fd)
                 if watched is not None:
-                    caller, notify = watched
+                    client, notify = watched
                     # Checked again, since another connection may have the descriptor by now.
                     event = events_of(fd, select.POLLRDHUP)
                     if event:
-                        notify(None if event & _GONE else caller)
+                        notify(None if event & _GONE else client)
 
 
-def has_left(caller: Caller) -> bool:
+def has_left(client: WatchedClient) -> bool:
     """Whether a client has gone: its connection has been reset, before or because of an interim response sent now."""
-    event = events_of(caller.fileno(), select.POLLRDHUP)
+    event = events_of(client.fileno(), select.POLLRDHUP)
     if event and not event & _GONE:
-        caller.ask()
-        event = events_of(caller.fileno(), select.POLLRDHUP)
+        client.probe()
+        event = events_of(client.fileno(), select.POLLRDHUP)
     return bool(event & _GONE)
 
 

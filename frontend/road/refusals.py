@@ -17,7 +17,7 @@ from shoal.frontend.access_log import HUNG_UP, HttpExchange
 from shoal.frontend.response import CLOSE, as_bytes, error_json, response_head
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.endpoints import Endpoint, Endpoints
-from shoal.frontend.road.hang_ups import Caller, has_left
+from shoal.frontend.road.hang_ups import WatchedClient, has_left
 from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.upload_budget import NoUploadMemoryError
 from shoal.torchserve_errors import TorchServeFault
@@ -40,7 +40,8 @@ def refusal(endpoints: Endpoints, connection: RoadConnection, error: ShoalError)
         response = endpoints.refused(endpoint, error, found.method, found.target, found.headers)
     data = response_head(response) if found is not None and found.method == "HEAD" else as_bytes(response)
     if endpoints.state.log_access and head:
-        exchange, is_gone = HttpExchange(head, connection.address), has_left(Caller(connection.sock, lambda: False))
+        exchange = HttpExchange(head, connection.address)
+        is_gone = has_left(WatchedClient(connection.sock, lambda: False))
         if not is_gone:
             exchange.sending(data, len(data))
         exchange.end(time.monotonic() - connection.begun_s, HUNG_UP if is_gone else 0)

@@ -41,7 +41,7 @@ from shoal.frontend.road.endpoints import (
     TRANSPORT_VARIABLE,
     Endpoints,
 )
-from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
+from shoal.frontend.road.hang_ups import HangUps, WatchedClient, has_left
 from shoal.frontend.road.refusals import RefusalLog, endpoint_of, error_writer, refusal
 from shoal.frontend.road.thread_turns import ThreadTurns, Turn
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
@@ -224,7 +224,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         A request to a model is dropped if its client has gone while it waited for the thread, so that threads do not
         compute answers that no client reads.
         """
-        if conn.work is Work.REQUEST and has_left(_caller(conn)):
+        if conn.work is Work.REQUEST and has_left(_client_of(conn)):
             self._application.count_abandoned()
             if self._application.state.log_access and not conn.is_tunnel:
                 HttpExchange(conn.arrival.head, conn.address).end(time.monotonic() - conn.begun_s, HUNG_UP)
@@ -340,14 +340,14 @@ def _naming_body(connection: RoadConnection) -> bytes:
     return connection.received.peek()[begins : begins + nbytes] if 0 < nbytes <= MAX_NAMING_BYTES else b""
 
 
-def _caller(connection: RoadConnection) -> Caller:
+def _client_of(connection: RoadConnection) -> WatchedClient:
     """The client of a request that a thread is about to begin."""
     arrival = connection.arrival
     assert arrival is not None, "a request has come on it"
     has_waited = time.monotonic() >= connection.queued_s + PROBED_S
     is_whole = has_waited and arrival.is_complete and not connection.is_tunnel
-    can_be_asked = is_whole and arrival.head.split(b"\r\n", 1)[0].endswith(b" HTTP/1.1")
-    return Caller(connection.sock, lambda: can_be_asked)
+    can_be_probed = is_whole and arrival.head.split(b"\r\n", 1)[0].endswith(b" HTTP/1.1")
+    return WatchedClient(connection.sock, lambda: can_be_probed)
 
 
 def create() -> "RoadApplication":
@@ -365,8 +365,8 @@ def create() -> "RoadApplication":
     # gunicorn's workers look `write_error` up in gunicorn.util at each call.
     gunicorn.util.write_error = error_writer(endpoints, gunicorn.util.write_nonblock)
 
-    def watched(caller: Caller, came_s: float | None) -> WatchedTransport:
-        return WatchedTransport(transport, partial(hang_ups.watch, caller), came_s)
+    def watched(client: WatchedClient, came_s: float | None) -> WatchedTransport:
+        return WatchedTransport(transport, partial(hang_ups.watch, client), came_s)
 
     mended = mend(application, state, watched)
     return RoadApplication(
@@ -430,7 +430,7 @@ class RoadApplication:
 
 
 def mend(
-    application: "WSGIApplication", state: ServerState, watched: "Callable[[Caller, float | None], Transport]"
+    application: "WSGIApplication", state: ServerState, watched: "Callable[[WatchedClient, float | None], Transport]"
 ) -> "WSGIApplication":
     """The application, corrected for gunicorn: connections are closed where the response says so or the road drains,
     chunked bodies are bounded while they arrive, and a request is cancelled when its client hangs up."""
@@ -441,9 +441,9 @@ def mend(
         # `start_response` is a method of gunicorn's object for the response, which also has the request.
         answer = start_response.__self__  # type: ignore[attr-defined]
         environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
-        can_be_asked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-        caller = Caller(environ["gunicorn.socket"], lambda: can_be_asked and not answer.headers_sent)
-        environ[TRANSPORT_VARIABLE] = watched(caller, getattr(answer.req, "came_s", None))
+        can_be_probed = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+        client = WatchedClient(environ["gunicorn.socket"], lambda: can_be_probed and not answer.headers_sent)
+        environ[TRANSPORT_VARIABLE] = watched(client, getattr(answer.req, "came_s", None))
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers or state.is_draining:

@@ -17,7 +17,7 @@ from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, wishes_of, write_block
 from shoal.frontend.response import Response
-from shoal.frontend.road.hang_ups import Caller, Notify
+from shoal.frontend.road.hang_ups import Notify, WatchedClient
 from shoal.frontend.road.held_answers import HeldAnswers, KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest, Tracing
 from shoal.request import InferResponse
@@ -79,8 +79,8 @@ class Transport(Protocol):
 
 
 #: The queue on which a thread waits for the replies to its request, or to several requests, told apart by the replies'
-#: numbers. None: the requests are given up; a Caller: this client may have hung up.
-Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
+#: numbers. None: the requests are given up; a WatchedClient: this client may have hung up.
+Waiter: TypeAlias = queue.SimpleQueue["Reply | WatchedClient | None"]
 
 
 class PortTransport:
@@ -201,9 +201,9 @@ class PortTransport:
         """The next reply, if it comes by the deadline. Raises ShoalError, or an error of probing the client; then
         the request must be abandoned."""
         try:
-            while isinstance(reply := waiter.get(timeout=max(0.0, deadline_s - time.monotonic())), Caller):
+            while isinstance(reply := waiter.get(timeout=max(0.0, deadline_s - time.monotonic())), WatchedClient):
                 self.doubt(number)
-                reply.ask()
+                reply.probe()
         except queue.Empty:
             # The reply may have come just after the deadline, or before it while this process stood still.
             self.shared.hand_out()
@@ -400,7 +400,7 @@ class Executions:
             if not isinstance(reply, Reply):
                 for number in self._open:
                     self._transport.doubt(number)
-                reply.ask()
+                reply.probe()
                 continue
             prepared = self._open.get(reply.number)
             if prepared is None:  # cancelled while this reply was on its way

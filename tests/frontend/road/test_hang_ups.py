@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from shoal.errors import CancelledError
-from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
+from shoal.frontend.road.hang_ups import HangUps, WatchedClient, has_left
 from shoal.frontend.road.transport import Waiter, WatchedTransport
 from tests.frontend.transport_harness import TransportHarness, harness, rung
 
@@ -38,7 +38,7 @@ class Line:
     def serve_with(self, server: socket.socket) -> None:
         """Make this the server's end."""
         self.server = server
-        self.caller = Caller(server, lambda: not self.has_begun)
+        self.watched = WatchedClient(server, lambda: not self.has_begun)
 
     def reset(self) -> None:
         self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -57,17 +57,17 @@ def test_a_request_whose_client_the_kernel_does_not_watch_goes_on(line: Line) ->
     """Here the kernel watches it already."""
     hang_ups = HangUps()
     hang_ups._poller.register(line.server, 0)
-    with hang_ups.watch(line.caller, line.waiter.put):
+    with hang_ups.watch(line.watched, line.waiter.put):
         assert not hang_ups._watched
 
 
 def test_a_closed_side_is_a_doubt_and_a_reset_the_end(line: Line) -> None:
     hang_ups = HangUps()
-    with hang_ups.watch(line.caller, line.waiter.put):
+    with hang_ups.watch(line.watched, line.waiter.put):
         line.client.shutdown(socket.SHUT_WR)
         hang_ups.step(DEADLINE_S)
-        assert line.waiter.get_nowait() is line.caller
-        line.caller.ask()
+        assert line.waiter.get_nowait() is line.watched
+        line.watched.probe()
         assert line.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         hang_ups.step(0)
         assert line.waiter.empty()
@@ -78,34 +78,34 @@ def test_a_closed_side_is_a_doubt_and_a_reset_the_end(line: Line) -> None:
 
 def test_who_is_gone_resets_when_it_is_asked(line: Line) -> None:
     hang_ups = HangUps()
-    with hang_ups.watch(line.caller, line.waiter.put):
+    with hang_ups.watch(line.watched, line.waiter.put):
         line.client.close()
         hang_ups.step(DEADLINE_S)
-        assert line.waiter.get_nowait() is line.caller
-        line.caller.ask()
+        assert line.waiter.get_nowait() is line.watched
+        line.watched.probe()
         hang_ups.step(DEADLINE_S)
         assert line.waiter.get_nowait() is None
-        line.caller.ask()  # it is gone: nothing happens
+        line.watched.probe()  # it is gone: nothing happens
 
 
 def test_a_client_has_left_when_its_connection_is_reset_by_now_or_when_it_is_asked(line: Line) -> None:
-    assert not has_left(line.caller)
+    assert not has_left(line.watched)
     line.client.shutdown(socket.SHUT_WR)
-    assert not has_left(line.caller)  # it waits, though it sends nothing more
+    assert not has_left(line.watched)  # it waits, though it sends nothing more
     assert line.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     line.client.close()
-    assert has_left(line.caller)
+    assert has_left(line.watched)
 
 
 def test_a_client_that_has_closed_its_side_and_may_not_be_asked_has_not_left(line: Line) -> None:
     line.has_begun = True
     line.client.close()
-    assert not has_left(line.caller)
+    assert not has_left(line.watched)
 
 
 def test_whose_answer_has_begun_is_not_asked(line: Line) -> None:
     line.has_begun = True
-    line.caller.ask()
+    line.watched.probe()
     line.server.close()
     assert line.client.recv(100) == b""
 
@@ -113,14 +113,14 @@ def test_whose_answer_has_begun_is_not_asked(line: Line) -> None:
 def test_who_hung_up_before_it_was_watched_is_seen(line: Line) -> None:
     hang_ups = HangUps()
     line.client.shutdown(socket.SHUT_WR)
-    with hang_ups.watch(line.caller, line.waiter.put):
+    with hang_ups.watch(line.watched, line.waiter.put):
         hang_ups.step(DEADLINE_S)
-    assert line.waiter.get_nowait() is line.caller
+    assert line.waiter.get_nowait() is line.watched
 
 
 def test_data_and_unwatched_clients_wake_no_thread(line: Line) -> None:
     hang_ups = HangUps()
-    with hang_ups.watch(line.caller, line.waiter.put):
+    with hang_ups.watch(line.watched, line.waiter.put):
         line.client.sendall(b"GET / HTTP/1.1\r\n")
         assert line.server.recv(1, socket.MSG_PEEK) == b"G"
         hang_ups.step(0)
@@ -131,7 +131,7 @@ def test_data_and_unwatched_clients_wake_no_thread(line: Line) -> None:
 
 def test_a_request_is_doubted_and_then_cancelled(line: Line, harness: TransportHarness) -> None:
     hang_ups = HangUps()
-    transport = WatchedTransport(harness.transport, partial(hang_ups.watch, line.caller))
+    transport = WatchedTransport(harness.transport, partial(hang_ups.watch, line.watched))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(transport.infer, harness.prepared(10))
         rung(harness)
@@ -169,7 +169,7 @@ def test_the_reply_to_a_request_whose_thread_fails_is_released(harness: Transpor
         answer = pool.submit(harness.transport.infer, harness.prepared(10), None, waiter)
         rung(harness)
         number, _ = harness.submitted()
-        waiter.put(Caller(connection, fail))
+        waiter.put(WatchedClient(connection, fail))
         with pytest.raises(ValueError, match="unforeseen"):
             answer.result(DEADLINE_S)
     if not is_answered:
@@ -180,7 +180,7 @@ def test_the_reply_to_a_request_whose_thread_fails_is_released(harness: Transpor
 
 def test_a_stream_is_watched_until_its_end(line: Line, harness: TransportHarness) -> None:
     hang_ups = HangUps()
-    parts = WatchedTransport(harness.transport, partial(hang_ups.watch, line.caller)).stream(harness.prepared(10))
+    parts = WatchedTransport(harness.transport, partial(hang_ups.watch, line.watched)).stream(harness.prepared(10))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, parts)
         rung(harness)
