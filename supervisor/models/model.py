@@ -94,7 +94,7 @@ class Model:
         return {number: each for number, each in self.versions.items() if each.version.state is VersionState.READY}
 
     @property
-    def rows(self) -> list[ModelVersion]:
+    def known_versions(self) -> list[ModelVersion]:
         """All versions of this model, as clients know them."""
         problem = [] if self.problem is None else [self.problem]
         return problem + [self.versions[number].version for number in sorted(self.versions)]
@@ -146,8 +146,8 @@ class Model:
                 finally:
                     self._num_loads -= 1
                 # New versions first: a client that asks for no version must find one at any time.
-                rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
-                applied = self._all_versions.announce([version.message() for version in rows])
+                announced = sorted(self.known_versions, key=lambda version: version.state is VersionState.UNLOADING)
+                applied = self._all_versions.announce([version.message() for version in announced])
             await applied
         finally:
             self._retire(replaced)
@@ -338,7 +338,7 @@ class Model:
                 served.version.move(VersionState.UNLOADING)
             elif served.version.state is VersionState.UNAVAILABLE:
                 served.version.reason = UNLOADED
-        messages: list[Message] = [version.message() for version in self.rows if version is not self.problem]
+        messages: list[Message] = [version.message() for version in self.known_versions if version is not self.problem]
         if self.problem is not None:
             messages.append(ModelForgotten(*self.identifier, NO_VERSION))
             self.problem = None

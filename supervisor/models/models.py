@@ -162,7 +162,7 @@ class Models:
 
     @property
     def versions(self) -> list[ModelVersion]:
-        return [version for identifier in sorted(self.models) for version in self.models[identifier].rows]
+        return [version for identifier in sorted(self.models) for version in self.models[identifier].known_versions]
 
     def messages(self) -> list[ModelChanged]:
         """The messages that announce all versions to a front end that has just joined."""

@@ -238,7 +238,7 @@ def _missing(ensemble: str, model: "Model", wanted: int) -> str:
     depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
     if wanted != LATEST and model.serving:
         return f"{depends} whose required version {wanted} is not loaded."
-    reasons = [each.reason for each in model.rows if each.is_failure]
+    reasons = [each.reason for each in model.known_versions if each.is_failure]
     because = f" Model '{model.identifier}' loading failed with error: {reasons[-1]}" if reasons else ""
     if wanted != LATEST:
         return f"{depends} whose required version {wanted} is not loaded.{because}"

@@ -185,7 +185,7 @@ def test_an_unexpected_error_fails_the_load_and_not_the_next_one(rig: ModelRig) 
             "load failed for model 'm': version 1 is at UNAVAILABLE state: "
             "Internal: an error of the server's own, KeyError: 'instance_group';\n"
         )
-    assert [row.state for row in rig.model.rows] == [VersionState.UNAVAILABLE]
+    assert [version.state for version in rig.model.known_versions] == [VersionState.UNAVAILABLE]
 
 
 def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome(rig: ModelRig) -> None:
