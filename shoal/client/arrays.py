@@ -69,12 +69,27 @@ def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
     for name, value in inputs.items():
         if not isinstance(value, np.ndarray):
             spec = entry.signature.inputs.get(name)
-            try:
-                value = np.asarray(value, None if spec is None else spec.datatype.dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgumentError(f"input '{name}' cannot be made an array: {error}") from error
+            value = made_array(name, value, None if spec is None else spec.datatype)
         arrays[name] = value
     return arrays
+
+
+def made_array(name: str, value: Any, datatype: Datatype | None) -> Array:
+    """A list or a number as an array of the input's datatype, if that is known. Raises InvalidArgumentError if numpy
+    makes no array of it, or would cut off fractions."""
+    try:
+        array: Array = np.asarray(value, None if datatype is None else datatype.dtype)
+        if datatype is not None and datatype.dtype.kind in "iu":
+            given = np.asarray(value)
+            if given.dtype.kind == "f" and (array != given).any():
+                wanted = (
+                    "the 16-bit words of a BF16 tensor" if datatype is BF16 else f"the {datatype.name} of the model"
+                )
+                cut_off = given[array != given][0]
+                raise InvalidArgumentError(f"input '{name}' has the number {cut_off}, which is not {wanted}")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"input '{name}' cannot be made an array: {error}") from error
+    return array
 
 
 def prepare(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import bf16, reasons
-from shoal.client.arrays import elements, no_datatype
+from shoal.client.arrays import elements, made_array, no_datatype
 from shoal.client.request_arguments import RequestArguments, checked_shape, checked_text, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client, question_about
@@ -133,10 +133,7 @@ class RemoteClient(Client):
         given = []
         for name, value in asked.inputs.items():
             wanted = BY_NAME.get(datatypes.get(name, ""))
-            try:
-                array = value if isinstance(value, np.ndarray) else np.asarray(value, wanted and wanted.dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgumentError(f"input '{name}' cannot be made an array: {error}") from error
+            array = value if isinstance(value, np.ndarray) else made_array(name, value, wanted)
             if wanted is BF16 and array.dtype == BF16.dtype:
                 word, array = BF16.name, _as_bf16(array)
             else:
