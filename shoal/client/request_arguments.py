@@ -73,14 +73,17 @@ class RequestArguments:
         self.version = version_text(self.version)
         if self.timeout is not None:
             self.timeout = checked_timeout(self.timeout)
-        self.request_id = "" if self.request_id is None else checked_text("request_id", self.request_id)
+        request_id: Any = self.request_id
+        self.request_id = "" if request_id is None else checked_text("request_id", request_id)
         # The batcher disconnects a client in shared memory whose priority has more bits (batcher/guests.py).
         self.priority = _number("priority", self.priority, 63)
-        if isinstance(self.sequence_id, str):
-            self.sequence_id = checked_text("sequence_id", self.sequence_id) or 0
+        sequence_id: Any = self.sequence_id
+        if isinstance(sequence_id, str):
+            self.sequence_id = checked_text("sequence_id", sequence_id) or 0
         else:
-            has_none = self.sequence_id is None or (isinstance(self.sequence_id, float) and not self.sequence_id)
-            self.sequence_id = 0 if has_none else _number("sequence_id", self.sequence_id, 64)
+            has_none = sequence_id is None or (isinstance(sequence_id, float) and not sequence_id)
+            number: Any = 0 if has_none else sequence_id
+            self.sequence_id = _number("sequence_id", number, 64)
         self.parameters = sent_parameters(self.parameters)
         for name in ("sequence_start", "sequence_end", "copy", "timing"):
             setattr(self, name, _truth(name, getattr(self, name)))

@@ -65,3 +65,11 @@ def client(client_served: Server, client_path: str) -> Iterator[Client]:
     """One of them."""
     with Client(client_path) as client:
         yield client
+
+
+@pytest.fixture(params=["http", "grpc"])
+def remote(request: pytest.FixtureRequest, client_served: Server) -> Iterator[Client]:
+    """A client over the network of the same server."""
+    port = client_served.grpc_port if request.param == "grpc" else client_served.http_port
+    with Client(f"{request.param}://127.0.0.1:{port}") as remote:
+        yield remote
