@@ -397,7 +397,7 @@ class OpenRequests:
         begun = _batch_begun(worker, reason)
         if model.recording is not None:
             for key, running in worker.missing.items():
-                request = None if self._late.may_have_answer(key) else self.get(key)
+                request = None if self._late.may_have_answer(key) else self.by_key.get(key)
                 if running.number <= begun and request is not None:
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
@@ -423,7 +423,7 @@ class OpenRequests:
 
     def _queue_again(self, key: int) -> None:
         """Queue a request whose instance died, before all others and for a batch of its own."""
-        if (request := self.get(key)) is None:
+        if (request := self.by_key.get(key)) is None:
             return
         if self._late.has(key):
             self.drop(key)
