@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from typing import Any, ClassVar
 
 from gunicorn.workers.base import Worker
@@ -44,9 +45,8 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         set_title(self.protocol)
         try:
             front_end = join(self.protocol)
-            lane = self.make_lane(
-                front_end, GunicornHandle(self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
-            )
+            is_alive = partial(getattr, self, "alive")  # without a function of Python's: each pass of the loop calls it
+            lane = self.make_lane(front_end, GunicornHandle(self.sockets, self.PIPE[0], is_alive, self.notify))
             lane.run(self.cfg.graceful_timeout)
             front_end.close()
         except GONE:

@@ -1,18 +1,19 @@
 """A reply to a client's request, read by its port from a REPLY record and the block that the record names."""
 
-from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.shm import layout
 from shoal.shm.layout import P
 from shoal.shm.ring import Record
 
 # Word indices: an attribute of their class would take 0.3k instructions per reply each.
-_BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
-_NO_RECORD = layout.record()
+_BLOCK: Final = P.BLOCK
+_MORE: Final = P.MORE
+_PIECES: Final = P.PIECES
+_NO_RECORD: Final = layout.record()
 
 
-@dataclass(slots=True)  # made for each request: not frozen, since a frozen one takes twice as long to make
-class Reply:
+class Reply:  # made for each request: not a dataclass, whose construction is not compiled
     """A reply to a request. With `status` 0, a success, `header` is the packed response header, copied from `block`.
 
     A reply that is not final leaves the request open; the final one may have no header, and then only ends the request.
@@ -21,14 +22,20 @@ class Reply:
     answered (pieces.py).
     """
 
-    number: int
-    status: int
-    reason: int
-    block: memoryview | None
-    header: bytes | None
-    detail: int = 0  # the number in the sentence of `reason`
-    record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # the REPLY record itself
-    piece: int = 0  # reference to the first of the reply's pieces; 0 without pieces
+    __slots__ = ("block", "detail", "header", "number", "piece", "reason", "record", "status")
+
+    def __init__(
+        self, number: int, status: int, reason: int, block: memoryview | None, header: bytes | None, detail: int = 0,
+        record: Record = _NO_RECORD,
+    ) -> None:  # fmt: skip
+        self.number = number
+        self.status = status
+        self.reason = reason
+        self.block = block
+        self.header = header
+        self.detail = detail  # the number in the sentence of `reason`
+        self.record = record  # the REPLY record itself
+        self.piece = 0  # reference to the first of the reply's pieces, set by the port; 0 without pieces
 
     @property
     def is_final(self) -> bool:

@@ -8,7 +8,7 @@ The lane changes the stage; nothing here blocks.
 
 from enum import IntEnum
 from socket import socket as Socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from shoal.frontend.access_log import HttpExchange
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from shoal.frontend.tracing import TracedRequest
 
 #: Most bytes of one read: a head and a small body come in one piece.
-READ_BYTES = 64 * 1024
+READ_BYTES: Final = 64 * 1024
 
 #: Most chunks of one sendmsg; the kernel takes 1024.
-MAX_CHUNKS = 512
+MAX_CHUNKS: Final = 512
 
 Chunks = list["bytes | bytearray | memoryview"]
 
@@ -37,7 +37,12 @@ class ConnectionStage(IntEnum):
 
 
 # The stages as names of the module, since each access to an attribute of the enumeration takes 900 instructions.
-READING, RECEIVING, WAITING, SENDING, STREAMING, QUEUED = ConnectionStage
+READING: Final[ConnectionStage] = ConnectionStage.READING
+RECEIVING: Final[ConnectionStage] = ConnectionStage.RECEIVING
+WAITING: Final[ConnectionStage] = ConnectionStage.WAITING
+SENDING: Final[ConnectionStage] = ConnectionStage.SENDING
+STREAMING: Final[ConnectionStage] = ConnectionStage.STREAMING
+QUEUED: Final[ConnectionStage] = ConnectionStage.QUEUED
 
 
 class HttpConnection:

@@ -10,7 +10,7 @@ import logging
 import select
 import socket
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, Final
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.access_log import HttpExchange, address_of
@@ -53,7 +53,9 @@ _log = logging.getLogger("shoal")
 #: A request that repeats no earlier one may be kept, so that later ones like it are recognised. Of a connection's
 #: unrecognised requests in a row, the first EAGER_MISSES are kept, and then one in RARE_MISSES (ours).
 EAGER_MISSES, RARE_MISSES = 8, 64
-_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 class HttpLane(Lane[HttpConnection]):
@@ -258,7 +260,7 @@ class HttpLane(Lane[HttpConnection]):
     def _finish_pass(self) -> None:
         """Receive bodies for which there is room by now. Bodies that have waited in vain take the road, where they get
         memory or are refused."""
-        if not self._waiting:
+        if not self._waiting.bodies:
             return
         begun, given_up = self._waiting.look(self.now_s)
         for body in begun:
@@ -270,7 +272,7 @@ class HttpLane(Lane[HttpConnection]):
         for body in given_up:
             body.connection.stage = READING
             self._hand_over(body.connection, body.data)
-        self._patience_s = PATIENCE_S if self._waiting else TICK_S
+        self._patience_s = PATIENCE_S if self._waiting.bodies else TICK_S
 
     def _receive(self, connection: HttpConnection) -> None:
         received = self._incoming.receive(connection)

@@ -145,16 +145,13 @@ class WaitingBodies:
         """`begin` begins to receive a body. Returns False, and changes nothing, where there is no room for it."""
         self._begin = begin
         # The fields below are changed by begin, add, forget and look.
-        self._bodies: dict[HttpConnection, WaitingBody] = {}
+        self.bodies: dict[HttpConnection, WaitingBody] = {}
         self._moved_s = 0.0  # when a waiting body last found room
         self._is_vain = False  # whether a body has waited in vain since a body last found room
 
-    def __len__(self) -> int:
-        return len(self._bodies)
-
     def begin(self, body: WaitingBody) -> bool:
         """Begin to receive a body that has just come. False, and no effect, where others wait or there is no room."""
-        if self._bodies or not self._begin(body):
+        if self.bodies or not self._begin(body):
             return False
         self._is_vain = False
         return True
@@ -162,24 +159,24 @@ class WaitingBodies:
     def add(self, body: WaitingBody) -> bool:
         """Let a body wait. False, and no effect, where too many wait, or a body has waited in vain and no body has
         found room since."""
-        if self._is_vain or len(self._bodies) >= MAX_WAITING:
+        if self._is_vain or len(self.bodies) >= MAX_WAITING:
             return False
-        self._bodies[body.connection] = body
+        self.bodies[body.connection] = body
         return True
 
     def forget(self, connection: HttpConnection) -> None:
-        self._bodies.pop(connection, None)
+        self.bodies.pop(connection, None)
 
     def look(self, now_s: float) -> tuple[list[WaitingBody], list[WaitingBody]]:
         """Two lists: the bodies that have found room now, and the bodies whose wait is over without room."""
-        begun = [body for body in list(self._bodies.values()) if self._begin(body)]
+        begun = [body for body in list(self.bodies.values()) if self._begin(body)]
         if begun:
             self._moved_s, self._is_vain = now_s, False
         for body in begun:
-            del self._bodies[body.connection]
-        given_up = [body for body in self._bodies.values() if self._is_over(body, now_s)]
+            del self.bodies[body.connection]
+        given_up = [body for body in self.bodies.values() if self._is_over(body, now_s)]
         for body in given_up:
-            del self._bodies[body.connection]
+            del self.bodies[body.connection]
         self._is_vain = self._is_vain or bool(given_up)
         return begun, given_up
 

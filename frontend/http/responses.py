@@ -5,6 +5,8 @@ full is kept with its request's template, under the header that the worker packe
 header takes all but tensors and id from it. Pure; one thread, the lane's.
 """
 
+from typing import Final
+
 from shoal.errors import ShoalError
 from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
@@ -27,11 +29,11 @@ from shoal.star.refusal import answered, other_version
 
 #: A response whose head and tensors have at most this many bytes is sent as one chunk: a send of one chunk is cheaper
 #: than a sendmsg of several, and the worker's block is released at once.
-JOIN_BYTES = 16 * 1024
+JOIN_BYTES: Final = 16 * 1024
 #: The most responses that are kept with one template.
 _MAX_RESPONSES = 256
 #: The first bytes of a JSON response with an id; a response without one begins with the brace alone.
-_ID_MEMBER = b'{"id":"%b",'
+_ID_MEMBER: Final = b'{"id":"%b",'
 
 
 def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
@@ -46,7 +48,7 @@ def known_response(submitted: Submitted, reply: Reply) -> Chunks | None:
         return None
     template, id_ = submitted, b""
     if type(submitted) is VariedRequest:
-        template, id_, _ = submitted
+        template, id_ = submitted.template, submitted.id
     # A worker may send the same header with a smaller block.
     if type(template) is RequestTemplate:
         known = template.response_heads.get(header)

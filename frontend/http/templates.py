@@ -3,7 +3,7 @@ parameters; and templates of JSON requests whose tensors all lie in regions of t
 has the values; submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
@@ -57,8 +57,8 @@ def keep_region_response(template: RegionTemplate, packed: bytes, response: Infe
 
 
 #: The bytes in front of an id in a packed header, by the id's length.
-_ID_HEADS = tuple([pack_id(" " * nbytes)[: -nbytes or None] for nbytes in range(MAX_ID_BYTES + 1)])
-_BINARY_HEAD = (
+_ID_HEADS: Final = tuple([pack_id(" " * nbytes)[: -nbytes or None] for nbytes in range(MAX_ID_BYTES + 1)])
+_BINARY_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
     b"Content-Length: %d\r\n\r\n"
 )
@@ -81,12 +81,17 @@ class RequestTemplate:
     response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
 
-class VariedRequest(NamedTuple):
+class VariedRequest:  # made for each request: not a NamedTuple, whose construction is not compiled
     """A request that differs from its template in its id or its settings."""
 
-    template: RequestTemplate | JsonTemplate | RegionTemplate
-    id: bytes  # empty: the id is the template's
-    settings: RequestSettings | None  # None: the settings are the template's
+    __slots__ = ("id", "settings", "template")
+
+    def __init__(
+        self, template: RequestTemplate | JsonTemplate | RegionTemplate, id_: bytes, settings: RequestSettings | None
+    ) -> None:
+        self.template = template
+        self.id = id_  # empty: the id is the template's
+        self.settings = settings  # None: the settings are the template's
 
     @property
     def prepared(self) -> PreparedRequest:
@@ -96,7 +101,7 @@ class VariedRequest(NamedTuple):
         return prepared if self.settings is None else with_settings(prepared, self.settings)
 
     def header(self) -> bytes:
-        template, id_, settings = self
+        template, id_, settings = self.template, self.id, self.settings
         if settings is not None:
             sequence = settings.correlation_id, settings.flags
             return template.layout + pack_options(id_.decode() or template.prepared.id, settings.parameters, sequence)

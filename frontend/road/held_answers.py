@@ -15,11 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.frontend.kept_memory import HOLD_S, KeptMemory, slow_reader_log
 from shoal.frontend.response import Response
+from shoal.frontend.road.kept_reply import KeptReply
 from shoal.reasons import Reason
 from shoal.shm.port import Port, Reply
 
@@ -152,19 +152,6 @@ class HeldAnswer(Iterator[bytes]):
 _REPLY = object()
 
 
-@dataclass(slots=True)
-class KeptReply(Reply):
-    """A reply whose block has been released: its data is a copy, which counts as kept until `forget` is called."""
-
-    kept_by: "StreamedReplies | None" = None
-
-    def forget(self) -> None:
-        """Count the copy as no longer kept. Call under the lock of the port."""
-        assert self.kept_by is not None, "who made the copy"
-        assert self.block is not None, "it was copied"
-        self.kept_by.count(-len(self.block))
-
-
 class StreamedReplies(queue.SimpleQueue[Any]):
     """A queue of replies to one client's requests. Call `put` for a reply under the lock of the port, which guards the
     kept memory, too; take replies without it.
@@ -214,9 +201,8 @@ class StreamedReplies(queue.SimpleQueue[Any]):
             return None
         copied = memoryview(bytes(reply.block))
         self._held.port.release(reply.number, reply.part)
-        read = reply.number, reply.status, reply.reason, copied, reply.header, reply.detail, reply.record
         self.count(len(copied))
-        return KeptReply(*read, kept_by=self)
+        return KeptReply(reply, copied, self.count)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
         """Copy replies that lie in these segments, and release their blocks; with `is_urgent`, replies for whose copies

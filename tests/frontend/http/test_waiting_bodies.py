@@ -58,7 +58,7 @@ def test_bodies_get_room_in_the_order_in_which_they_came(client: socket.socket) 
     assert room.bodies.look(STEP_S) == (waiting[:2], [])
     room.num = 3
     assert room.bodies.look(STEP_S) == (waiting[2:], [])
-    assert (len(room.bodies), room.num) == (0, 1)
+    assert (len(room.bodies.bodies), room.num) == (0, 1)
 
 
 def test_a_body_waits_as_long_as_others_find_room(client: socket.socket) -> None:
@@ -70,7 +70,7 @@ def test_a_body_waits_as_long_as_others_find_room(client: socket.socket) -> None
     assert room.bodies.look(PATIENCE_S - 0.01) == ([first], [])
     assert room.bodies.look(PATIENCE_S + 0.01) == ([], [])
     assert room.bodies.look(2 * PATIENCE_S) == ([], [second, third])
-    assert not room.bodies
+    assert not room.bodies.bodies
 
 
 def test_where_one_has_waited_in_vain_others_do_not_wait_until_there_is_room(client: socket.socket) -> None:
