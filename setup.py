@@ -20,9 +20,9 @@ from setuptools.command.build_ext import build_ext
 
 #: By package, the modules that are compiled; all together or none. What is left out is rare, or only waits for others.
 COMPILED = {
-    "shoal": ["fault", "memo"],
+    "shoal": ["fault", "memo", "request"],
     "shoal.shm": [
-        "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab", "spinning",
+        "awaited_segments", "counters", "doorbell", "layout", "port", "records", "reply", "ring", "slab", "spinning",
     ],
     "shoal.batcher": [
         "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "finished_requests",
@@ -33,20 +33,27 @@ COMPILED = {
         "batch_account", "contract", "deadlines", "default", "dynamic", "forwarding", "goal", "instances", "lengths",
         "payload", "policy_queue", "queue", "queue_scheduler", "rate_limited", "sequence", "trials",
     ],
-    "shoal.frontend": ["lane_loop"],
+    # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
+    "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],
+    "shoal.frontend": ["lane_loop", "prepared"],
     "shoal.frontend.http": [
-        "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "responses", "submission",
+        "connection", "http_head", "http_lane", "json_template", "known_request", "lane_api", "outgoing", "responses",
+        "submission", "templates",
         "tls_lane",    # it inherits from compiled classes
     ],
     "shoal.frontend.grpc": [
-        "call_lane", "connection", "grpc_lane", "known_call", "submission", "tls_lane", "wire",
+        "call_lane", "connection", "framing", "grpc_lane", "inference", "known_call", "submission",
+        "tls_lane", "wire",
     ],
     "shoal.frontend.grpc.http2": [
         "abuse_limits", "connection", "data_frames", "events", "expected_frames", "frames", "header_blocks",
         "hpack_decoder", "huffman", "receiving", "sending", "streams",
     ],
+    "shoal.frontend.road": ["kept_reply"],    # it inherits from a compiled class
+    "shoal.frontend.v2": ["json_tensors"],
     "shoal.testing": ["instances"],    # it inherits from compiled classes
-    "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender"],
+    "shoal.workers": ["answers", "gpu_answers", "loop", "memory", "plans", "requests", "response_sender", "segments"],
+    "shoal.workers.backends": ["backend", "identity"],
 }  # fmt: skip
 
 #: mypy's settings for the compilation. It reads no cache, and no installed package: a wheel is built in an environment

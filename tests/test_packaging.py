@@ -162,14 +162,27 @@ def test_no_call_with_an_effect_bounds_a_slice_in_a_compiled_module() -> None:
     assert calls == set()
 
 
+def test_no_compiled_module_has_what_mypyc_translates_and_breaks() -> None:
+    """mypyc 2.4 takes a slice object for the index of bytes, and looks for the type of a NamedTuple's memoryview among
+    the module's own names."""
+    for module in sorted(compiled_modules()):
+        for node in ast.walk(ast.parse(file_of(module).read_text())):
+            if isinstance(node, ast.Subscript):
+                assert not ast.unparse(node.slice).startswith("slice("), f"{module}:{node.lineno}"
+            if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["NamedTuple"]:
+                types = [ast.unparse(field.annotation) for field in node.body if isinstance(field, ast.AnnAssign)]
+                assert "memoryview" not in types, f"{module}.{node.name}"
+
+
 def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
-    """The compiled class would refuse to make an object of it."""
+    """The compiled class would refuse to make an object of it, unless it says that it has interpreted subclasses."""
     compiled = {file_of(module).resolve(): module for module in compiled_modules()}
     classes = {
         f"{module}.{node.name}"
         for path, module in compiled.items()
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef)
+        and not any("allow_interpreted_subclasses" in ast.unparse(each) for each in node.decorator_list)
     }
     names = "|".join(name.rpartition(".")[2] for name in classes)
     inherits = re.compile(rf"^ *class \w+\([^)]*\b({names})\b", re.MULTILINE)  # or from another class of that name

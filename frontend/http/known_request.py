@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -30,7 +30,7 @@ MAX_ID_BYTES = 128
 #: (ours).
 _PARAMETERS = re.compile(rb'"parameters"[ \t\n\r]*:[ \t\n\r]*(\{[^{}\\]{1,510}\})')
 #: All bytes that an id may have.
-ID_BYTES = bytes([byte for byte in range(0x20, 0x7F) if byte not in b'"\\'])
+ID_BYTES: Final = bytes([byte for byte in range(0x20, 0x7F) if byte not in b'"\\'])
 
 #: The ids and parameters that `is_right` puts in place of a request's own: each as a value and as its text in JSON.
 _IDS: list[tuple[Any, bytes]] = [("x", b"x"), ("y", b"y"), ("z", b"z")]
@@ -67,7 +67,9 @@ def cut(json: bytes) -> CutOptions:
             rest.append(json[position:start])
             position = end
     rest.append(json[position:])
-    return CutOptions(tuple(rest), json[slice(*id_span)], json[slice(*parameters_span)], id_span, parameters_span)
+    id_ = json[id_span[0] : id_span[1]]
+    parameters = json[parameters_span[0] : parameters_span[1]]
+    return CutOptions(tuple(rest), id_, parameters, id_span, parameters_span)
 
 
 def _span_of_parameters(json: bytes) -> Span:

@@ -6,9 +6,9 @@ error.
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from shoal.errors import InternalError, ShoalError, UnsupportedError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
+from shoal.mypyc import mypyc_attr
 from shoal.star.validation import log_prefix
 from shoal.workers.answers import Answers
 from shoal.workers.cuda_regions import CudaRegions
@@ -62,8 +63,12 @@ class Device:
         return num_instances * (len(self.cores) - 1) + 1
 
 
-class Backend(ABC):
-    """One model instance in one framework. A framework is imported by the module of its backend, and only by that."""
+@mypyc_attr(allow_interpreted_subclasses=True)  # most backends are interpreted: a framework takes their time
+class Backend:
+    """One model instance in one framework. A framework is imported by the module of its backend, and only by that.
+
+    No ABC, although some of its methods are abstract: compiled, an ABC and a subclass of it are one to `isinstance`.
+    """
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs that the model's file declares; empty if the file declares none. Raises ShoalError
@@ -71,20 +76,14 @@ class Backend(ABC):
         del model, device
         return ModelIO((), ())
 
-    def report_refusal_by(self, refuse: Callable[[ShoalError], None]) -> None:
-        """`refuse` reports to the supervisor why the model cannot be loaded. For a backend whose `load` may not return
-        then: it calls `refuse` in another thread, and ends the process. Called once, before `load`."""
-        del refuse
-
-    @abstractmethod
     def load(self, model: BackendModel, device: Device) -> None:
         """Load the model, and check it against its configuration. Raises ShoalError if it cannot be loaded or does not
         fit.
 
         If the configuration has no warm-up samples, a backend that profits from a first run does one here.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Answer each request of one batch, through `answers`: add outputs or fail, each exactly once.
 
@@ -92,6 +91,7 @@ class Backend(ABC):
         (monotonic ns). Several requests come only if the model has a batch dimension. An exception fails all of them.
         The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
         """
+        raise NotImplementedError
 
     def pad_batches(self, rows: int) -> None:
         """Pad all batches to this number of rows from now on, with zeros; 0: none. Called once, after `load`; only a
@@ -123,9 +123,9 @@ class Backend(ABC):
         """Discard the model's state of a sequence that has ended without a request that says so."""
         del correlation_id
 
-    @abstractmethod
     def unload(self) -> None:
         """Release the model; the process ends soon after, unless other instances of the model share it."""
+        raise NotImplementedError
 
     def of_another_thread(self) -> "Backend":
         """A backend for another instance of the loaded model in this process. Another thread calls all its methods,
@@ -136,6 +136,7 @@ class Backend(ABC):
         raise UnsupportedError(f"instances of {type(self).__name__} cannot share a process")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchedBackend(Backend):
     """A backend that runs one array per input, with all requests' rows in it. Gathering and splitting are done here."""
 
@@ -150,10 +151,10 @@ class BatchedBackend(Backend):
     def pad_batches(self, rows: int) -> None:
         self.padded_rows = rows
 
-    @abstractmethod
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Run the model on one array per input. The given arrays may be read-only; the returned ones are copied
         before the next call."""
+        raise NotImplementedError
 
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
         """The shapes of all outputs of a batch of `rows` rows, if `run_into` is to write them straight into the
@@ -224,7 +225,13 @@ def with_rows(array: Array, rows: int) -> Array:
     return padded
 
 
-def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
+class Refusals(Protocol):
+    """The part of `Answers` that takes the errors of requests."""
+
+    def fail(self, position: int, error: ShoalError) -> None: ...
+
+
+def joinable(requests: Sequence[Request], answers: Refusals, ragged: Collection[str] = ()) -> list[Request]:
     """The requests whose inputs can be joined with those of the first one. The batcher sends only such requests; any
     other, and one whose strings cannot be read, is failed with an internal error."""
     first, joined = requests[0].parsed, []
