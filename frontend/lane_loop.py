@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.counted_warning import CountedWarning
@@ -35,12 +35,12 @@ MAX_CONNECTIONS = 10_000
 #: quarter).
 RESERVE = 4096
 #: Seconds that a stopping lane leaves idle connections open, for requests that are on their way already.
-LINGER_S = 2.0
+LINGER_S: Final = 2.0
 #: Seconds that a client may take for its first bytes, and for a head from its first byte on.
-HEAD_S = 10.0
+HEAD_S: Final = 10.0
 HEAD_LATE = f"the head of the request has not come within {HEAD_S:g} s"
 #: Seconds between two checks of deadlines while no event comes.
-TICK_S = 0.5
+TICK_S: Final = 0.5
 
 ConnectionT = TypeVar("ConnectionT")
 

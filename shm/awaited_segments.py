@@ -2,12 +2,14 @@
 to the client so far."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shoal.shm.layout import OWNER_SHIFT, WORD, P, ref_owner
 from shoal.shm.ring import Record
 from shoal.shm.slab import SlabView
 
-_BLOCK, _PIECES = P.BLOCK, P.PIECES
+_BLOCK: Final = P.BLOCK
+_PIECES: Final = P.PIECES
 
 
 class AwaitedSegments:

@@ -291,7 +291,7 @@ class R:
 
 MAX_RELEASED: Final = 1 + 16 - R.HEADER  # replies that one RELEASE can name
 
-NO_DIGEST = (0, 0)  # of a request whose response is neither cached nor shared with other requests
+NO_DIGEST: Final = (0, 0)  # of a request whose response is neither cached nor shared with other requests
 
 
 class Q(R):

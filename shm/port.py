@@ -7,6 +7,7 @@ reply's block belongs to a worker and is readable until `release`.
 
 from collections import Counter
 from collections.abc import Callable, Container
+from typing import Final
 
 from shoal.errors import InvalidArgumentError
 from shoal.fault import IS_ARMED, reached
@@ -65,7 +66,8 @@ class TracedTimes:
 
 
 # Word indices of REPLY and REQUEST: an attribute of their class would take 0.3k instructions per reply each.
-_BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
+_ASKED_BLOCK: Final = R.BLOCK
+_ASKED_MODEL: Final = R.MODEL
 
 
 class Port:
@@ -404,7 +406,7 @@ class Port:
         cleared is cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
         """
         replies = []
-        opened, free = self._open, self.slab.free
+        opened, slab = self._open, self.slab
         for record in self._awaited.readable(self._reader.drain()) if self.asks_for_segments else self._reader.drain():
             kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, is_lent, _ = record
             if kind != REPLY:
@@ -420,7 +422,7 @@ class Port:
                     self._uncount(self._shares, asked)
                 if is_lent:
                     self._lent[number] = asked[_ASKED_BLOCK]
-                elif not free(asked[_ASKED_BLOCK]):
+                elif not slab.free(asked[_ASKED_BLOCK]):
                     self.spent.append(asked[_ASKED_BLOCK])
             view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None

@@ -6,16 +6,19 @@ per 4096-byte unit: the generation and order of the block that starts there. The
 and when it is freed, so a stale reference opens as None.
 """
 
+from typing import Final
+
 from shoal.shm import layout
 from shoal.shm.layout import GENERATION_BITS, GENERATION_MASK, MAX_UNITS, UNIT, UNIT_BITS, WORD
 from shoal.shm.segment import Mapping, Segment
 
 #: The bits of a block's order in a generation word, and the increment that makes the next generation.
-_ORDER_MASK, _NEXT_GENERATION = 0xFF, 1 << 8
-_UNIT_MASK = MAX_UNITS - 1
+_ORDER_MASK: Final = 0xFF
+_NEXT_GENERATION: Final = 1 << 8
+_UNIT_MASK: Final = MAX_UNITS - 1
 #: Bytes of a block by order: a look-up takes a tenth of the instructions of a shift. Has an entry for every order that
 #: a generation word, which another process writes, could claim.
-_NBYTES = tuple([UNIT << order for order in range(_ORDER_MASK + 1)])
+_NBYTES: Final = tuple([UNIT << order for order in range(_ORDER_MASK + 1)])
 
 
 class Block:  # made for each request: not a dataclass, whose construction is not compiled

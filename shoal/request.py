@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 
@@ -117,7 +117,7 @@ ON_GPU = -1
 
 #: Correlation id (0 or "": none) and Triton's flags.
 Sequence = tuple["int | str", int]
-NO_SEQUENCE: Sequence = (0, 0)
+NO_SEQUENCE: Final[Sequence] = (0, 0)
 #: HTTP headers or gRPC metadata of a request that go into recordings, with names in lower case.
 RecordedHeaders = tuple[tuple[str, str], ...]
 
@@ -186,13 +186,15 @@ def _packed(value: object) -> bytes:
 
 
 #: The options of a request that has none, which is usual.
-NO_OPTIONS = pack_options("", {})
+NO_OPTIONS: Final = pack_options("", {})
 #: The packed options, up to the id, of a request that has no option but an id of at most 64 bytes, by the size of all
 #: its packed options.
-_BEFORE_ID = {len(said): said[: -nbytes - 1] for nbytes in range(1, 65) if (said := pack_options(" " * nbytes, {}))}
-_NO_PARAMETERS = NO_OPTIONS[-1]
+_BEFORE_ID: Final = {
+    len(said): said[: -nbytes - 1] for nbytes in range(1, 65) if (said := pack_options(" " * nbytes, {}))
+}
+_NO_PARAMETERS: Final = NO_OPTIONS[-1]
 #: Makes InferOptions from a tuple of their four fields, with a third of the constructor's instructions.
-_make_options: Callable[[tuple[str, Parameters, Sequence, RecordedHeaders]], InferOptions] = partial(
+_make_options: Final[Callable[[tuple[str, Parameters, Sequence, RecordedHeaders]], InferOptions]] = partial(
     tuple.__new__, InferOptions
 )
 

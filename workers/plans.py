@@ -8,7 +8,7 @@ requests that run alone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgpack
 
@@ -28,7 +28,7 @@ MAX_PLANS = 256
 MAX_PLAN_BYTES = 8192
 
 _ALIGNMENT = 64
-_NO_PARAMETERS: Parameters = {}
+_NO_PARAMETERS: Final[Parameters] = {}
 #: In a block, the bytes from the start of one request's place on a GPU to the start of the next request's.
 PLACE_STRIDE = -(-PLACED_NBYTES // _ALIGNMENT) * _ALIGNMENT
 

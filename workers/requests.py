@@ -7,7 +7,7 @@ request's memory, so this file checks again, but only for errors that would make
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -60,7 +60,7 @@ PLACED_IN_BLOCK = b""
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
 InputPlace: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
-WITHOUT_OPTIONS = InferOptions()
+WITHOUT_OPTIONS: Final = InferOptions()
 
 
 @dataclass(frozen=True, slots=True)

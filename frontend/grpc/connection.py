@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 from operator import itemgetter
+from typing import Final
 
 from shoal.frontend.access_log import GrpcCalls, address_of
 from shoal.frontend.grpc.call import OpenCall, Opening, RefusedCall, Service
@@ -34,17 +35,17 @@ from shoal.frontend.kept_memory import HOLD_S, KeptMemory, ReadRate, slow_reader
 from shoal.frontend.v2.compression import deflate
 from shoal.shm.port import Port
 
-READ_BYTES = 64 * 1024
+READ_BYTES: Final = 64 * 1024
 #: The most bytes of one read in the middle of a large message: many frames, since most clients cut messages into frames
 #: of 16 KiB.
-LARGE_READ_BYTES = 512 * 1024
+LARGE_READ_BYTES: Final = 512 * 1024
 #: The most pieces of memory in one sendmsg, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
 #: Bytes of whole responses that may wait behind a connection's unsent output even while the lane's memory for unread
 #: bytes is full (ours).
-_LEAST_BEHIND_BYTES = 1024 * 1024
+_LEAST_BEHIND_BYTES: Final = 1024 * 1024
 _RESOURCE_EXHAUSTED = 8
-_BLOCKS = ResponseHeaderBlocks.of(HEADERS, OK)
+_BLOCKS: Final = ResponseHeaderBlocks.of(HEADERS, OK)
 
 Socket = socket.socket
 #: The name of the reply in whose block a piece of output lies: the request's number, and which of the request's replies

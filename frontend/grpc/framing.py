@@ -8,6 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from typing import Final
 
 from shoal.errors import UnsupportedError
 from shoal.frontend.v2.compression import AUTO_WBITS, WBITS, inflate
@@ -15,10 +16,10 @@ from shoal.memo import memoized
 
 #: The prefix of a message: one byte, 1 if it is compressed, and its length in four bytes.
 _PREFIX = struct.Struct(">BI")
-PREFIX_BYTES = _PREFIX.size
+PREFIX_BYTES: Final = _PREFIX.size
 
 #: The encoding of messages that are not compressed.
-IDENTITY = "identity"
+IDENTITY: Final = "identity"
 #: Bytes at which a status message is cut: gRPC clients refuse metadata of more than 8 KiB, and then lose the status,
 #: too.
 _MAX_MESSAGE_BYTES = 6 * 1024
@@ -74,7 +75,7 @@ def trailers(status: int, message: str = "") -> bytes:
 
 
 #: The header block that ends a response to a call that has succeeded.
-OK = trailers(0)
+OK: Final = trailers(0)
 
 
 def with_timing(block: bytes, timing: str) -> bytes:

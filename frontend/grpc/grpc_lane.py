@@ -9,6 +9,7 @@ import math
 import select
 import socket
 from collections.abc import Container, Mapping, Sequence
+from typing import Final
 
 from shoal.errors import UnavailableError
 from shoal.frontend.access_log import CANCELLED, GrpcCalls
@@ -43,7 +44,9 @@ _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
     **dict.fromkeys((MODEL_STREAM_INFER, STREAM_PREDICTIONS, STREAM_PREDICTIONS_2), StreamCall),
     **dict.fromkeys(REFLECTION_PATHS, ReflectionCall),
 }
-_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 class GrpcLane(CallLane):

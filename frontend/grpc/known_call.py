@@ -18,7 +18,7 @@ alternate:
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.call import Opening
@@ -31,11 +31,11 @@ from shoal.frontend.grpc.submission import MessageTemplate, RegionTemplate
 #: The offsets in a frame's head of kind and flags, and of the stream's number.
 _KIND, _STREAM = 3, 5
 #: Reads a frame's head: the length in two numbers, / 2¹⁶ and the rest; kind and flags; the stream's number.
-_unpack_head = Struct(">BH2s4s").unpack_from
-_WHOLE_HEADERS = bytes((HEADERS, END_HEADERS))
+_unpack_head: Final = Struct(">BH2s4s").unpack_from
+_WHOLE_HEADERS: Final = bytes((HEADERS, END_HEADERS))
 _LAST_DATA = bytes((DATA, END_STREAM))
 #: The longest header block of a known call, in bytes (ours: a quarter of the most that any call may have).
-_MAX_BLOCK_BYTES = 4096
+_MAX_BLOCK_BYTES: Final = 4096
 #: Fields whose values differ from call to call. In a call's Opening they determine only the metadata and the timeout.
 _OWN_FIELDS = OWN_FIELDS | {"grpc-timeout"}
 

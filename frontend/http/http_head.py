@@ -8,7 +8,7 @@ expectation, CRLF everywhere, printable ASCII only (RFC 9112, sections 2 to 7).
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.frontend.access.authorisation import CREDENTIALS
 from shoal.frontend.response import Response
@@ -40,7 +40,7 @@ SINGLE_FIELDS = frozenset(
 #: the secret of a restricted API, or name a trace.)
 MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding", REQUEST_HEADER}
 #: All bytes that the value of a field may have.
-VALUE_BYTES = bytes([0x09, *range(0x20, 0x7F)])
+VALUE_BYTES: Final = bytes([0x09, *range(0x20, 0x7F)])
 
 
 class Head(NamedTuple):

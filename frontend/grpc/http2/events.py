@@ -1,10 +1,10 @@
 """The events of an HTTP/2 connection, which report a client's actions; and Sent, the mark in a stream's unsent data."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 #: Makes an event of its class and a tuple of its fields, in a third of the time that calling the class takes.
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 class RequestStarted(NamedTuple):

@@ -7,7 +7,7 @@
 """
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -53,7 +53,7 @@ class BrokenError(Exception):
         self.error_code = error_code
 
 
-HEAD_BYTES = 9
+HEAD_BYTES: Final = 9
 #: Length and type in one word, flags, stream.
 _HEAD = struct.Struct(">IBI")
 unpack_head = _HEAD.unpack_from
