@@ -1,5 +1,6 @@
 """How this project's tests are run: what a process of tests tells of each."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,11 @@ HOOKS = (
 def run(directory: Path, conftest: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """The tests of a directory, run by a pytest whose conftest.py has these lines."""
     (directory / "conftest.py").write_text(conftest)
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir=.", f"--override-ini=pythonpath={ROOT}", *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    own = ["-q", "--rootdir=.", f"--override-ini=pythonpath={ROOT}", "-p", "xdist"]
+    command = [sys.executable, "-m", "pytest", *own, *arguments]
+    # No plugin of another package: to import them all takes a third of such a run.
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("more", [[], ["--durations=9", "--durations-min=0"]], ids=["one report", "all reports"])
