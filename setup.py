@@ -33,8 +33,6 @@ COMPILED = {
         "batch_account", "contract", "deadlines", "default", "dynamic", "forwarding", "goal", "instances", "lengths",
         "payload", "policy_queue", "queue", "queue_scheduler", "rate_limited", "sequence", "trials",
     ],
-    # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
-    "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],
     "shoal.frontend": ["lane_loop", "prepared"],
     "shoal.frontend.http": [
         "connection", "http_head", "http_lane", "json_template", "known_request", "lane_api", "outgoing", "responses",

@@ -1,10 +1,10 @@
 """The poller: the process that reads model repositories, so that the supervisor waits for no disk, network or parser.
 
 Exec'd as `python -m shoal.repository.main` when first needed, and exits 0 when the supervisor closes the connection.
-Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): the
-index, whole polls, TorchServe's store at the start, and each model or archive have a line of their own. Orders that
-only remove or write local files are answered at once, in the order in which they came. The poller imports protobuf,
-which reads config.pbtxt, so that the supervisor need not. Orders and answers are in shoal/messages/to_poller.py.
+Orders that read repositories or archives, which may lie in a cloud, are answered in threads, in lines (lines.py): there
+is a line for the index, one for polls, one for the store, and one for each model or archive. Orders that only remove or
+write local files are answered at once, in the order in which they came. The poller imports protobuf, which reads
+config.pbtxt, so that the supervisor need not. Orders and answers are in shoal/messages/to_poller.py.
 """
 
 import logging

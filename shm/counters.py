@@ -62,7 +62,6 @@ CELLS = (
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _NUM_CELLS: Final = len(CELLS)
-_FALLEN_BACK = CELL["fallen_back"]
 _SUCCESS_COUNT: Final = CELL["success_count"]
 _FAIL_COUNT: Final = CELL["fail_count"]
 _EXECUTION_COUNT: Final = CELL["execution_count"]

@@ -17,7 +17,7 @@ from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, wishes_of, write_block
 from shoal.frontend.response import Response
-from shoal.frontend.road.hang_ups import Caller, Notify
+from shoal.frontend.road.hang_ups import Notify, WatchedClient
 from shoal.frontend.road.held_answers import HeldAnswers, StreamedReplies
 from shoal.frontend.road.kept_reply import KeptReply
 from shoal.frontend.tracing import TracedRequest, Tracing

@@ -233,8 +233,8 @@ def test_a_name_that_is_no_utf_8_is_asked_for(verb: str, server: Answering, caps
 
 def test_a_name_that_is_no_utf_8_and_cannot_be_sent(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     server.answer("GET /v2/models/m/config", {"name": "m", "max_batch_size": 8, "input": [], "output": []})
-    assert main(["infer", "m", "--output", "\udcff", "--url", server.url]) == 1
-    assert capsys.readouterr().err.startswith(r"'\udcff' is no UTF-8: surrogates not allowed")
+    assert main(["infer", "m", "--output", "\udcff", "--url", server.url]) == 2
+    assert capsys.readouterr().err.startswith("Invalid argument: 'outputs' has no UTF-8: ")
 
 
 def test_the_port_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:

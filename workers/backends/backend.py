@@ -76,6 +76,11 @@ class Backend:
         del model, device
         return ModelIO((), ())
 
+    def report_refusal_by(self, refuse: Callable[[ShoalError], None]) -> None:
+        """`refuse` reports to the supervisor why the model cannot be loaded. For a backend whose `load` may not return
+        then: it calls `refuse` in another thread, and ends the process. Called once, before `load`."""
+        del refuse
+
     def load(self, model: BackendModel, device: Device) -> None:
         """Load the model, and check it against its configuration. Raises ShoalError if it cannot be loaded or does not
         fit.
