@@ -9,7 +9,7 @@ import resource
 import select
 import socket
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -68,7 +68,7 @@ class GunicornHandle(NamedTuple):
     notify: Callable[[], None]  # shows gunicorn's arbiter that this process is alive
 
 
-class Lane(ABC, Generic[ConnectionT]):
+class Lane(Generic[ConnectionT]):  # no ABC: it is compiled (tests/test_packaging.py)
     """The loop, and all connections of one process; each protocol has a subclass."""
 
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:

@@ -174,6 +174,14 @@ def test_no_compiled_module_has_what_mypyc_translates_and_breaks() -> None:
                 assert "memoryview" not in types, f"{module}.{node.name}"
 
 
+def test_no_compiled_class_is_an_abc() -> None:
+    """Compiled, an ABC and all classes that inherit from it share what isinstance and issubclass remember: a scheduler
+    that has once been found to be one is an object of every kind of scheduler."""
+    assert [
+        module for module in sorted(compiled_modules()) if "abc.ABC" in bases(ast.parse(file_of(module).read_text()))
+    ] == []
+
+
 def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
     """The compiled class would refuse to make an object of it, unless it says that it has interpreted subclasses."""
     compiled = {file_of(module).resolve(): module for module in compiled_modules()}

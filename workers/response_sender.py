@@ -12,7 +12,7 @@ import functools
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,7 +54,7 @@ _OVER_LIMIT = (
 )
 
 
-class ResponseSender(ABC):
+class ResponseSender:  # no ABC: it is compiled (tests/test_packaging.py)
     """The sender of the responses to one request. Any thread may use it; responses are sent in the order in which
     `send` is called."""
 

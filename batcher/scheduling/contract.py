@@ -8,7 +8,7 @@ has one scheduler. The batcher calls it after every burst of records:
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -68,7 +68,7 @@ class Sequences(Protocol):
         ...
 
 
-class Scheduler(ABC):
+class Scheduler:  # no ABC: it is compiled (tests/test_packaging.py)
     """The policy that decides which requests of a model run, when, and on which instance. `now_ns` (monotonic) never
     decreases."""
 
