@@ -19,6 +19,7 @@ from shoal.testing.simulation import Simulation
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import BackendModel, Device
 from shoal.workers.backends.python.backend import PythonBackend
+from shoal.workers.backends.python.raised import original
 from shoal.workers.backends.python.requests import ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
@@ -135,6 +136,6 @@ class InlinePythonBackend(PythonBackend):
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
         """Fail the requests of a batch without a line in the log: the test gets the error."""
         failure = self._model.as_failure(error)
-        self._simulation.note_cause(failure, error)
+        self._simulation.note_cause(failure, original(error))
         for request in batch:
             request.fail(failure)

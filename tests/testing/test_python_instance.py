@@ -1,5 +1,6 @@
 """Python models in the test's process: execute in its three kinds, senders, errors, and what is around a model."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +96,18 @@ def test_an_exception_is_raised_as_it_is_where_that_is_wanted(tmp_path: Path) ->
     write_python(tmp_path, "raises", RAISES)
     with Server(tmp_path, raise_errors=True) as server, pytest.raises(KeyError, match="no such fish"):
         server.infer("raises", {"X": ROW})
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_a_model_raises_is_the_cause_though_it_is_no_exception(tmp_path: Path, kind: str) -> None:
+    body = "(self, *_):\n        import asyncio\n        raise asyncio.CancelledError('late')\n"
+    write_python(tmp_path / "served", "gives_up", f"\n    {kind} execute{body}")
+    write_python(tmp_path / "broken", "gives_up", f"\n    def initialize{body}")
+    with Server(tmp_path / "served") as server, pytest.raises(InternalError, match="CancelledError: late") as told:
+        server.infer("gives_up", {"X": ROW})
+    assert type(told.value.__cause__) is asyncio.CancelledError
+    with pytest.raises(asyncio.CancelledError, match="late"):
+        Server(tmp_path / "broken", raise_errors=True)
 
 
 def test_a_model_that_cannot_be_initialized_is_not_loaded(tmp_path: Path) -> None:

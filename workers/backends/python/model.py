@@ -91,8 +91,8 @@ class PythonModel:
             with forks.end_here():
                 hook = getattr(self._class(), "auto_complete_config", None)
                 completed = ModelConfig(config) if hook is None else hook(ModelConfig(config))
-        except Exception as error:
-            raise InternalError(describe(error)) from error
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            raise InternalError(describe(error)) from original(error)
         if not isinstance(completed, ModelConfig):
             raise InternalError(
                 f"auto_complete_config function in model '{self.identity.name}' must return a valid pb.ModelConfig "
@@ -107,8 +107,8 @@ class PythonModel:
                 self._instance = instance = self._class()()
                 if hasattr(instance, "initialize"):
                     instance.initialize(self._arguments())
-        except Exception as error:
-            raise InternalError(describe(error)) from error
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            raise InternalError(describe(error)) from original(error)
         self.is_async = inspect.iscoroutinefunction(getattr(instance, "execute", None))
         self.has_ready_check = hasattr(instance, "is_ready")
         self._let_call_models(True)
