@@ -70,8 +70,12 @@ def take_group_signals() -> None:
     SIGTERM the programs that it starts.
     """
     for number in _GROUP_SIGNALS:
-        signal.signal(number, lambda _number, _frame: None)
+        signal.signal(number, take_signal)
         signal.siginterrupt(number, False)
+
+
+def take_signal(number: int, frame: object) -> None:
+    """The handler of `take_group_signals`."""
 
 
 def give_forks_default_signals() -> None:

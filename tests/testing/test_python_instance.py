@@ -110,6 +110,21 @@ def test_what_a_model_raises_is_the_cause_though_it_is_no_exception(tmp_path: Pa
         Server(tmp_path / "broken", raise_errors=True)
 
 
+def test_pytest_fail_in_a_model_ends_the_test(tmp_path: Path) -> None:
+    """Limits of a test's time call it from a signal's handler, wherever the model is."""
+    code = """
+    def execute(self, requests):
+        import pytest
+        pytest.fail("late")
+"""
+    version = write_python(tmp_path, "fails", code)
+    with Server(tmp_path) as server, pytest.raises(pytest.fail.Exception, match="late"):
+        server.infer("fails", {"X": ROW})
+    (version / "model.py").write_text("import pytest\n\npytest.skip('no weights', allow_module_level=True)\n")
+    with pytest.raises(pytest.skip.Exception, match="no weights"):
+        Server(tmp_path)
+
+
 def test_a_model_that_cannot_be_initialized_is_not_loaded(tmp_path: Path) -> None:
     write_python(tmp_path, "broken", "\n    def initialize(self, args):\n        raise OSError('no weights')\n")
     with pytest.raises(InternalError, match="OSError: no weights"):

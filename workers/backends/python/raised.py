@@ -6,18 +6,31 @@ cancel with. SystemExit stays what it is: a model that calls sys.exit() ends its
 """
 
 import signal
+import sys
 from typing import NoReturn
+
+from shoal.process import take_signal
 
 
 class NoExceptionError(Exception):
     """Stands for what a model has raised that is no Exception, its `__cause__`."""
 
 
+def is_answer(error: BaseException) -> bool:
+    """Whether what a model has raised is the answer to its requests: all but a SystemExit and, outside workers, which
+    take SIGINT without effect, what ends a test: a KeyboardInterrupt, or what pytest.fail and pytest.skip raise."""
+    if isinstance(error, SystemExit):
+        return False
+    if isinstance(error, Exception) or signal.getsignal(signal.SIGINT) is take_signal:
+        return True
+    pytest = sys.modules.get("pytest")
+    outcomes = () if pytest is None else (pytest.fail.Exception, pytest.skip.Exception)
+    return not isinstance(error, (KeyboardInterrupt, *outcomes))
+
+
 def raise_as_exception(error: BaseException) -> NoReturn:
-    """Raise what a model has raised: as a NoExceptionError if it is no Exception. A SystemExit is raised unchanged, and
-    so is the KeyboardInterrupt of a terminal's Ctrl-C, which workers ignore and a test's process does not."""
-    is_typed = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_typed or isinstance(error, (Exception, SystemExit)):
+    """Raise what a model has raised: as a NoExceptionError if it is an answer and no Exception, else unchanged."""
+    if isinstance(error, Exception) or not is_answer(error):
         raise error
     raise NoExceptionError from error
 

@@ -26,7 +26,7 @@ from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import forks
 from shoal.workers.backends.python.event_loop import ModelEventLoop
 from shoal.workers.backends.python.model import describe
-from shoal.workers.backends.python.raised import original
+from shoal.workers.backends.python.raised import is_answer, original
 from shoal.workers.backends.torchserve import calls, entry_point, process, results
 from shoal.workers.backends.torchserve.archive import Archive, open_archive
 from shoal.workers.backends.torchserve.calls import INPUT, Call
@@ -208,7 +208,7 @@ class TorchserveBackend(Backend):
             returned = self._entry.handle([call.data for call, _, _ in batch], context)
         except BaseException as error:  # whatever a handler raises is the answer to its requests
             forks.end_if_forked(depth, error)
-            if isinstance(error, SystemExit):
+            if not is_answer(error):
                 raise  # sys.exit() ends the worker, as it ends a worker of TorchServe
             self._fail(batch, error)
             return

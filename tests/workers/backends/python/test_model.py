@@ -15,6 +15,7 @@ import pytest
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
 
 from shoal.errors import InternalError
+from shoal.process import take_signal
 from shoal.workers.backends.python.model import IS_READY_S, InstanceIdentity, PythonModel, describe, import_model
 from shoal.workers.backends.python.raised import NoExceptionError
 
@@ -277,7 +278,7 @@ def call(model: PythonModel, method: str) -> None:
 def test_what_is_no_exception_is_raised_as_one(
     write: Write, monkeypatch: pytest.MonkeyPatch, method: str, raised: str, sentence: str
 ) -> None:
-    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)  # as in a worker
+    monkeypatch.setattr(signal, "getsignal", lambda _number: take_signal)  # as in a worker
     model = write(f"import asyncio\nclass TritonPythonModel:\n    {METHODS[method]}:\n        raise {raised}")
     with pytest.raises((NoExceptionError, InternalError)) as caught:
         call(model, method)
