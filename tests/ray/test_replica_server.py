@@ -314,13 +314,20 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The path of a socket has 107 bytes at most; pytest's own folders take that many under xdist."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next replica removes the folder of its socket, and no other's: they are made in the test's own folder."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-c", REPLICA, str(SAMPLES), str(core)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as replica:
@@ -344,14 +351,14 @@ def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_
         replica.wait()
     for fd in ends:
         os.close(fd)
-    (left,) = tmp_path.glob("shoal-replica-*")
+    (left,) = short_folder.glob("shoal-replica-*")
     assert left == Path(client_socket).parent
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "shoal-replica-abcdefgh").mkdir()  # of a version that did not lock it
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    (short_folder / "shoal-replica-abcdefgh").mkdir()  # of a version that did not lock it
     first, lock = _make_folder()
     second, other_lock = _make_folder()
-    found = {str(each) for each in tmp_path.glob("shoal-replica-*")}
-    assert found == {first.name, second.name, str(tmp_path / "shoal-replica-abcdefgh")}
+    found = {str(each) for each in short_folder.glob("shoal-replica-*")}
+    assert found == {first.name, second.name, str(short_folder / "shoal-replica-abcdefgh")}
     for folder, fd in ((first, lock), (second, other_lock)):
         folder.cleanup()
         os.close(fd)
