@@ -98,6 +98,11 @@ class Blocks:
         own = self.own
         return own.open(ref) if own is not None and own.is_taken(ref) else None
 
+    def open_of(self, client: ClientPeer, ref: int) -> memoryview | None:
+        """Like `open`, for a block that an open request of this client names; the client may be late."""
+        own = client.block(ref)
+        return self.open(ref) if own is None else own
+
     def nbytes(self, ref: int) -> int:
         """The size of a block in bytes; the size of the smallest block if the block is gone."""
         memory = self.open(ref)
@@ -111,7 +116,7 @@ class Blocks:
         def open_block(ref: int) -> memoryview | None:
             if not ref:
                 return own
-            return None if client.is_guest and not self.is_of(client.owner, ref) else self.open(ref)
+            return None if client.is_guest and not self.is_of(client.owner, ref) else self.open_of(client, ref)
 
         return open_block
 

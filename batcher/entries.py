@@ -86,7 +86,7 @@ class EntryPacker:
         client = each.client
         if client is None:
             return b"", 0
-        block = self._blocks.open(each.block)
+        block = self._blocks.open_of(client, each.block)
         if block is None:
             return None
         offset, nbytes = unpack_span(each.header)

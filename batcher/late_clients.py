@@ -42,6 +42,7 @@ class LateClients:
         #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
         self._listed_replies: set[int] = set()
         self._has_begun = False
+        self._passed_on: dict[int, AbstractSet[int]] = {}  # owner id → `ClientPeer.sent_numbers`; empty after `begin`
         #: Keys of late clients' requests that the dead batcher may have refused, because their worker died.
         self._doubted: set[int] = set()
         #: Blocks that guests claim to hold, and that no worker has named yet.
@@ -62,6 +63,7 @@ class LateClients:
         """Note that all records written for the dead batcher have been read: the dead batcher has passed on none of the
         answers that come from now on."""
         self._has_begun = True
+        self._passed_on.clear()
 
     def client_of(self, key: int) -> ClientPeer | None:
         """The late client that a request belongs to; None if the request's client is not late."""
@@ -74,7 +76,16 @@ class LateClients:
     def may_have_answer(self, key: int) -> bool:
         """Whether a late client may have had the answer to this request from the dead batcher. The client then has the
         request's block back, which may hold another request by now."""
-        return (not self._has_begun or key in self._doubted) and key >> NUMBER_BITS in self._clients
+        client = self._clients.get(key >> NUMBER_BITS)
+        if client is None:
+            return False
+        return key in self._doubted or (not self._has_begun and key - client.first_key in self._passed_on_to(client))
+
+    def _passed_on_to(self, client: ClientPeer) -> AbstractSet[int]:
+        numbers = self._passed_on.get(client.owner)
+        if numbers is None:
+            numbers = self._passed_on[client.owner] = client.sent_numbers()
+        return numbers
 
     def doubt(self, keys: Iterable[int]) -> None:
         """Note that the dead batcher may have refused these requests of a worker whose death it was told of."""

@@ -108,6 +108,11 @@ class RingWriter:
         return True
 
     @property
+    def num_slots(self) -> int:
+        """Number of records that the ring in use holds."""
+        return self._capacity
+
+    @property
     def num_free(self) -> int:
         """Number of records that can be pushed now, without the ring being widened."""
         return self._capacity - (self._position - max(self._peer_words[HEAD_WORD], self._since))
@@ -137,10 +142,15 @@ class RingWriter:
 
     def history(self) -> Iterator[tuple[int, Record]]:
         """Published records and their positions, newest first, as far back as the ring's slots go; for a successor of
-        this process. Not for a ring that was widened."""
+        this process. In place of the oldest, there may be records that the dead process did not publish."""
         tail = self._own_words[TAIL_WORD]
-        for position in range(tail - 1, max(0, self._position - self._capacity) - 1, -1):
+        first = max(self._since, self._position - self._capacity)
+        for position in range(tail - 1, first - 1, -1):
             yield position, RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
+        if first == self._since > 0:  # the records before these are in the small ring
+            capacity, records = _ring_in_use(self._own, is_small=True)
+            for position in range(min(tail, first) - 1, max(0, first - capacity) - 1, -1):
+                yield position, RECORD.unpack_from(records, position % capacity * RECORD_BYTES)
 
     def mark(self, position: int, word: int, value: int) -> None:
         """Change a word of a record that its reader has read; no effect if a later record has taken the slot. Not for a

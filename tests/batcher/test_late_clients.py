@@ -204,6 +204,17 @@ def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_
     assert star.model(MODEL).finished.recent(700) == ([], [], 0)
 
 
+def test_an_answer_that_the_dead_one_had_not_read_is_among_the_slowest() -> None:
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    answer(worker, item)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    assert replies(late) == [(1, Reason.NONE)]
+    (slowest,), failed, _ = star.model(MODEL).finished.recent(700)
+    assert (slowest.points.end_ns, failed) == (600, [])
+
+
 def test_a_request_that_is_answered_after_the_take_over_is_among_the_slowest() -> None:
     star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)

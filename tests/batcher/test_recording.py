@@ -13,6 +13,7 @@ from shoal.shm import layout
 from shoal.shm.byte_ring import ByteRingReader, ByteRingWriter
 from shoal.shm.layout import B, Geometry, pack_span
 from shoal.shm.slab import Slab
+from tests.batcher.last_store import dying
 from tests.batcher.star import BATCHING, CLIENT, MODEL, SINGLE, WORKER, Star, cell, make_segment
 
 UINT8 = BY_NAME["UINT8"].wire
@@ -27,14 +28,25 @@ class Play:
         self.client = self.star.add_client(CLIENT, is_front_end=True)
         self.worker = self.star.add_worker(WORKER, self.model)
         self._inputs, self._outputs = Slab(self.client.own), Slab(self.worker.own)
+        self._record(sample, ring_nbytes)
+        self._asked: dict[int, int] = {}  # number → block
+        self.now_ns = 1000
+
+    def _record(self, sample: float = 1.0, ring_nbytes: int = 1 << 16) -> None:
         ring, ring_view = make_segment(layout.RECORDING, 0, Geometry(0, ring_nbytes))
         heads, heads_view = make_segment(layout.LINK, 0, Geometry(0, 0))
         recording = self.star.exchange.record(ByteRingWriter(ring, heads_view))
         self.model.recording = ModelRecording(recording, self.model, "m", sample)
         self.model.finished.note_all(is_on=True)
         self._reader = ByteRingReader(heads, ring_view)
-        self._asked: dict[int, int] = {}  # number → block
-        self.now_ns = 1000
+
+    def succeed(self) -> None:
+        """The batcher is dead; its successor, with a ring of its own, serves before the client has heard of it."""
+        self.star.succeed(late=[CLIENT])
+        self.model = self.star.model(MODEL)
+        self._record()
+        self.now_ns += 100
+        self.star.exchange.resume(self.now_ns)
 
     def ask(self, *numbers: int, nbytes: int = 1) -> None:
         """Requests whose only input is as many bytes of their number."""
@@ -63,6 +75,12 @@ class Play:
 
     def answer(self, items: Sequence[tuple[int, ...]]) -> None:
         """Answer these items of one batch, out of one block: each with its number in the batch."""
+        self.send_answer(items)
+        self.step()
+        self.read()
+        self.step()
+
+    def send_answer(self, items: Sequence[tuple[int, ...]]) -> None:
         header = [
             pack_response(InferResponse((TensorRef("Y", UINT8, (1, 1), each, 1),), {})) for each in range(len(items))
         ]
@@ -75,11 +93,11 @@ class Play:
             span = pack_span(at, len(each))
             self.worker.send(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, span, 1000, 1010, 1110, 1115)
             at += len(each)
-        self.step()
+
+    def read(self) -> None:
         for reply in self.client.received():  # read, and released: both blocks are used again
             self._inputs.free(self._asked.pop(reply[layout.P.NUMBER]))
             self.client.send(layout.RELEASE, reply[layout.P.NUMBER])
-        self.step()
 
     def entries(self) -> list[Entry]:
         found = [unpack(memoryview(bytes(each))) for each in self._reader.read()]
@@ -159,6 +177,39 @@ def test_what_has_no_room_is_dropped_and_counted_and_answered() -> None:
     play.ask(41)
     play.answer(play.items())
     assert len(play.entries()) == 1  # there is room again
+
+
+def test_an_answer_that_a_dead_batcher_did_not_pass_on_is_recorded_by_its_successor() -> None:
+    play = Play(SINGLE)
+    play.ask(1, 2)
+    play.send_answer(play.items())
+    play.succeed()
+    (entry,) = play.entries()
+    ((request,), (data,)) = entry.requests, entry.inputs
+    assert (request.outcome, bytes(data)[:1]) == (Outcome.OK, b"\1")
+
+
+def test_an_answer_to_a_client_that_has_not_heard_of_the_successor_is_recorded() -> None:
+    play = Play(SINGLE)
+    play.ask(1)
+    items = play.items()
+    play.succeed()
+    play.send_answer(items)
+    play.step()
+    (entry,) = play.entries()
+    assert (entry.requests[0].outcome, bytes(entry.inputs[0])[:1]) == (Outcome.OK, b"\1")
+
+
+def test_an_answer_that_a_dead_batcher_had_passed_on_is_recorded_once() -> None:
+    play = Play(SINGLE)
+    play.ask(1)
+    play.send_answer(play.items())
+    with dying(2):  # after the counters, the reply is visible to the client; nothing is acknowledged
+        play.step()
+    assert len(play.entries()) == 1
+    play.read()
+    play.succeed()
+    assert play.entries() == []
 
 
 def test_a_model_that_is_not_recorded_leaves_nothing() -> None:

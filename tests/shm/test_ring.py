@@ -332,6 +332,19 @@ def test_a_ring_that_is_widened_before_it_must_be_is_read_to_its_end_first(small
     assert drained(reader) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("num", [3, 4, 5, 9, 15, 16, 30])
+def test_a_successor_finds_the_records_of_both_rings(small: Ends, num: int) -> None:
+    writer, reader = small.writer(), small.reader()
+    for number in range(1, num + 1):
+        push_all(writer, [number])
+        writer.publish()
+        if number > SMALL:
+            drained(reader)
+    first = 1 if num <= SMALL + FULL else num - FULL + 1
+    found = [(position, each[0]) for position, each in small.writer().history()]
+    assert found == [(number - 1, number) for number in range(num, first - 1, -1)]
+
+
 def test_a_ring_without_memory_stays_small_and_is_tried_again(small: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = small.writer(), small.reader()
     with monkeypatch.context() as patch:
