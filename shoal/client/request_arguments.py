@@ -19,7 +19,8 @@ _NEVER_S = _NEVER_US / 1e6
 _MAX_INT64 = 2**63 - 1
 _MAX_DIMS = 32  # of arrays, in every version of numpy
 _SECONDS = frozenset([float, int])  # the types of a timeout that is used as it is
-_LISTS = frozenset([type(None), list, tuple])  # and of `outputs`
+_LISTS = frozenset([type(None), list, tuple])  # of `outputs`
+_VERSIONS = frozenset([str, int])  # of a version: True would find the template of a request to version 1
 
 
 @dataclass(slots=True)  # made for each request: a frozen class would take twice as long
@@ -51,7 +52,8 @@ class RequestArguments:
         """Whether the request has no parameters, request id or sequence, and `check` would change and refuse nothing
         but model and names."""
         return (
-            (self.parameters is None or self.parameters == {})
+            (self.parameters is None or (type(self.parameters) is dict and not self.parameters))
+            and type(self.version) in _VERSIONS
             and type(self.request_id) is str
             and not self.request_id
             and type(self.sequence_id) is type(self.priority) is int

@@ -127,11 +127,13 @@ class Session:
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
         for name, array in asked.inputs.items():
             if type(array) is not np.ndarray:
+                asked.check()
                 return None
             key += (name, array.dtype, array.shape)
             if array.nbytes >= LEND_NBYTES:
                 where = self._memory.find(array)
                 if where is None and array.nbytes > BESIDE_NBYTES:
+                    asked.check()
                     return None
                 key.append(where)
         return tuple(key)

@@ -37,6 +37,8 @@ def test_a_request_like_an_earlier_one_may_name_no_sequence_in_its_own_way(clien
         {"outputs": "OUTPUT0"},
         {"timing": np.zeros(2)},
         {"version": []},
+        {"version": True},
+        {"parameters": np.zeros(2)},
     ],
 )
 def test_an_argument_that_no_request_carries_is_named_and_leaves_no_block(
@@ -44,11 +46,13 @@ def test_an_argument_that_no_request_carries_is_named_and_leaves_no_block(
 ) -> None:
     for _ in range(2):  # a request like an earlier one is not checked again
         assert sums(client)
+        assert client.infer("simple", BOTH, version=1)
     slab = client._connected().connection._port.slab
     before = slab.free_nbytes
     for each in (client, client, remote):
-        with pytest.raises(errors.InvalidArgumentError, match=f"^'?(a )?{next(iter(more))}"):
-            each.infer("simple", BOTH, **more)
+        for inputs in (BOTH, {name: array.tolist() for name, array in BOTH.items()}):
+            with pytest.raises(errors.InvalidArgumentError, match=f"^'?(a )?{next(iter(more))}"):
+                each.infer("simple", inputs, **more)
     assert slab.free_nbytes == before
 
 
@@ -59,8 +63,9 @@ def test_a_model_or_inputs_of_a_wrong_type_are_named(client: Client, remote: Cli
             for call in (each.is_ready, each.model_metadata, each.model_config, each.statistics):
                 with pytest.raises(errors.InvalidArgumentError, match=r"^'model' "):
                     call(wrong)
-            with pytest.raises(errors.InvalidArgumentError, match=r"^'model' "):
-                each.infer(wrong, BOTH)
+            for inputs in (BOTH, {"INPUT0": A.tolist(), "INPUT1": B.tolist()}):
+                with pytest.raises(errors.InvalidArgumentError, match=r"^'model' "):
+                    each.infer(wrong, inputs)
         for wrong in (None, [A, B], 5, {3: A}, {"\ud800": A}):
             with pytest.raises(errors.InvalidArgumentError, match=r"^'inputs' "):
                 each.infer("simple", wrong)
