@@ -16,10 +16,11 @@ Changed by the exchange; lives in the batcher.
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer
-from shoal.shm.layout import DONE, NUMBER_BITS, RESPONSE, D
+from shoal.shm.layout import DONE, NUMBER_BITS, REPLY, RESPONSE, D, P
 from shoal.shm.ring import Record
 
 _BLOCK = D.BLOCK
@@ -42,7 +43,7 @@ class LateClients:
         #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
         self._listed_replies: set[int] = set()
         self._has_begun = False
-        self._passed_on: dict[int, AbstractSet[int]] = {}  # owner id → `ClientPeer.sent_numbers`; empty after `begin`
+        self._passed_on: dict[int, AbstractSet[int]] = {}  # owner id → `_sent_numbers`; empty after `begin`
         #: Keys of late clients' requests that the dead batcher may have refused, because their worker died.
         self._doubted: set[int] = set()
         #: Blocks that guests claim to hold, and that no worker has named yet.
@@ -84,7 +85,7 @@ class LateClients:
     def _passed_on_to(self, client: ClientPeer) -> AbstractSet[int]:
         numbers = self._passed_on.get(client.owner)
         if numbers is None:
-            numbers = self._passed_on[client.owner] = client.sent_numbers()
+            numbers = self._passed_on[client.owner] = _sent_numbers(client)
         return numbers
 
     def doubt(self, keys: Iterable[int]) -> None:
@@ -184,3 +185,10 @@ class LateClients:
             self._answered_since.clear()
             self._update_are_any()
         return {ref for ref in unheld if not self.holders.is_held(ref)}
+
+
+def _sent_numbers(client: ClientPeer) -> set[int]:
+    """The numbers of the requests whose final replies a dead batcher has made visible to the client, as far back as
+    half of the ring goes: its last step and more. The other half may hold replies that were never visible."""
+    sent = islice(client.writer.history(), client.writer.num_slots // 2)
+    return {record[P.NUMBER] for _, record in sent if record[0] == REPLY and not record[P.MORE]}

@@ -6,7 +6,6 @@ Peers and models have little behaviour; `exchange.py` changes them. Live in the 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import ClassVar, Final, TypeVar
 
 from shoal.batcher.child_traces import TraceParent
@@ -28,17 +27,7 @@ from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout, records
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
-from shoal.shm.layout import (
-    BATCH_ITEM,
-    BUSY_SINCE_WORD,
-    NUMBER_BITS,
-    OVERLAP_WORD,
-    OWNER_SHIFT,
-    PROGRESS_WORD,
-    REPLY,
-    B,
-    P,
-)
+from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, NUMBER_BITS, OVERLAP_WORD, OWNER_SHIFT, PROGRESS_WORD, B
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
@@ -135,12 +124,6 @@ class ClientPeer(Peer):
             self.writer.push(reply)
         except RingFullError:
             self.backlog.append(reply)
-
-    def sent_numbers(self) -> set[int]:
-        """The numbers of the requests whose final replies a dead batcher has made visible to the client, as far back as
-        half of the ring goes: its last step and more. The other half may hold replies that were never visible."""
-        sent = islice(self.writer.history(), self.writer.num_slots // 2)
-        return {record[P.NUMBER] for _, record in sent if record[0] == REPLY and not record[P.MORE]}
 
     @property
     def has_unread_recall(self) -> bool:
