@@ -77,8 +77,8 @@ class Steps:
         return parts
 
     def is_over(self, request_id):
-        if self.left[request_id] == -1:
-            raise ValueError("no")
+        if self.left[request_id] < 0:
+            raise ValueError("no") if self.left[request_id] == -1 else KeyboardInterrupt
         if self.left[request_id] > 0:
             return False
         del self.left[request_id]
@@ -206,8 +206,9 @@ def test_a_request_that_goes_on_is_executed_with_those_that_come(served: TorchSe
     assert [each.headers["ts_stream_next"] for each in replies] == ["true", None, "true"]
 
 
-def test_a_criterion_that_fails_is_an_error(served: TorchServe) -> None:
-    failed = served.ask("POST", "/predictions/steps", b"0")
+@pytest.mark.parametrize("number", [b"0", b"-1"])  # the second one's raises what is no Exception
+def test_a_criterion_that_fails_is_an_error(served: TorchServe, number: bytes) -> None:
+    failed = served.ask("POST", "/predictions/steps", number)
     assert (failed.status, failed.json["message"]) == (503, "Prediction failed")
     assert served.ask("POST", "/predictions/steps", b"2").body == b"1/1 0/1 "
 

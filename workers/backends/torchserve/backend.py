@@ -62,7 +62,7 @@ class TorchserveBackend(Backend):
         self._event_loop = ModelEventLoop("handle")
         self._metrics: process.HandlerMetrics
         self._has_senders = False  # whether response senders answer the requests
-        self._refuse: Callable[[ShoalError], None]  # set before `load`
+        self._refuse: Callable[[ShoalError], None] = lambda _error: None  # a worker's is set before `load`
         self._ranks: Ranks | None = None  # the handler's other processes; None if it has only this one
         # Changed by executions: the time of the last record of PredictionTime.
         self._recorded_ns = 0
@@ -188,7 +188,9 @@ class TorchserveBackend(Backend):
             try:
                 with forks.end_here():
                     self._entry.handle([call.data for call, _, _ in group], self._context)
-            except Exception as error:  # noqa: BLE001 - the first rank answers for all
+            except BaseException as error:  # the first rank answers for all
+                if not is_answer(error):
+                    raise
                 _log.error("the handler of model '%s' failed: %s", self._archive.name, describe(error, __file__))
 
     def unload(self) -> None:
@@ -274,7 +276,9 @@ class TorchserveBackend(Backend):
                     isinstance(body, bytes) and not criterion(element)
                     for criterion, element, body in zip(self._context.stopping_criteria, elements, bodies, strict=True)
                 ]
-            except Exception as error:  # noqa: BLE001 - the handler's own functions
+            except BaseException as error:  # whatever the handler's own functions raise
+                if not is_answer(error):
+                    raise
                 self._fail(batch, error)
                 return
         for (call, reply, row), body, is_unfinished in zip(batch, bodies, goes_on, strict=True):
