@@ -135,7 +135,8 @@ def _spec(signature: Signature, name: str) -> TensorSpec:
 def _check_input_count(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> None:
     got = [each.name for each in inputs]
     required = [spec.name for spec in signature.inputs.values() if not spec.optional]
-    missing = [name for name in required if name not in set(got)]
+    given = set(got)
+    missing = [name for name in required if name not in given]
     if len(got) < len(signature.inputs) and not missing:
         return
     num_all, has_optional = len(signature.inputs), len(required) < len(signature.inputs)
@@ -153,8 +154,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
-    """The first dimension, which must be equal in all inputs. 0 is accepted here, as in Triton; `_check_nbytes` refuses
-    0 rows unless a row has no elements. Raises InvalidArgumentError."""
+    """The batch size, which must be equal in all inputs, and at most max_batch_size. 0 is accepted here, as in
+    Triton; `_check_nbytes` refuses 0 rows unless a row has no elements. Raises InvalidArgumentError."""
     batch = 0
     for each in inputs:
         if not each.shape:
@@ -169,7 +170,7 @@ def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedIn
                 f"{log_prefix(request_id)}input '{each.name}' batch size does not match other inputs "
                 f"for '{signature.name}'"
             )
-    if batch > signature.max_batch_size:
+    if not 0 <= batch <= signature.max_batch_size:  # one below 0 is a very large one to Triton
         raise InvalidArgumentError(
             f"{log_prefix(request_id)}inference request batch-size must be <= {signature.max_batch_size} "
             f"for '{signature.name}'"

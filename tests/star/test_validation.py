@@ -96,6 +96,15 @@ def tensor(name: str, *shape: int, datatype: str | None = "FP32", data: bytes | 
         ),
         (
             8,
+            TEXT,
+            [
+                ParsedInput("T", BY_NAME["BYTES"], (-1, 1), memoryview(b"no string"), -1)
+            ],  # -1 strings are not counted yet
+            [],
+            UNKNOWN + "inference request batch-size must be <= 8 for 'm'",
+        ),
+        (
+            8,
             AB,
             [tensor("A", 1, 2), tensor("B", 1, 2, datatype="INT32")],
             [],
