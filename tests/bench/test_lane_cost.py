@@ -36,13 +36,12 @@ def test_a_lane_answers_all_and_is_counted(monkeypatch: pytest.MonkeyPatch, case
     assert 10_000 < run.instructions / run.num_answers < 1_000_000
 
 
+@pytest.mark.skipif(is_compiled(), reason="compiled, a lane's functions have no bytecodes")
 def test_bytecodes_are_counted_by_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_SEND_FD", "")
     opcodes = Opcodes()
     Run(CASES[0], 3, opcodes).run()
-    assert (
-        opcodes.counts["known_request.py", "read"] > 3 * 10
-    )  # a function that is interpreted in a compiled build, too
+    assert opcodes.counts["known_request.py", "read"] > 3 * 10
     assert not [function for file, function in opcodes.counts if file == "lane_star.py"]
 
 
