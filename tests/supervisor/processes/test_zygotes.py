@@ -83,7 +83,11 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ClockLoop) -
     harness = Harness(clock)
     yield harness
     harness.zygotes.stop()
-    harness.clock.until(lambda: not harness.children())
+    try:
+        harness.clock.until(lambda: not harness.children())
+    except AssertionError as error:
+        left = [Path(f"/proc/{pid}/status").read_text()[:200] for pid in harness.children()]
+        raise AssertionError(f"children are left: {left}") from error
 
 
 def test_children_are_forked_watched_and_accounted_for(harness: Harness, capfd: pytest.CaptureFixture[str]) -> None:
